@@ -25,6 +25,7 @@ _TYPES = {
     "bfloat16_t": "bf16",
     "__half": "fp16",
     "half_t": "fp16",
+    "fp8_t": "fp8",
     "float": "fp32",
     "(anonymous namespace)::": "",
     "kvc::": "",

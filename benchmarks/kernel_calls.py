@@ -17,8 +17,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.gpu_timing import Call
 from benchmarks.kernel_cases import HEAD_SIZE, Case
 from kvc_trt.kernels.library import CompactResult, KernelLibrary, empty_outputs
+from kvc_trt.kernels.ops import numbers_of
 from kvc_trt.operators.compact import COMPACT
 from kvc_trt.operators.dimensions import stored_pages
+from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.reference.bounds import rounded_up
 
 Maker = Callable[[KernelLibrary, Case, int], list[Call]]
 
@@ -28,17 +31,14 @@ def compact(library: KernelLibrary, case: Case, sets: int) -> list[Call]:
     parameters = case.parameters
     device = library.device_type
     lengths = torch.full((case.batch,), case.prompt, device=device)
-    numbers = {"capacity": parameters.capacity, "page_size": parameters.page_size}
+    numbers = numbers_of(COMPACT, parameters)
 
     def call() -> Call:
         queries = _random(device, case, case.batch, case.heads, parameters.window, HEAD_SIZE)
         keys, values = (_random(device, case, case.batch, case.kv_heads, case.prompt, HEAD_SIZE) for _ in range(2))
         inputs = {"q_window": queries, "k": keys, "v": values, "prompt_lengths": lengths}
         out = CompactResult(**empty_outputs(COMPACT, {**inputs, **numbers}))
-        return lambda: library.compact(
-            queries, keys, values, lengths, prompt_budget=parameters.prompt_budget, capacity=parameters.capacity,
-            pool_kernel=parameters.pool_kernel, page_size=parameters.page_size, out=out,
-        )  # fmt: skip
+        return lambda: library.compact(queries, keys, values, lengths, **numbers, out=out)
 
     return [call() for _ in range(sets)]
 
@@ -46,16 +46,14 @@ def compact(library: KernelLibrary, case: Case, sets: int) -> list[Call]:
 def hybrid(library: KernelLibrary, case: Case, sets: int) -> list[Call]:
     """One decode step over the compressed cache: append, select, attend."""
     parameters = case.parameters
+    numbers = numbers_of(HYBRID_ATTENTION, parameters)
     lengths = torch.full((case.batch,), case.entries - 1, device=library.device_type)
 
     def call() -> Call:
         query, new, keys, values = _step(library.device_type, case, parameters.capacity)
-        bounds = page_bounds(keys, case.entries, parameters.page_size)
-        return lambda: library.hybrid_attention(
-            query, new, new, keys, values, bounds, lengths, page_size=parameters.page_size,
-            top_r=parameters.top_r, top_k=parameters.top_k, token_budget=parameters.token_budget,
-            dense_until=parameters.dense_until, with_selected=False,
-        )  # fmt: skip
+        bounds = page_bounds(keys, case.entries, parameters.page_size, fp8=parameters.fp8_bounds)
+        step = query, new, new, keys, values, bounds, lengths
+        return lambda: library.hybrid_attention(*step, **numbers, with_selected=False)
 
     return [call() for _ in range(sets)]
 
@@ -124,15 +122,18 @@ def unavailable(name: str) -> str | None:
     return None
 
 
-def page_bounds(keys: Tensor, entries: int, page_size: int) -> Tensor:
-    """Bounds [B,G,2D,P] of the first `entries` slots of keys [B,G,C,D]: maxima of K, then of -K; empty pages lowest."""
+def page_bounds(keys: Tensor, entries: int, page_size: int, *, fp8: bool) -> Tensor:
+    """Bounds [B,G,2D,P] of the first `entries` slots of keys [B,G,C,D]: maxima of K, then of -K; empty pages lowest.
+
+    With `fp8`, as the bytes that a cache keeps."""
     batch, heads, capacity, size = keys.shape
-    pages = stored_pages(capacity, page_size, keys.element_size())
+    pages = stored_pages(capacity, page_size, keys.element_size(), fp8)
     lowest = torch.finfo(keys.dtype).min
     both = torch.full((batch, heads, pages * page_size, 2 * size), lowest, dtype=keys.dtype, device=keys.device)
     both[:, :, :entries, :size] = keys[:, :, :entries]
     both[:, :, :entries, size:] = -keys[:, :, :entries]
-    return both.view(batch, heads, pages, page_size, 2 * size).amax(3).transpose(2, 3).contiguous()
+    maxima = both.view(batch, heads, pages, page_size, 2 * size).amax(3).transpose(2, 3).contiguous()
+    return rounded_up(maxima.float()).to(torch.float8_e5m2).view(torch.int8) if fp8 else maxima
 
 
 def _step(device: str, case: Case, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvc_trt import policies
+from kvc_trt.config import parse_settings
 from kvc_trt.methods.parameters import DEFAULT, PolicyParameters
+from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.presets import load_preset
 from kvc_trt.profile.traffic import entries_cached
 
@@ -17,6 +19,8 @@ HEADS, KV_HEADS, HEAD_SIZE = MODEL.num_attention_heads, MODEL.num_key_value_head
 NEW_TOKENS = 128
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 OPERATIONS = ("compact", "hybrid", "dense")
+FP8 = f"{DEFAULT}:fp8_bounds=true"
+"""The default policy with bounds of pages in fp8."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Case:
     budget: int
     dtype: str = "bfloat16"
     policy: str = DEFAULT
+    """Its name, and a setting behind a colon (`FP8`)."""
     kv_heads: int = KV_HEADS
     """Fewer than the model's where heads are alike and one stands for all."""
 
@@ -50,9 +55,12 @@ class Case:
     @property
     def parameters(self) -> PolicyParameters:
         """The policy's constants for prompts of this length and this token budget."""
-        return policies.resolve(
-            self.policy, model=MODEL, token_budget=self.budget, max_input_len=self.prompt, max_output_len=NEW_TOKENS
-        )
+        return resolved(self.policy, MODEL, self.budget, self.prompt)
+
+    @property
+    def bound_bytes(self) -> int:
+        """Bytes of one page bound."""
+        return 1 if self.parameters.fp8_bounds else self.item_bytes
 
     @property
     def entries(self) -> int:
@@ -79,6 +87,15 @@ class Case:
     def dense_entries(self) -> int:
         """Entries of a row whose cache was never compressed."""
         return self.prompt + NEW_TOKENS // 2
+
+
+def resolved(policy: str, model: ModelConfig, budget: int, prompt: int) -> PolicyParameters:
+    """The constants of a policy, with a setting behind a colon if any, for answers of NEW_TOKENS tokens."""
+    name, _, setting = policy.partition(":")
+    return policies.resolve(
+        name, model=model, token_budget=budget, max_input_len=prompt, max_output_len=NEW_TOKENS,
+        **parse_settings([setting] if setting else []),
+    )  # fmt: skip
 
 
 def tensor_bytes(operation: str, case: Case) -> int:

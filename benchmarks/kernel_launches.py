@@ -13,6 +13,9 @@ import torch
 
 from benchmarks.kernel_cases import HEAD_SIZE, Case
 from kvc_trt.kernels.library import KernelLibrary
+from kvc_trt.kernels.ops import numbers_of
+from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,7 @@ def _compact(library: KernelLibrary, case: Case) -> None:
     keys = _empty(case, case.batch, case.kv_heads, case.prompt, HEAD_SIZE)
     library.compact(
         _empty(case, case.batch, case.heads, parameters.window, HEAD_SIZE), keys, torch.empty_like(keys),
-        torch.zeros(case.batch, dtype=torch.int64), prompt_budget=parameters.prompt_budget,
-        capacity=parameters.capacity, pool_kernel=parameters.pool_kernel, page_size=parameters.page_size,
+        torch.zeros(case.batch, dtype=torch.int64), **numbers_of(COMPACT, parameters),
     )  # fmt: skip
 
 
@@ -60,11 +62,10 @@ def _hybrid(library: KernelLibrary, case: Case) -> None:
     parameters = case.parameters
     query, new, cache, lengths = _step(case, parameters.capacity)
     bounds = _empty(case, case.batch, case.kv_heads, 2 * HEAD_SIZE, parameters.stored_pages(case.dtype))
-    library.hybrid_attention(
-        query, new, new, cache, torch.empty_like(cache), bounds, lengths, page_size=parameters.page_size,
-        top_r=parameters.top_r, top_k=parameters.top_k, token_budget=parameters.token_budget,
-        dense_until=parameters.dense_until,
-    )  # fmt: skip
+    if parameters.fp8_bounds:
+        bounds = torch.empty_like(bounds, dtype=torch.int8)
+    step = query, new, new, cache, torch.empty_like(cache), bounds, lengths
+    library.hybrid_attention(*step, **numbers_of(HYBRID_ATTENTION, parameters))
 
 
 def _dense(library: KernelLibrary, case: Case) -> None:

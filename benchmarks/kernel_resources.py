@@ -147,8 +147,15 @@ def _launch_table(codes: Sequence[KernelCode], launches: dict[tuple[str, int], l
 
 
 def instantiation(codes: Sequence[KernelCode], launch: Launch, architecture: str) -> KernelCode:
-    """The kernel of a launch on bf16 heads of 128; of several that it could be, the one with most registers."""
-    fitting = [code for code in codes if code.function == launch.kernel and code.architecture == architecture]
+    """The kernel of a launch on bf16 heads of 128; of several that it could be, the one with most registers.
+
+    Bounds of pages are bf16 too.
+    """
+    fitting = [
+        code
+        for code in codes
+        if code.function == launch.kernel and code.architecture == architecture and "fp8" not in code.name
+    ]
     for argument in (r"\bbf16\b", r"\b128\b"):
         fitting = [code for code in fitting if re.search(argument, code.name)] or fitting
     if not fitting:

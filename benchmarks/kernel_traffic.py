@@ -67,9 +67,9 @@ def _compact(case: Case) -> dict[str, Traffic]:
     """Two passes over K [B,G,n,D], pooling and selection of the votes [B,G,n], and the gathering of what is kept."""
     parameters, heads = case.parameters, case.batch * KV_HEADS
     kept = min(case.prompt, parameters.prompt_budget)
-    written = 2 * parameters.capacity + 2 * parameters.stored_pages(case.dtype)
-    moved = (2 * kept + written) * HEAD_SIZE * case.item_bytes
-    gather = Traffic(heads * (moved + INDEX * parameters.capacity))
+    moved = 2 * (kept + parameters.capacity) * HEAD_SIZE * case.item_bytes
+    bounds = 2 * parameters.stored_pages(case.dtype) * HEAD_SIZE * case.bound_bytes
+    gather = Traffic(heads * (moved + bounds + INDEX * parameters.capacity))
     if not case.is_compacted:
         return {"gather_cache": gather}
     keys = Traffic(
@@ -90,7 +90,7 @@ def _hybrid(case: Case) -> dict[str, Traffic]:
     """Append, page scores, selection, attention over k tokens. A row that fits its budget scores no pages."""
     parameters, heads = case.parameters, case.batch * KV_HEADS
     pages = -(-case.entries // parameters.page_size) if case.is_sparse else 0
-    raised, bounds = 2 * HEAD_SIZE * case.item_bytes, parameters.top_r * pages * case.item_bytes
+    raised, bounds = 2 * HEAD_SIZE * case.bound_bytes, parameters.top_r * pages * case.bound_bytes
     scores = Traffic(case.batch * HEADS * pages * FLOAT)
     selected = Traffic(heads * INDEX * parameters.selected_width)
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
+from benchmarks.kernel_cases import FP8
 from kvc_trt import policies
 
 
@@ -13,6 +14,7 @@ class SweepPoint:
     """One policy at one batch, context (prompt and answer together) and token budget."""
 
     policy: str
+    """Its name, and a setting behind a colon."""
     batch: int
     context: int
     budget: int
@@ -22,8 +24,12 @@ class SweepPoint:
         return f"{self.policy}/{self.batch}/{self.context}/{self.budget}"
 
 
-POINTS = (SweepPoint("quest-matched", 1, 32768, 512),)
-"""Points of every sweep that its lists do not contain: the pages of an uncompressed cache."""
+POINTS = (
+    SweepPoint("quest-matched", 1, 32768, 512),
+    SweepPoint(FP8, 8, 32768, 512),
+    SweepPoint(FP8, 32, 32768, 512),
+)
+"""Points of every sweep that its lists do not contain: the pages of an uncompressed cache, and bounds in fp8."""
 
 
 def count(text: str) -> int:
@@ -40,6 +46,6 @@ def point(text: str) -> SweepPoint:
     if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
         raise argparse.ArgumentTypeError(f"{text!r}: expected POLICY/BATCH/CONTEXT/BUDGET, as in {POINTS[0]}")
     known = [name for name, _, _ in policies.available()]
-    if policy not in known:
+    if policy.partition(":")[0] not in known:
         raise argparse.ArgumentTypeError(f"{text!r}: no policy {policy!r}; expected one of {', '.join(known)}")
     return SweepPoint(policy, *map(count, numbers))

@@ -74,7 +74,7 @@ def random_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device,
 
 def fill(executor: TorchExecutor, entries: Sequence[int]) -> None:
     """Random keys and values in every row and layer, and the bounds of their pages."""
-    state, pages = executor.state, executor.program.parameters.page_size
+    state, rule = executor.state, executor.program.parameters
     for name, buffer in state.items():
         kind, _, layer = name.partition(".")
         if kind != "bounds":
@@ -85,7 +85,8 @@ def fill(executor: TorchExecutor, entries: Sequence[int]) -> None:
         kind, _, layer = name.partition(".")
         if kind == "bounds":
             for row, keys in zip(bounds, state[f"k_cache.{layer}"], strict=True):
-                row.copy_(page_bounds(keys[None], entries[int(layer)], pages)[0])
+                made = page_bounds(keys[None], entries[int(layer)], rule.page_size, fp8=rule.fp8_bounds)
+                row.copy_(made[0])
 
 
 def step_seconds(executor: TorchExecutor, cell: Cell, steps: int) -> list[float]:

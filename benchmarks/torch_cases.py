@@ -13,9 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kernel_cases import ITEM_BYTES, MODEL, NEW_TOKENS
+from benchmarks.kernel_cases import ITEM_BYTES, MODEL, NEW_TOKENS, resolved
 from benchmarks.sweep import SweepPoint
-from kvc_trt import policies
 from kvc_trt.backends.torch import memory
 from kvc_trt.engine.program import Program
 from kvc_trt.graph.state import state_tensors
@@ -55,10 +54,7 @@ class Cell:
     @cached_property
     def parameters(self) -> PolicyParameters:
         policy = BASELINE if self.budget is None else self.name
-        return policies.resolve(
-            policy, model=self.model, token_budget=self.budget or 512, max_input_len=self.prompt,
-            max_output_len=NEW_TOKENS,
-        )  # fmt: skip
+        return resolved(policy, self.model, self.budget or 512, self.prompt)
 
     @property
     def program(self) -> Program:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.kernel_cases import MODEL, NEW_TOKENS, Case
+from benchmarks.kernel_cases import FP8, MODEL, NEW_TOKENS, Case
 from benchmarks.predict.hardware import COPY_SHARE, EDGE_MICROSECONDS
 from kvc_trt.profile.floor import ACCELERATORS, Accelerator, StepCost, floor_seconds
 from kvc_trt.profile.model_size import prefill_operations, weight_bytes
@@ -57,13 +57,13 @@ def _step_bars(snapshot: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator
     case = _case(call)
     attention = call["gpus"][gpu.name]["predicted_us"]
     if case.batch <= 8:
-        yield Bar("score + select + attend, CUDA graph", _text(call), gpu.name, 15, True, "us", attention, KERNELS)
+        yield Bar("score + select + attend, CUDA graph", case_text(call), gpu.name, 15, True, "us", attention, KERNELS)
         for selection in _kernels(snapshot, call, "select_tokens"):  # none where it is one kernel with the scores
             top_k = selection["gpus"][gpu.name]["predicted_us"]
-            yield Bar("of which top-k", _text(call), gpu.name, 5, True, "us", top_k, KERNELS)
+            yield Bar("of which top-k", case_text(call), gpu.name, 5, True, "us", top_k, KERNELS)
     share = 100 * floor_of_step(case, gpu) / predicted_step(case, gpu, attention)
     limit = 60 if case.batch == 1 else 75
-    yield Bar("sparse decode step, share of its floor", _text(call), gpu.name, limit, False, "%", share, STEP)
+    yield Bar("sparse decode step, share of its floor", case_text(call), gpu.name, limit, False, "%", share, STEP)
 
 
 def floor_of_step(case: Case, gpu: Accelerator) -> float:
@@ -84,32 +84,33 @@ def _dense_bars(_: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator[Bar]:
     case = _case(call)
     if case.batch * case.context >= 65536:
         share = 100 * call["gpus"][gpu.name]["share_of_floor"]
-        yield Bar("dense attention, share of its floor", _text(call), gpu.name, 85, False, "%", share, KERNELS)
+        yield Bar("dense attention, share of its floor", case_text(call), gpu.name, 85, False, "%", share, KERNELS)
 
 
 def _compaction_bars(_: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator[Bar]:
     case, times = _case(call), call["gpus"][gpu.name]
     share = 100 * times["share_of_floor"] / COPY_SHARE
-    yield Bar("compaction, share of copy bandwidth", _text(call), gpu.name, 70, False, "%", share, KERNELS)
+    yield Bar("compaction, share of copy bandwidth", case_text(call), gpu.name, 70, False, "%", share, KERNELS)
     if case.batch == 1:
         prefill = 1e6 * prefill_operations(MODEL, case.prompt) / gpu.flops_16bit / MODEL.num_hidden_layers
         share = 100 * times["predicted_us"] / prefill
-        yield Bar("compaction, share of prefill at its floor", _text(call), gpu.name, 3, True, "%", share, KERNELS)
+        yield Bar("compaction, share of prefill at its floor", case_text(call), gpu.name, 3, True, "%", share, KERNELS)
 
 
 def _case(call: Snapshot) -> Case:
     from benchmarks.predict.snapshot import BUDGETS, CONTEXT
 
-    return Case(call["batch"], CONTEXT, call["budget"] or BUDGETS[0])
+    return Case(call["batch"], CONTEXT, call["budget"] or BUDGETS[0], policy=call["policy"])
 
 
-def _text(call: Snapshot) -> str:
-    budget = f", budget {call['budget']}" if call["budget"] else ""
-    return f"batch {call['batch']}{budget}"
+def case_text(entry: Snapshot) -> str:
+    """The case of a call or a kernel in words; predictions of before know only the default policy."""
+    budget = f", budget {entry['budget']}" if entry["budget"] else ""
+    return f"batch {entry['batch']}{budget}" + (", fp8 bounds" if entry.get("policy") == FP8 else "")
 
 
 def _kernels(snapshot: Snapshot, call: Snapshot, name: str) -> list[Snapshot]:
     """The entries of that kernel in a call: one, or none."""
-    keys = ("operation", "batch", "budget")
+    keys = ("operation", "batch", "budget", "policy")
     same = (one for one in snapshot["kernels"] if all(one[key] == call[key] for key in keys))
     return [one for one in same if one["kernel"] == name]

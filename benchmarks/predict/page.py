@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.predict.bars import Bar, bars
+from benchmarks.predict.bars import Bar, bars, case_text
+from kvc_trt.methods.parameters import DEFAULT
 from kvc_trt.profile.floor import ACCELERATORS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,16 +143,12 @@ def _agreement(pair: Sequence[float]) -> str:
 
 
 def _key(entry: Entry) -> tuple[Any, ...]:
-    return tuple(entry.get(name) for name in ("operation", "kernel", "batch", "budget"))
+    """What an entry is of; predictions of before know only the default policy."""
+    return (*(entry.get(name) for name in ("operation", "kernel", "batch", "budget")), entry.get("policy", DEFAULT))
 
 
 def _text(entry: Entry) -> str:
-    budget = f", budget {entry['budget']}" if entry["budget"] else ""
-    return (
-        f"{entry['operation']}, batch {entry['batch']}{budget}"
-        if "kernel" in entry
-        else f"batch {entry['batch']}{budget}"
-    )
+    return f"{entry['operation']}, {case_text(entry)}" if "kernel" in entry else case_text(entry)
 
 
 def _pair(entry: Entry, name: str, form: str) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from benchmarks import kernel_launches, machine
-from benchmarks.kernel_cases import KV_HEADS, OPERATIONS, Case
+from benchmarks.kernel_cases import FP8, KV_HEADS, OPERATIONS, Case
 from benchmarks.kernel_launches import Launch
 from benchmarks.kernel_traffic import Traffic, call_traffic, launch_traffic
 from benchmarks.predict import compile as compiled_kernels
@@ -38,6 +39,7 @@ def cases() -> Iterator[tuple[str, Case]]:
     for budget in BUDGETS:
         for batch in BATCHES:
             yield "hybrid", Case(batch, CONTEXT, budget)
+            yield "hybrid", Case(batch, CONTEXT, budget, policy=FP8)
     for batch in BATCHES:
         yield "dense", Case(batch, CONTEXT, BUDGETS[0])
     for budget in BUDGETS:
@@ -111,7 +113,7 @@ class Predictor:
     def _like(self, operation: str, case: Case, launch: Launch) -> Executed:
         """An emulated launch whose blocks do what those of `launch` do: of the fewest heads and rows there is."""
         for batch, heads in ((1, 1), (1, KV_HEADS), *((batch, KV_HEADS) for batch in BATCHES if batch <= case.batch)):
-            fewer = Case(batch, case.context, case.budget, kv_heads=heads)
+            fewer = replace(case, batch=batch, kv_heads=heads)
             for device in DEVICES:
                 for number, other in enumerate(self._launches(operation, fewer, device)):
                     same_share = other.ctas * case.batch * KV_HEADS == launch.ctas * batch * heads
@@ -143,6 +145,7 @@ class Predictor:
             "instantiation": compiled.name,
             "batch": case.batch,
             "budget": None if operation == "dense" else case.budget,
+            "policy": case.policy,
             "registers": compiled.registers,
             "static_shared": compiled.static_shared,
             "dynamic_shared": launch.dynamic_shared,
@@ -187,7 +190,8 @@ def _times(gpu: Gpu, done: Work, lies: kernel_time.Geometry, moved: Traffic, edg
 def call_entry(operation: str, case: Case, kernels: list[Entry]) -> Entry:
     """A whole call: its kernels one after the other, an edge of the graph before each."""
     budget = None if operation == "dense" else case.budget
-    own = [one for one in kernels if (one["operation"], one["batch"], one["budget"]) == (operation, case.batch, budget)]
+    identity = {"operation": operation, "batch": case.batch, "budget": budget, "policy": case.policy}
+    own = [one for one in kernels if identity.items() <= one.items()]
     gpus = {}
     for gpu in GPUS:
         times = [one["gpus"][gpu.name] for one in own]
@@ -198,4 +202,4 @@ def call_entry(operation: str, case: Case, kernels: list[Entry]) -> Entry:
             "predicted_us": round(predicted, 2),
             "share_of_floor": round(floor / predicted, 3),
         }
-    return {"operation": operation, "batch": case.batch, "budget": budget, "launches": len(own), "gpus": gpus}
+    return {**identity, "launches": len(own), "gpus": gpus}

@@ -18,7 +18,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from kvc_trt.graph.state import CacheSite
 from kvc_trt.methods.registry import operators
 from kvc_trt.operators import KVC_DOMAIN
-from kvc_trt.operators.schema import FLOAT, FLOAT16, INT32, INT64, UINT8, Element
+from kvc_trt.operators.schema import FLOAT, FLOAT16, INT8, INT32, INT64, UINT8, Element
+from kvc_trt.operators.tensors import FP8_BOUNDS
 
 Array = NDArray[Any]
 
@@ -27,6 +28,7 @@ _FIXED: Mapping[Element, int] = {
     FLOAT16: TensorProto.FLOAT16,
     INT64: TensorProto.INT64,
     INT32: TensorProto.INT32,
+    INT8: TensorProto.INT8,
     UINT8: TensorProto.UINT8,
 }
 _TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
@@ -99,9 +101,12 @@ def _single_operator(model: ModelProto, nodes: list[NodeProto], float_type: int,
     node.input.extend(inputs)
     node.output.extend(f"result.{i}" for i in range(len(function.output)))
 
-    types = _input_types(node.op_type, float_type)
+    types = _types(node, float_type)
     graph_inputs = [helper.make_tensor_value_info(name, types[name], None) for name in inputs]
-    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output]
+    outputs = [
+        helper.make_tensor_value_info(name, types[declared], None)
+        for name, declared in zip(node.output, function.output, strict=True)
+    ]
     graph = helper.make_graph([node], node.op_type, graph_inputs, outputs)
     single = helper.make_model(
         graph, functions=list(model.functions), opset_imports=model.opset_import, ir_version=model.ir_version
@@ -109,10 +114,13 @@ def _single_operator(model: ModelProto, nodes: list[NodeProto], float_type: int,
     return SingleOperator(node.op_type, _attributes(node), len(nodes), inputs, single, cache)
 
 
-def _input_types(operator: str, float_type: int) -> dict[str, int]:
-    """Return the types of an operator's inputs, by name."""
-    return {one.name: _FIXED.get(one.element, float_type) for one in operators()[operator].inputs}
+def _types(node: NodeProto, float_type: int) -> dict[str, int]:
+    """Return the types of a node's inputs and outputs, by their names in the operator."""
+    operator, attributes = operators()[node.op_type], _attributes(node)
+    return {one.name: _FIXED.get(operator.element_of(one, attributes), float_type) for one in operator.tensors}
 
 
 def _attributes(node: NodeProto) -> dict[str, int]:
-    return {a.name: a.i for a in node.attribute if a.type == onnx.AttributeProto.INT}
+    """Return a node's numbers; graphs of earlier versions do not say that their bounds are not fp8."""
+    known = {FP8_BOUNDS.name: 0} if FP8_BOUNDS in operators()[node.op_type].attributes else {}
+    return known | {a.name: a.i for a in node.attribute if a.type == onnx.AttributeProto.INT}

@@ -250,6 +250,8 @@ def _section(heading: str, headers: Sequence[str], rows: Iterable[Sequence[objec
 
 
 def _number(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

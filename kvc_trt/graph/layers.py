@@ -24,6 +24,7 @@ ELEMENT_TYPES = {
     "uint8": TensorProto.UINT8,
     FP8: TensorProto.FLOAT8E4M3FN,
     "int32": TensorProto.INT32,
+    "int8": TensorProto.INT8,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
@@ -10,6 +10,7 @@ from kvc_trt.graph.fused import fuse
 from kvc_trt.graph.prune import prune, read_names
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.registry import OPERATORS
+from kvc_trt.operators.tensors import FP8_BOUNDS
 
 NATIVE_LINEAR = "KvcLinear"
 """The native operator that stands for Gemm with a constant matrix. It is in no file, so it has no body: Gemm is its
@@ -18,27 +19,47 @@ NATIVE_NARROW_LINEAR = "KvcNarrowLinear"
 """The same for a few tokens: it takes little more time than reading the matrix once."""
 _PRECISE = ("KvcPrefillAttention", NATIVE_LINEAR)
 """Native operators that also multiply in bfloat16, where their attribute `bf16` is 1."""
+_BY_BODY = "_body"
+"""Ends the name of an operator that is native, but not in this graph; profiles still count it as the operator."""
+
+
+def native_in(nodes: Iterable[NodeProto], native: Collection[str]) -> frozenset[str]:
+    """Return the operators `native` without those that compute a node with fp8 bounds, which no library has."""
+    fp8 = {node.op_type for node in nodes if any(one.name == FP8_BOUNDS.name and one.i for one in node.attribute)}
+    return frozenset(native) - fp8
 
 
 def prepare(model: ModelProto, native: Collection[str]) -> ModelProto:
-    """Return a copy without the bodies of the operators `native`, and otherwise pruned.
+    """Return a copy without the bodies of the operators `native`, as far as they are `native_in` the graph, and pruned.
 
     A native operator takes its outputs by place, so its calls keep them all; optional ones that nothing reads lose
     their name, and are not computed. What lies between products is native where an operator stands for it.
     """
-    kept = prune(model, except_for=native)
-    bodies = [body for body in kept.functions if body.name not in native]
+    computed = native_in(model.graph.node, native)
+    kept = prune(model, except_for=computed)
+    bodies = [body for body in kept.functions if body.name not in computed]
     del kept.functions[:]
     kept.functions.extend(bodies)
+    _rename_bodies(kept, frozenset(native) - computed)
     wanted = {output.name for output in kept.graph.output} | read_names(kept.graph.node)
     for node in kept.graph.node:
-        if node.domain != KVC_DOMAIN or node.op_type not in native:
+        if node.domain != KVC_DOMAIN or node.op_type not in computed:
             continue
         for place, tensor in enumerate(OPERATORS[node.op_type].outputs):
             if tensor.optional and node.output[place] not in wanted:
                 node.output[place] = ""
     fuse(kept, native)
     return kept
+
+
+def _rename_bodies(model: ModelProto, operators: Collection[str]) -> None:
+    """Give bodies names of their own: a library's operator wins over a function of its name."""
+    for body in model.functions:
+        if body.name in operators:
+            body.name += _BY_BODY
+    for node in model.graph.node:
+        if node.domain == KVC_DOMAIN and node.op_type in operators:
+            node.op_type += _BY_BODY
 
 
 def prepare_prefill(model: ModelProto, native: Collection[str], *, bf16: bool) -> ModelProto:

@@ -9,13 +9,14 @@ from typing import Literal
 from kvc_trt.methods.graph_pieces import of_token
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.operators.schema import CACHE, FLOAT, INT32
+from kvc_trt.operators.fp8_bounds import EMPTY
+from kvc_trt.operators.schema import BOUND, CACHE, FLOAT, INT32, Tensor
 from kvc_trt.operators.shapes import LOWEST
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 
-ITEM_SIZE: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4}
+ITEM_SIZE: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int8": 1}
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,21 @@ def _tensors(config: ModelConfig, site: CacheSite, dtype: str, *, turns: bool) -
     in_step = (K_CACHE, V_CACHE, *rule.selection.state)
     for part in (*in_step, *(rule.eviction.turn_state if turns else ())):
         name, output = f"{part.name}.{site.name}", f"{part.name}_out.{site.name}"
-        own = {CACHE: dtype, FLOAT: "float32", INT32: "int32"}[part.element]
+        own = _dtype_of(part, rule, dtype)
         shape = tuple(sizes[symbol] for symbol in part.shape[1:])
-        fill = LOWEST[own] if part.fill == "lowest" else part.fill
+        fill = _lowest(own) if part.fill == "lowest" else part.fill
         yield StateTensor(site.layer, site.cache, name, own, shape, fill, output, part in in_step)
+
+
+def _dtype_of(tensor: Tensor, rule: PolicyParameters, dtype: str) -> str:
+    if tensor.element == BOUND:
+        return "int8" if rule.fp8_bounds else dtype
+    return {CACHE: dtype, FLOAT: "float32", INT32: "int32"}[tensor.element]
+
+
+def _lowest(dtype: str) -> float:
+    """Return the value of an empty page's bounds."""
+    return float(EMPTY) if dtype == "int8" else LOWEST[dtype]
 
 
 def cache_heads(config: ModelConfig, site: CacheSite) -> int:

@@ -16,12 +16,18 @@ from kvc_trt.operators.compact import COMPACT
 from kvc_trt.operators.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.dimensions import Dimensions
 from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
-from kvc_trt.operators.schema import INT32, INT64, Element, Kernel, Operator
+from kvc_trt.operators.schema import FLOAT, INT8, INT32, INT64, Element, Kernel, Operator
+from kvc_trt.operators.schema import Tensor as Schema
 
 __all__ = ["DTYPES", "ELEMENTS", "EXECUTORS", "SCHEDULES", "CompactResult", "KernelLibrary", "empty_outputs"]
 
 DTYPES = {torch.float32: Dtype.FLOAT32, torch.float16: Dtype.FLOAT16, torch.bfloat16: Dtype.BFLOAT16}
-ELEMENTS: Mapping[Element, torch.dtype] = {INT64: torch.int64, INT32: torch.int32, "FLOAT": torch.float32}
+ELEMENTS: Mapping[Element, torch.dtype] = {
+    INT64: torch.int64,
+    INT32: torch.int32,
+    INT8: torch.int8,
+    FLOAT: torch.float32,
+}
 """Types of the tensors that do not have the cache's type."""
 
 
@@ -76,18 +82,19 @@ class KernelLibrary(CLibrary):
         inputs, numbers = _split(arguments)
         first = inputs[operator.inputs[0].name]
         self._check_device(first)
-        sizes = _bound(operator, inputs, numbers)
+        cache = _cache_type(operator, first, numbers)
+        sizes = _bound(operator, inputs, numbers, cache)
         outputs = {} if out is None else dict(out)
         for tensor in operator.outputs:
             if tensor.alias is not None:
                 continue
-            shape, dtype = sizes.shape(tensor.shape), ELEMENTS.get(tensor.element, first.dtype)
+            shape, dtype = sizes.shape(tensor.shape), dtype_of(operator, tensor, numbers, cache)
             if out is not None:
                 _check_like(tensor.name, outputs[tensor.name], shape, dtype, first.device)
             elif tensor.name not in without:
                 outputs[tensor.name] = torch.empty(shape, dtype=dtype, device=first.device)
         _check_separate(operator, kernel, inputs, outputs)
-        fields = _numbers(operator, sizes, numbers) | {"dtype": int(DTYPES[first.dtype])}
+        fields = _numbers(operator, sizes, numbers) | {"dtype": int(DTYPES[cache])}
         for stride in kernel.strides:
             fields[stride.name] = inputs[kernel.strided[0]].stride(stride.axis)
         addresses = {name: value.data_ptr() for name, value in (inputs | outputs).items()}
@@ -113,10 +120,15 @@ def empty_outputs(operator: Operator, arguments: Mapping[str, Tensor | int]) -> 
         {name: value.shape for name, value in inputs.items()}, numbers, first.element_size()
     )
     return {
-        tensor.name: first.new_empty(shapes[tensor.name], dtype=ELEMENTS.get(tensor.element, first.dtype))
+        tensor.name: first.new_empty(shapes[tensor.name], dtype=dtype_of(operator, tensor, numbers, first.dtype))
         for tensor in operator.outputs
         if tensor.alias is None
     }
+
+
+def dtype_of(operator: Operator, tensor: Schema, numbers: Mapping[str, int], cache: torch.dtype) -> torch.dtype:
+    """Return the type of one of an operator's tensors, given its attributes and the type of the cache."""
+    return ELEMENTS.get(operator.element_of(tensor, numbers), cache)
 
 
 def _named(
@@ -132,19 +144,31 @@ def _split(arguments: Mapping[str, Tensor | int]) -> tuple[dict[str, Tensor], di
     return tensors, {name: value for name, value in arguments.items() if not isinstance(value, Tensor)}
 
 
-def _bound(operator: Operator, inputs: Mapping[str, Tensor], numbers: Mapping[str, int]) -> Dimensions:
-    """Return all sizes of a call; ValueError for inputs and attributes that do not fit together."""
-    kernel, first = operator.kernel, inputs[operator.inputs[0].name]
+def _cache_type(operator: Operator, first: Tensor, numbers: Mapping[str, int]) -> torch.dtype:
+    """Return the type of the cache: that of the first input; ValueError unless it is one that a cache can have.
+
+    Bounds in fp8 do not tell it, and an operator of them alone does not look at it.
+    """
+    if operator.element_of(operator.inputs[0], numbers) == INT8:
+        return torch.float32
     if first.dtype not in DTYPES:
         name = operator.inputs[0].name
         raise ValueError(f"{name} is {first.dtype}; expected one of {', '.join(map(str, DTYPES))}")
-    sizes = Dimensions(first.element_size())
+    return first.dtype
+
+
+def _bound(
+    operator: Operator, inputs: Mapping[str, Tensor], numbers: Mapping[str, int], cache: torch.dtype
+) -> Dimensions:
+    """Return all sizes of a call; ValueError for inputs and attributes that do not fit together."""
+    kernel, first = operator.kernel, inputs[operator.inputs[0].name]
+    sizes = Dimensions(cache.itemsize)
     for tensor in operator.inputs:
         value = inputs[tensor.name]
         if value.numel() == 0:
             raise ValueError(f"{tensor.name} has shape {list(value.shape)}; expected no empty dimension")
         sizes.bind(tensor.name, tensor.shape, value.shape)
-        dtype = ELEMENTS.get(tensor.element, first.dtype)
+        dtype = dtype_of(operator, tensor, numbers, cache)
         if kernel is None or tensor.name not in kernel.strided:
             _check_like(tensor.name, value, tuple(value.shape), dtype, first.device)
             continue

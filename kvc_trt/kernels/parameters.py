@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from kvc_trt.operators.dimensions import INT32_MAX, MAX_TOKENS, SIZES, Size
-from kvc_trt.operators.schema import CACHE, FLOAT, INT64, Attribute, Kernel, Operator, Stride, Tensor
+from kvc_trt.operators.schema import BOUND, CACHE, FLOAT, INT64, Attribute, Kernel, Operator, Stride, Tensor
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _number(value: int) -> str:
 
 
 def _address(operator: Operator, tensor: Tensor) -> Member:
-    element = {CACHE: "void", FLOAT: "float", INT64: "int64_t"}.get(tensor.element, "int32_t")
+    element = {CACHE: "void", BOUND: "void", FLOAT: "float", INT64: "int64_t"}.get(tensor.element, "int32_t")
     written = tensor in operator.outputs or tensor in operator.state
     comment = f"[{','.join(tensor.shape)}]{_summary(tensor)}"
     return Member(tensor.name, f"{element}*" if written else f"const {element}*", comment, tensor)

@@ -16,27 +16,28 @@ from torch.nn.functional import pad
 from kvc_trt import reference
 from kvc_trt.kernels.library import CompactResult
 from kvc_trt.operators.dimensions import stored_pages
-from kvc_trt.reference.bounds import append_in_place
+from kvc_trt.reference.bounds import LARGEST_FP8, append_in_place, rounded_outward
 from kvc_trt.reference.layers import rotated
 
 
 def compact(
     q_window: Tensor, k: Tensor, v: Tensor, prompt_lengths: Tensor, prompt_budget: int, capacity: int,
-    pool_kernel: int, page_size: int,
+    pool_kernel: int, page_size: int, fp8_bounds: int,
 ) -> CompactResult:  # fmt: skip
     """`KernelLibrary.compact`, computed by the reference."""
     rule = partial(reference.compact, prompt_budget=prompt_budget, pool_kernel=pool_kernel)
-    return _compacted(rule, (q_window, k, v, prompt_lengths.clamp(0, k.shape[2])), prompt_budget, capacity, page_size)
+    rows = q_window, k, v, prompt_lengths.clamp(0, k.shape[2])
+    return _compacted(rule, rows, prompt_budget, capacity, page_size, fp8_bounds)
 
 
 def compact_turn(
     q_window: Tensor, k: Tensor, v: Tensor, prompt_lengths: Tensor, window_lengths: Tensor, prompt_budget: int,
-    capacity: int, pool_kernel: int, page_size: int,
+    capacity: int, pool_kernel: int, page_size: int, fp8_bounds: int,
 ) -> CompactResult:  # fmt: skip
     """What `KernelLibrary.compute` finds for KvcCompactTurn, computed by the reference."""
     rule = partial(reference.compact_turn, prompt_budget=prompt_budget, pool_kernel=pool_kernel)
     rows = q_window, k, v, prompt_lengths.clamp(0, k.shape[2]), window_lengths.clamp(1, q_window.shape[2])
-    return _compacted(rule, rows, prompt_budget, capacity, page_size)
+    return _compacted(rule, rows, prompt_budget, capacity, page_size, fp8_bounds)
 
 
 def append_block(
@@ -49,14 +50,18 @@ def append_block(
         v_cache[b, :, stored:end] = v_new[b, :, : end - stored]
 
 
-def raise_bounds(k_new: Tensor, bounds: Tensor, cache_lengths: Tensor, lengths: Tensor, page_size: int) -> None:
+def raise_bounds(
+    k_new: Tensor, bounds: Tensor, cache_lengths: Tensor, lengths: Tensor, page_size: int, fp8_bounds: int
+) -> None:
     """Let the bounds [B,G,2D,P] of the pages in which a block's tokens are stored cover them, in place."""
-    slots = bounds.shape[3] * page_size
-    for b, (stored, count) in enumerate(_rows(cache_lengths, lengths, slots, k_new.shape[2])):
-        for token in range(min(count, slots - stored)):
+    low, high = page_major(bounds, bounds.shape[3])
+    for b, (stored, count) in enumerate(_rows(cache_lengths, lengths, bounds.shape[3] * page_size, k_new.shape[2])):
+        for token in range(min(count, bounds.shape[3] * page_size - stored)):
             page, key = (stored + token) // page_size, k_new[b, :, token]
-            column = bounds[b, :, :, page]
-            bounds[b, :, :, page] = torch.maximum(column, torch.cat([key, -key], dim=1))
+            least, most = rounded_outward(key, key) if fp8_bounds else (key, key)
+            low[b, :, page] = torch.minimum(low[b, :, page], least)
+            high[b, :, page] = torch.maximum(high[b, :, page], most)
+    bounds.copy_(channel_major(low, high, k_new.dtype, fp8=bool(fp8_bounds)))
 
 
 def join_block(
@@ -80,7 +85,7 @@ def replace_cache(
         state.copy_(kept)
 
 
-def replace_bounds(bounds: Tensor, bounds_kept: Tensor) -> None:
+def replace_bounds(bounds: Tensor, bounds_kept: Tensor, fp8_bounds: int) -> None:
     """Overwrite the bounds of a cache's pages, in place."""
     bounds.copy_(bounds_kept)
 
@@ -88,6 +93,7 @@ def replace_bounds(bounds: Tensor, bounds_kept: Tensor) -> None:
 def hybrid_attention(
     query: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, bounds: Tensor,
     cache_lengths: Tensor, page_size: int, top_r: int, top_k: int, token_budget: int, dense_until: int,
+    fp8_bounds: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`KernelLibrary.hybrid_attention`, computed by the reference."""
     active = _active(cache_lengths, k_cache)
@@ -98,9 +104,10 @@ def hybrid_attention(
         return output, selected
     slots, pages = cache_lengths[active], -(-k_cache.shape[2] // page_size)
     keys, values, page_min, page_max = (t[active] for t in (k_cache, v_cache, *page_major(bounds, pages)))
-    append_in_place(keys, values, page_min, page_max, slots, k_new[active], v_new[active], page_size=page_size)
+    new = k_new[active], v_new[active]
+    append_in_place(keys, values, page_min, page_max, slots, *new, page_size=page_size, fp8=bool(fp8_bounds))
     k_cache[active], v_cache[active] = keys, values
-    bounds[active] = channel_major(page_min, page_max, bounds.dtype)
+    bounds[active] = channel_major(page_min, page_max, k_cache.dtype, fp8=bool(fp8_bounds))
     attended, chosen = reference.hybrid_attention(
         _widened(query[active]), _widened(keys), _widened(values), slots + 1, _widened(page_min), _widened(page_max),
         page_size=page_size, top_r=top_r, top_k=top_k, token_budget=token_budget, dense_until=dense_until,
@@ -128,11 +135,12 @@ def dense_attention(
 def rotated_hybrid_attention(
     joined: Tensor, cosines: Tensor, sines: Tensor, k_cache: Tensor, v_cache: Tensor, bounds: Tensor,
     cache_lengths: Tensor, heads: int, page_size: int, top_r: int, top_k: int, token_budget: int, dense_until: int,
+    fp8_bounds: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`hybrid_attention` behind the rotary embedding: joined [B,H+2G,D], cosines, sines [B,D/2]; also the query."""
     token = rotated_token(joined, cosines, sines, heads)
     output, selected = hybrid_attention(
-        *token, k_cache, v_cache, bounds, cache_lengths, page_size, top_r, top_k, token_budget, dense_until
+        *token, k_cache, v_cache, bounds, cache_lengths, page_size, top_r, top_k, token_budget, dense_until, fp8_bounds
     )
     return output, selected, token[0]
 
@@ -153,25 +161,33 @@ def rotated_token(joined: Tensor, cosines: Tensor, sines: Tensor, heads: int) ->
     return rotated(query.float(), *angles).to(joined.dtype), rotated(key.float(), *angles).to(joined.dtype), value
 
 
-def channel_major(page_min: Tensor, page_max: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turn the reference's bounds [B,G,n,D] into an engine's [B,G,2D,P]; empty pages get the lowest finite value."""
-    pages = page_max.shape[2]
+def channel_major(page_min: Tensor, page_max: Tensor, dtype: torch.dtype, *, fp8: bool = False) -> Tensor:
+    """Turn the reference's bounds [B,G,n,D] into an engine's [B,G,2D,P]; empty pages get the lowest finite value.
+
+    `dtype` is the type of the cache. With `fp8` the bounds must be E5M2 numbers; the result is their bits as INT8.
+    """
+    pages, stored = page_max.shape[2], torch.float8_e5m2 if fp8 else dtype
     bounds = torch.cat([page_max, -page_min], dim=3).transpose(2, 3)
-    bounds = pad(bounds, (0, stored_pages(pages, 1, dtype.itemsize) - pages), value=-torch.inf)
-    return bounds.masked_fill(bounds == -torch.inf, torch.finfo(dtype).min).to(dtype).contiguous()
+    bounds = pad(bounds, (0, stored_pages(pages, 1, dtype.itemsize, fp8) - pages), value=-torch.inf)
+    bounds = bounds.masked_fill(bounds == -torch.inf, torch.finfo(stored).min)
+    if not fp8:
+        return bounds.to(stored).contiguous()
+    return (bounds + 0.0).to(stored).contiguous().view(torch.int8)  # a zero is +0
 
 
 def page_major(bounds: Tensor, pages: int) -> tuple[Tensor, Tensor]:
-    """Undo `channel_major`: `bounds` [B,G,2D,P] -> page_min, page_max [B,G,pages,D] of the same type."""
-    bounds = bounds[..., :pages]
-    empty = bounds == torch.finfo(bounds.dtype).min
+    """Undo `channel_major`: `bounds` [B,G,2D,P] -> page_min, page_max [B,G,pages,D]; FLOAT if they are fp8."""
+    bounds, lowest = bounds[..., :pages], torch.finfo(bounds.dtype).min if bounds.is_floating_point() else -LARGEST_FP8
+    if not bounds.is_floating_point():
+        bounds = bounds.contiguous().view(torch.float8_e5m2).float()
+    empty = bounds == lowest
     high, low = bounds.masked_fill(empty, -torch.inf).transpose(2, 3).chunk(2, dim=3)
     return -low, high
 
 
 def _compacted(
     rule: Callable[..., reference.Compacted], rows: tuple[Tensor, ...], prompt_budget: int, capacity: int,
-    page_size: int,
+    page_size: int, fp8_bounds: int,
 ) -> CompactResult:  # fmt: skip
     """Apply `rule` to the rows that have tokens: `rows` are queries, keys, values and lengths, then its own."""
     _, k, v, lengths, *_ = rows
@@ -187,8 +203,9 @@ def _compacted(
         v_cache[filled, :, :slots] = kept.values.to(v.dtype)
         indices[filled, :, :slots] = kept.indices
     stored = lengths.clamp(max=prompt_budget)
-    page_min, page_max = reference.page_bounds(_widened(k_cache), stored, page_size)
-    return CompactResult(k_cache, v_cache, channel_major(page_min, page_max, k.dtype), stored, indices)
+    extremes = reference.page_bounds(_widened(k_cache), stored, page_size, fp8=bool(fp8_bounds))
+    bounds = channel_major(*extremes, k.dtype, fp8=bool(fp8_bounds))
+    return CompactResult(k_cache, v_cache, bounds, stored, indices)
 
 
 def _rows(cache_lengths: Tensor, lengths: Tensor, slots: int, block: int) -> list[tuple[int, int]]:

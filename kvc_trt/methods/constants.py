@@ -8,7 +8,7 @@ from typing import Literal
 from kvc_trt.operators.dimensions import stored_pages
 
 Positions = Literal["original", "cache"]
-ADDED_LATER = frozenset(("future_positions", "max_conversation_len"))
+ADDED_LATER = frozenset(("future_positions", "max_conversation_len", "fp8_bounds"))
 """Fields that engines built earlier do not record; they mean their defaults there."""
 
 
@@ -64,6 +64,9 @@ class Constants:
     max_conversation_len: int = 0
     """Logical positions of a conversation of several turns; 0: those of one prompt and one answer."""
 
+    fp8_bounds: bool = False
+    """Whether the bounds of pages are stored in fp8, rounded so that none promises less."""
+
     @property
     def max_sequence_len(self) -> int:
         """S: the longest conversation, at least the longest prompt and everything generated after it."""
@@ -82,4 +85,4 @@ class Constants:
         """P: the pages that a compressed layer's bounds have room for, if its cache is of this type."""
         from kvc_trt.models.dtypes import numpy_dtype
 
-        return stored_pages(self.capacity, self.page_size, numpy_dtype(dtype).itemsize)
+        return stored_pages(self.capacity, self.page_size, numpy_dtype(dtype).itemsize, self.fp8_bounds)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from kvc_trt.errors import InputError
 from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.discovery import objects
-from kvc_trt.operators.schema import CACHE, Operator, Tensor
+from kvc_trt.operators.schema import BOUND, CACHE, Operator, Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +106,10 @@ class DecodeSelection(ABC):
         A stored context leaves this state out; everything else that a cache carries is part of it."""
         from kvc_trt.methods.verification import page_bounds
 
-        return {"bounds": lambda keys, lengths, rule: page_bounds(keys, lengths, rule.page_size)} if self.pages else {}
+        def bounds(keys: Array, lengths: Array, rule: Constants) -> Array:
+            return page_bounds(keys, lengths, rule.page_size, fp8=rule.fp8_bounds)
+
+        return {"bounds": bounds} if self.pages else {}
 
     def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
         """Make what the cache carries in addition to keys and values [B,G,C,D] with `lengths` [B] slots in use."""
@@ -133,7 +136,8 @@ class DecodeSelection(ABC):
 
         cache = reference.LayerCache(keys, values, lengths)
         if self.pages:
-            cache.page_min, cache.page_max = reference.page_bounds(keys, lengths, rule.page_size)
+            extremes = reference.page_bounds(keys, lengths, rule.page_size, fp8=rule.fp8_bounds)
+            cache.page_min, cache.page_max = extremes
         return cache
 
     def runs(self) -> Mapping[str, StepRun]:
@@ -154,7 +158,7 @@ class DecodeSelection(ABC):
         found = {one.name: result for one, result in zip(schema.outputs, results, strict=True)}
         state = [(one.element, (found[one.name], after[one.alias])) for one in schema.outputs if one.alias]
         moved, computed = (
-            [pair for element, pair in state if (element == CACHE) is copied] for copied in (True, False)
+            [pair for element, pair in state if (element in (CACHE, BOUND)) is copied] for copied in (True, False)
         )
         if "selected" in found:
             choice = ReadByStep(keys, values, lengths, found["output"], found["selected"])

@@ -56,11 +56,12 @@ class BestOfPages(DecodeSelection):
 
     def describe(self, rule: Constants) -> str:
         """Describe pages and channels."""
-        return f"page size {rule.page_size}, {rule.top_r} channels"
+        bounds = " of bounds in fp8" if rule.fp8_bounds else ""
+        return f"page size {rule.page_size}, {rule.top_r} channels{bounds}"
 
     def ranking(self, rule: Constants) -> ByPages:
         """Return the ranking by pages and their channels."""
-        return ByPages(rule.page_size, rule.top_r)
+        return ByPages(rule.page_size, rule.top_r, rule.fp8_bounds)
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:

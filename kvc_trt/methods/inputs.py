@@ -17,14 +17,18 @@ DEFAULT_WINDOW = 32
 
 EVERY_POLICY = ("skip_layers", "max_conversation_len")
 EVICTION = ("prompt_budget", "window", "pool_kernel")
-SELECTION = ("page_size", "top_r", "top_k", "dense_until")
+SELECTION = ("page_size", "top_r", "top_k", "dense_until", "fp8_bounds")
 OVERRIDES = (
     "prompt_budget", "page_size", "top_r", "top_k", "pool_kernel", "window", "skip_layers", "sinks", "recent",
     "future_positions", "positions", "reallocate", "layer_budget", "squeeze_share", "layer_budgets", "dense_until",
-    "max_conversation_len", "head_scores",
+    "max_conversation_len", "head_scores", "fp8_bounds",
 )  # fmt: skip
 """Derived numbers of a policy that can be set by hand, in the order of a plan."""
-CHOICES: dict[str, tuple[object, ...]] = {"positions": ("original", "cache"), "reallocate": (True, False)}
+CHOICES: dict[str, tuple[object, ...]] = {
+    "positions": ("original", "cache"),
+    "reallocate": (True, False),
+    "fp8_bounds": (True, False),
+}
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ def constants(
         "dense_until": capacity,
         "skip_layers": inputs.value("skip_layers", 0),
         "max_conversation_len": inputs.value("max_conversation_len", 0),
+        "fp8_bounds": inputs.choice("fp8_bounds", False),
     }
     return PolicyParameters(
         policy=inputs.policy,

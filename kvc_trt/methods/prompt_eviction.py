@@ -187,7 +187,7 @@ def stored_bounds(rule: Constants, found: Array, keys: Array, lengths: Array) ->
     from kvc_trt.methods.verification import page_bounds
 
     pages = decode_selection(rule.decode_selection).pages
-    return [(found, page_bounds(keys, lengths, rule.page_size))] if pages else []
+    return [(found, page_bounds(keys, lengths, rule.page_size, fp8=rule.fp8_bounds))] if pages else []
 
 
 def prompt_eviction(name: str) -> PromptEviction:

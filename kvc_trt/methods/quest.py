@@ -60,11 +60,12 @@ class PagesPerQueryHead(DecodeSelection):
 
     def describe(self, rule: Constants) -> str:
         """Describe the selection of whole pages."""
-        return f"whole pages of {rule.page_size}, each query head its own"
+        bounds = ", bounds in fp8" if rule.fp8_bounds else ""
+        return f"whole pages of {rule.page_size}, each query head its own{bounds}"
 
     def ranking(self, rule: Constants) -> ByPageBounds:
         """Return the ranking of pages for each query head."""
-        return ByPageBounds(rule.page_size)
+        return ByPageBounds(rule.page_size, rule.fp8_bounds)
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
@@ -97,6 +98,6 @@ QUEST = Policy(
     eviction=NOTHING,
     selection=PAGES_PER_QUERY_HEAD,
     resolve=resolve,
-    overrides=("page_size", "top_k", "dense_until", *EVERY_POLICY),
+    overrides=("page_size", "top_k", "dense_until", "fp8_bounds", *EVERY_POLICY),
     published=TABLE_1,
 )

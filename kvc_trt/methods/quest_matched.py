@@ -38,6 +38,6 @@ QUEST_MATCHED = Policy(
     eviction=NOTHING,
     selection=BEST_OF_PAGES,
     resolve=resolve,
-    overrides=("page_size", "top_k", "dense_until", *EVERY_POLICY),
+    overrides=("page_size", "top_k", "dense_until", "fp8_bounds", *EVERY_POLICY),
     published=TABLE_1,
 )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.methods.constants import Constants
 from kvc_trt.operators.dimensions import stored_pages
+from kvc_trt.operators.fp8_bounds import EMPTY, codes_of
 from kvc_trt.operators.shapes import LOWEST
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class ByPages(NamedTuple):
 
     page_size: int
     top_r: int
+    fp8_bounds: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,7 @@ class ByPageBounds(NamedTuple):
     """Whole pages ranked for each query head by the bounds of their keys; the newest one is always read."""
 
     page_size: int
+    fp8_bounds: bool = False
 
 
 RankingOfPrompt: TypeAlias = "ByWindow | ByDirection | ByExpectedQueries"
@@ -208,29 +211,30 @@ StepRun: TypeAlias = Callable[[RunnableAlone, StepCase, Constants], Found]
 TurnRun: TypeAlias = Callable[[RunnableAlone, TurnCase, Constants], Found]
 
 
-def page_bounds(keys: Array, lengths: Array, page_size: int) -> Array:
+def page_bounds(keys: Array, lengths: Array, page_size: int, *, fp8: bool) -> Array:
     """Return an executor's page bounds [B,G,2D,P]: maxima of K and of -K over `lengths` [B] slots of `keys` [B,G,C,D].
 
-    Empty pages have the lowest finite value."""
+    Empty pages have the lowest finite value. With `fp8`, the codes of the bounds, INT8."""
     batch, heads, slots, size = keys.shape
-    pages = stored_pages(slots, page_size, keys.dtype.itemsize)
+    pages = stored_pages(slots, page_size, keys.dtype.itemsize, fp8)
     used = (np.arange(slots) < np.asarray(lengths)[:, None])[:, None, :, None]
     lowest = np.array(LOWEST[str(keys.dtype)], keys.dtype)
     signed = np.full((batch, heads, pages * page_size, 2 * size), lowest, keys.dtype)
     signed[:, :, :slots, :size] = np.where(used, keys, lowest)
     signed[:, :, :slots, size:] = np.where(used, -keys, lowest)
     maxima: Array = signed.reshape(batch, heads, pages, page_size, 2 * size).max(axis=3)
-    return np.ascontiguousarray(maxima.swapaxes(2, 3))
+    return np.ascontiguousarray((codes_of(maxima) if fp8 else maxima).swapaxes(2, 3))
 
 
 def rebuild_bounds(keys: Array, bounds: Array, dropped: range, page_size: int) -> None:
     """Make the bounds [G,2D,P] of one row anew, in place, after the last slots `dropped` of its `keys` [G,C,D]."""
     first, end = dropped.start // page_size, -(-dropped.stop // page_size)
-    bounds[:, :, first:end] = LOWEST[str(keys.dtype)]
+    fp8 = bounds.dtype == np.int8
+    bounds[:, :, first:end] = EMPTY if fp8 else LOWEST[str(keys.dtype)]
     start = first * page_size
     if start < dropped.start:
         stored = keys[None, :, start : dropped.start]
-        bounds[:, :, first] = page_bounds(stored, np.array([stored.shape[2]]), page_size)[0, :, :, 0]
+        bounds[:, :, first] = page_bounds(stored, np.array([stored.shape[2]]), page_size, fp8=fp8)[0, :, :, 0]
 
 
 def float32(array: Array) -> Tensor:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvc_trt.operators.shapes import HeadShape, count_to, size
+from kvc_trt.operators.fp8_bounds import write_codes, write_ranks
+from kvc_trt.operators.shapes import HeadShape, Layout, count_to, float32, size
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
@@ -35,17 +36,17 @@ class Place:
         grid = np.stack([0 * heads, heads, channels, 0 * heads], axis=-1)[None]
         return str(self._emit.ScatterND(cache, self._indices(self.slots, grid), entry))
 
-    def raise_bounds(self, bounds: Value, key: Value, page: Value, dtype: str) -> Value:
+    def raise_bounds(self, bounds: Value, key: Value, page: Value, layout: Layout) -> Value:
         """Return `bounds` [B,G,2D,P] (channel maxima of K and of -K) with `key` [B,G,D] in page `page` [B,1,1,1]."""
         emit = self._emit
         column = emit.Concat(key, emit.Neg(key), axis=2)
-        if dtype != "float32":  # twice as slow, but ONNX Runtime's ScatterND has no maximum of half floats
+        if layout.fp8_bounds:
+            return self._raise_codes(bounds, write_codes(emit, float32(emit, column)), page)
+        if layout.dtype != "float32":  # twice as slow, but ONNX Runtime's ScatterND has no maximum of half floats
             column = emit.Unsqueeze(column, [3])
             pages = emit.Expand(page, emit.Shape(column))
             return str(emit.ScatterElements(bounds, pages, column, axis=3, reduction="max"))
-        heads, channels = np.indices((self._shape.fixed_kv_heads, 2 * self._shape.head_size))
-        grid = np.stack([0 * heads, heads, channels, 0 * heads], axis=-1)[None]
-        return str(emit.ScatterND(bounds, self._indices(page, grid), column, reduction="max"))
+        return str(emit.ScatterND(bounds, self._column_of(page), column, reduction="max"))
 
     def first_rows(self, capacity: int | Value) -> Value:
         """Return INT64 [B,G,1]: the row of each head's slot 0 in a cache [B,G,C,D] reshaped to [B*G*C,D]."""
@@ -56,6 +57,18 @@ class Place:
             return str(emit.Add(row, heads * capacity))
         row = emit.Reshape(emit.Mul(self._rows, kv_heads), [-1, 1, 1])
         return str(emit.Mul(emit.Add(row, heads), capacity))
+
+    def _raise_codes(self, bounds: Value, column: Value, page: Value) -> Value:
+        """Return the fp8 `bounds` with the maximum of page `page` and `column` INT8 [B,G,2D] in their place."""
+        emit, places = self._emit, self._column_of(page)
+        before = emit.GatherND(bounds, places)
+        stays = emit.GreaterOrEqual(write_ranks(emit, before), write_ranks(emit, column))
+        return str(emit.ScatterND(bounds, places, emit.Where(stays, before, column)))
+
+    def _column_of(self, page: Value) -> Value:
+        """Return the indices of the bounds of page `page` [B,1,1,1], INT64 [B,G,2D,4]."""
+        heads, channels = np.indices((self._shape.fixed_kv_heads, 2 * self._shape.head_size))
+        return self._indices(page, np.stack([0 * heads, heads, channels, 0 * heads], axis=-1)[None])
 
     def _slot_indices(self, cache: Value) -> Value:
         """Return the index of the new entry in every row and head, INT64 [B,G,3]."""

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvc_trt.operators.fp8_bounds import write_codes, write_ranks
 from kvc_trt.operators.schema import CACHE, INT64, Kernel, Operator, Tensor
 from kvc_trt.operators.shapes import Layout, count_to, float32, size
 from kvc_trt.operators.sparq_attention import CHANNELS, VALUE_SUM
-from kvc_trt.operators.tensors import BOUNDS, CACHE_LENGTHS, K_CACHE, PAGE_SIZE, V_CACHE, updated
+from kvc_trt.operators.tensors import BOUNDS, CACHE_LENGTHS, FP8_BOUNDS, K_CACHE, PAGE_SIZE, V_CACHE, updated
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
@@ -73,7 +74,11 @@ def _write_bounds(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     columns = emit.Concat(keys, emit.Neg(keys), axis=2)
     pages = emit.Unsqueeze(emit.Div(places.slots, emit.attribute("page_size")), [1, 2])
     where = emit.Expand(pages, emit.Shape(columns))
-    return {"bounds_out": emit.ScatterElements("bounds", where, columns, axis=3, reduction="max")}
+    if not layout.fp8_bounds:
+        return {"bounds_out": emit.ScatterElements("bounds", where, columns, axis=3, reduction="max")}
+    stored, new = write_ranks(emit, "bounds"), write_ranks(emit, write_codes(emit, float32(emit, columns)))
+    raised = emit.ScatterElements(stored, where, new, axis=3, reduction="max")
+    return {"bounds_out": emit.cast(write_ranks(emit, raised), np.int8)}
 
 
 def _write_channels(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
@@ -103,9 +108,9 @@ RAISE_BOUNDS = Operator(
     summary="Let the bounds of the pages cover a turn's keys.",
     inputs=(K_BLOCK, BOUNDS, CACHE_LENGTHS, LENGTHS),
     outputs=(updated(BOUNDS),),
-    attributes=(PAGE_SIZE,),
+    attributes=(PAGE_SIZE, FP8_BOUNDS),
     write=_write_bounds,
-    kernel=Kernel("kvc_raise_bounds", "KvcRaiseBoundsParams", reserved=True),
+    kernel=Kernel("kvc_raise_bounds", "KvcRaiseBoundsParams"),
     native=False,
 )
 APPEND_CHANNELS = Operator(

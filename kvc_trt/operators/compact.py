@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvc_trt.operators.dimensions import MAX_TOKENS
+from kvc_trt.operators.fp8_bounds import write_codes
 from kvc_trt.operators.keep_best import keep_best
 from kvc_trt.operators.schema import INT64, Attribute, Kernel, Operator, Stride, Tensor
 from kvc_trt.operators.shapes import MASKED, Layout, attention_scale, count_to, float32, one, scalar, size
 from kvc_trt.operators.tensors import (
     BOUNDS,
     CAPACITY,
+    FP8_BOUNDS,
     INDICES,
     K_CACHE,
     PAGE_SIZE,
@@ -101,7 +103,10 @@ def observed_attention(emit: Emitter, rows: Value, columns: Value, voting: Value
 
 
 def page_bounds(emit: Emitter, keys: Value, stored: Value, layout: Layout) -> Value:
-    """Return page maxima of K and of -K over the `stored` slots of `keys` [B,G,n,D], channel-major [B,G,2D,P]."""
+    """Return page maxima of K and of -K over the `stored` slots of `keys` [B,G,n,D], channel-major [B,G,2D,P].
+
+    Where bounds are fp8, their codes.
+    """
     page_size = one(emit, emit.attribute("page_size"))
     capacity = one(emit, emit.attribute("capacity"))
     pages, lowest = _stored_pages(emit, capacity, page_size, layout.page_multiple), layout.lowest
@@ -111,7 +116,8 @@ def page_bounds(emit: Emitter, keys: Value, stored: Value, layout: Layout) -> Va
     missing = emit.Sub(emit.Mul(pages, page_size), size(emit, marked, 3))
     padded = emit.Pad(marked, emit.Concat([0], missing, axis=0), lowest, [3])
     paged = emit.Reshape(padded, emit.Concat([0, 0, 0], pages, page_size, axis=0))
-    return str(emit.ReduceMax(paged, [4], keepdims=0))
+    maxima = emit.ReduceMax(paged, [4], keepdims=0)
+    return write_codes(emit, float32(emit, maxima)) if layout.fp8_bounds else str(maxima)
 
 
 def _stored_pages(emit: Emitter, capacity: Value, page_size: Value, multiple: int) -> Value:
@@ -138,12 +144,14 @@ COMPACT = Operator(
         CAPACITY,
         Attribute("pool_kernel", 1, 4095, "width of the max-pooling over scores", bits=32, odd=True),
         PAGE_SIZE,
+        FP8_BOUNDS,
     ),
     formulas={"C": "capacity"},
     write=_write,
     kernel=Kernel(
         "kvc_compact",
         "KvcCompactParams",
+        reserved=True,
         strided=("k", "v"),
         in_place={"k_cache": "k", "v_cache": "v"},
         strides=(
@@ -179,5 +187,5 @@ COMPACT_TURN = Operator(
     attributes=COMPACT.attributes,
     formulas=COMPACT.formulas,
     write=_write_turn,
-    kernel=Kernel("kvc_compact_turn", "KvcCompactTurnParams"),
+    kernel=Kernel("kvc_compact_turn", "KvcCompactTurnParams", reserved=True),
 )

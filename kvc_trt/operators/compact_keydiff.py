@@ -18,6 +18,7 @@ from kvc_trt.operators.shapes import Layout, count_to, float32, scalar, size
 from kvc_trt.operators.tensors import (
     BOUNDS,
     CAPACITY,
+    FP8_BOUNDS,
     INDICES,
     K_CACHE,
     PAGE_SIZE,
@@ -66,6 +67,7 @@ COMPACT_KEYDIFF = Operator(
         Attribute("prompt_budget", 1, MAX_TOKENS, "tokens kept per KV head", at_most="capacity"),
         CAPACITY,
         PAGE_SIZE,
+        FP8_BOUNDS,
     ),
     formulas={"C": "capacity"},
     write=_write,

@@ -20,6 +20,7 @@ from kvc_trt.operators.shapes import Layout, count_to, int32, into_slots, one, p
 from kvc_trt.operators.tensors import (
     BOUNDS,
     CAPACITY,
+    FP8_BOUNDS,
     INDICES,
     K_CACHE,
     PAGE_SIZE,
@@ -95,7 +96,7 @@ TRIM = Operator(
     summary="Cut what KvcCompactRanked kept to a layer's budget.",
     inputs=(*KEPT, Tensor("budgets", INT64, ("B",), "tokens that each row keeps"), PROMPT_LENGTHS),
     outputs=(K_CACHE, V_CACHE, BOUNDS, replace(STORED_LENGTHS, summary="min(n, budget)"), INDICES),
-    attributes=(CAPACITY, PAGE_SIZE),
+    attributes=(CAPACITY, PAGE_SIZE, FP8_BOUNDS),
     formulas={"C": "capacity"},
     write=_write_trim,
 )

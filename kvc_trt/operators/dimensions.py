@@ -57,7 +57,11 @@ SIZES: Mapping[str, Size] = {
     "M": Size("block", "block", bits=64, most=MAX_TOKENS),
     "C+M": Size("capacity + block"),
     "P": Size(
-        "pages", "pages", bits=64, most=MAX_TOKENS, rule="ceil(C / page_size), in 16 bit rounded up to a multiple of 8"
+        "pages",
+        "pages",
+        bits=64,
+        most=MAX_TOKENS,
+        rule="ceil(C / page_size), in 16 bit rounded up to a multiple of 8, in fp8 of 16",
     ),
     "2D": Size("2 x head size", "channels", least=32, most=2 * MAX_HEAD_SIZE, multiple_of=16),
     "K": Size("selected width", "selected_width", bits=64),
@@ -66,21 +70,23 @@ SIZES: Mapping[str, Size] = {
 """Symbols that the kernels know. An operator's shapes may also use symbols of its own."""
 
 COMMON_FORMULAS: Mapping[str, str] = {
-    "P": f"stored_pages(C, page_size, {ELEMENT_BYTES})",
+    "P": f"stored_pages(C, page_size, {ELEMENT_BYTES}, fp8_bounds)",
     "2D": "2 * D",
     "C+M": "C + M",
 }
 """Derived sizes, the same in every operator whose shapes use them."""
 
 
-def page_multiple(element_bytes: int) -> int:
-    """Return what P is a multiple of: rows of 16-bit bounds start at a multiple of 16 bytes, for tensor cores."""
-    return 8 if element_bytes == 2 else 1
+def page_multiple(bound_bytes: int) -> int:
+    """Return what P is a multiple of: rows of 16-bit and 8-bit bounds start at a multiple of 16 bytes."""
+    return {1: 16, 2: 8}.get(bound_bytes, 1)
 
 
-def stored_pages(capacity: int, page_size: int, element_bytes: int) -> int:
-    """Return P, the pages that the bounds of `capacity` slots have room for; those past the last slot stay empty."""
-    multiple = page_multiple(element_bytes)
+def stored_pages(capacity: int, page_size: int, element_bytes: int, fp8_bounds: int = 0) -> int:
+    """Return P, the pages that the bounds of `capacity` slots have room for; those past the last slot stay empty.
+
+    `element_bytes` are those of the cache's type, which bounds have too unless they are fp8."""
+    multiple = page_multiple(1 if fp8_bounds else element_bytes)
     return -(-capacity // (page_size * multiple)) * multiple
 
 

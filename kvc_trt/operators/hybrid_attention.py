@@ -13,6 +13,7 @@ import numpy as np
 
 from kvc_trt.operators.attend import attend
 from kvc_trt.operators.dimensions import MAX_HEAD_SIZE
+from kvc_trt.operators.fp8_bounds import write_values
 from kvc_trt.operators.schema import INT32, Attribute, Kernel, Operator, Tensor
 from kvc_trt.operators.selective import AppendedStep, append, ascending, attend_all_or, largest_channels, temperature
 from kvc_trt.operators.shapes import MASKED, Layout, count_to, float32, scalar, size
@@ -20,6 +21,7 @@ from kvc_trt.operators.tensors import (
     BOUNDS,
     CACHE_LENGTHS,
     DENSE_UNTIL,
+    FP8_BOUNDS,
     K_CACHE,
     OUTPUT,
     PAGE_SIZE,
@@ -42,7 +44,7 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """
     place, step = append(emit, layout)
     page = emit.Div(place.slots, emit.attribute("page_size"))
-    bounds = place.raise_bounds("bounds", "k_new", page, layout.dtype)
+    bounds = place.raise_bounds("bounds", "k_new", page, layout)
 
     def sparse(branch: Emitter) -> list[Value]:
         return _select_and_attend(branch, step, bounds)
@@ -71,7 +73,8 @@ def _page_scores(emit: Emitter, step: AppendedStep, bounds: Value) -> Value:
     channels = largest_channels(emit, query)
     rising = emit.Greater(emit.GatherElements(emit.ReduceSum(query, [2], keepdims=0), channels, axis=2), 0.0)
     row = emit.Unsqueeze(emit.Where(rising, channels, emit.Add(channels, head_size)), [3])
-    bound = float32(emit, emit.GatherND(bounds, row, batch_dims=2))
+    chosen = emit.GatherND(bounds, row, batch_dims=2)
+    bound = write_values(emit, chosen) if step.layout.fp8_bounds else float32(emit, chosen)
     both_signs = emit.Transpose(emit.Concat(query, emit.Neg(query), axis=3), perm=[0, 1, 3, 2])
     signed = emit.Transpose(emit.GatherND(both_signs, row, batch_dims=2), perm=[0, 1, 3, 2])
     tempered = emit.Div(signed, temperature(emit, query, signed, head_size))
@@ -133,6 +136,7 @@ HYBRID_ATTENTION = Operator(
         TOP_K,
         TOKEN_BUDGET,
         DENSE_UNTIL,
+        FP8_BOUNDS,
     ),
     formulas={"K": "max(top_k, token_budget, dense_until)"},
     write=_write,

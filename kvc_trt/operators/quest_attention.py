@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvc_trt.operators.attend import GroupedQuery, attend
+from kvc_trt.operators.fp8_bounds import write_values
 from kvc_trt.operators.schema import INT32, Operator, Tensor
 from kvc_trt.operators.selective import LOWEST_RANK, AppendedStep, append, ascending, attend_all_or
 from kvc_trt.operators.shapes import Layout, count_to, float32, one, size
@@ -17,6 +18,7 @@ from kvc_trt.operators.tensors import (
     BOUNDS,
     CACHE_LENGTHS,
     DENSE_UNTIL,
+    FP8_BOUNDS,
     K_CACHE,
     OUTPUT,
     PAGE_SIZE,
@@ -39,7 +41,7 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """
     place, step = append(emit, layout)
     newest = emit.Div(place.slots, emit.attribute("page_size"))
-    bounds = place.raise_bounds("bounds", "k_new", newest, layout.dtype)
+    bounds = place.raise_bounds("bounds", "k_new", newest, layout)
 
     def sparse(branch: Emitter) -> list[Value]:
         tokens, taken = _tokens_of_pages(branch, step, _ranked_pages(branch, step, bounds, newest))
@@ -57,7 +59,8 @@ def _ranked_pages(emit: Emitter, step: AppendedStep, bounds: Value, newest: Valu
     size_of = emit.Abs(query)
     # Not Relu, which may drop a NaN. Exact, since both sums are 0 or 2|q|.
     both_signs = emit.Mul(emit.Concat(emit.Add(size_of, query), emit.Sub(size_of, query), axis=3), 0.5)
-    score = emit.MatMul(both_signs, float32(emit, bounds))
+    bound = write_values(emit, bounds) if step.layout.fp8_bounds else float32(emit, bounds)
+    score = emit.MatMul(both_signs, bound)
     pages = count_to(emit, size(emit, bounds, 3))
     comparable = emit.And(emit.Not(emit.IsNaN(score)), emit.Less(pages, newest))
     return str(emit.Where(emit.Equal(pages, newest), -LOWEST_RANK, emit.Where(comparable, score, LOWEST_RANK)))
@@ -104,7 +107,7 @@ QUEST_ATTENTION = Operator(
         updated(BOUNDS),
         Tensor("selected", INT32, ("B", "H", "K"), "slots that each query head read, ascending, -1 past the end"),
     ),
-    attributes=(PAGE_SIZE, TOP_K, TOKEN_BUDGET, DENSE_UNTIL),
+    attributes=(PAGE_SIZE, TOP_K, TOKEN_BUDGET, DENSE_UNTIL, FP8_BOUNDS),
     formulas={"K": "max(top_k, token_budget, dense_until)"},
     write=_write,
 )

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvc_trt.operators.heavy_hitter_attention import SLOT_POSITIONS
-from kvc_trt.operators.schema import CACHE, INT32, Kernel, Operator, Tensor
+from kvc_trt.operators.schema import BOUND, CACHE, INT32, Kernel, Operator, Tensor
 from kvc_trt.operators.shapes import Layout
-from kvc_trt.operators.tensors import BOUNDS, K_CACHE, V_CACHE, updated
+from kvc_trt.operators.tensors import BOUNDS, FP8_BOUNDS, K_CACHE, V_CACHE, updated
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
@@ -49,9 +49,10 @@ REPLACE_CACHE = Operator(
 REPLACE_BOUNDS = Operator(
     name="KvcReplaceBounds",
     summary="Overwrite the bounds of a cache's pages.",
-    inputs=(BOUNDS, Tensor("bounds_kept", CACHE, ("B", "G", "2D", "P"), "the bounds from now on")),
+    inputs=(BOUNDS, Tensor("bounds_kept", BOUND, ("B", "G", "2D", "P"), "the bounds from now on")),
     outputs=(updated(BOUNDS),),
+    attributes=(FP8_BOUNDS,),
     write=_write_bounds,
-    kernel=Kernel("kvc_replace_bounds", "KvcReplaceBoundsParams"),
+    kernel=Kernel("kvc_replace_bounds", "KvcReplaceBoundsParams", reserved=True),
     native=False,
 )

@@ -37,13 +37,16 @@ VERSION = "1"
 PLUGIN_ATTRIBUTES = {"plugin_namespace": KVC_DOMAIN, "plugin_version": VERSION}
 """Attributes of a call that make a TensorRT build replace it by a plugin."""
 
-Element = Literal["CACHE", "FLOAT", "FLOAT16", "INT64", "INT32", "UINT8"]
+Element = Literal["CACHE", "BOUND", "FLOAT", "FLOAT16", "INT64", "INT32", "INT8", "UINT8"]
 CACHE: Element = "CACHE"
 """The element type of the cache: float32, float16 or bfloat16, the same for all tensors of a call."""
+BOUND: Element = "BOUND"
+"""The element type of page bounds: INT8 where the attribute fp8_bounds is 1 (`fp8_bounds.py`), else the cache's."""
 FLOAT: Element = "FLOAT"
 FLOAT16: Element = "FLOAT16"
 INT64: Element = "INT64"
 INT32: Element = "INT32"
+INT8: Element = "INT8"
 UINT8: Element = "UINT8"
 
 
@@ -179,6 +182,15 @@ class Operator:
             **PLUGIN_ATTRIBUTES,
         )
         return dict(zip(names, (made,) if isinstance(made, str) else made, strict=True))
+
+    def element_of(self, tensor: Tensor, values: Mapping[str, int]) -> Element:
+        """Return the element type of one of the operator's tensors, given the attributes: never BOUND.
+
+        Calls in the graphs of engines built earlier have no fp8_bounds, which means 0.
+        """
+        if tensor.element != BOUND:
+            return tensor.element
+        return INT8 if values.get("fp8_bounds", 0) else CACHE
 
     def check(self, values: Mapping[str, int]) -> None:
         """Raise Refusal for attributes that are out of range or do not fit together."""

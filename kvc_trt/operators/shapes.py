@@ -74,6 +74,8 @@ class Layout:
     """P of every cache; None if layers differ."""
     dtype: str = "float32"
     """Type of the cache."""
+    fp8_bounds: bool = False
+    """Whether page bounds are fp8 codes."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Numbers that cannot be attributes, by name ("pool_kernel"): ONNX wants a list, or the body depends on them."""
 
@@ -85,7 +87,7 @@ class Layout:
     @property
     def page_multiple(self) -> int:
         """What the number of pages of every cache is a multiple of."""
-        return page_multiple(numpy_dtype(self.dtype).itemsize)
+        return page_multiple(1 if self.fp8_bounds else numpy_dtype(self.dtype).itemsize)
 
     def number(self, name: str) -> float:
         """Return one of `numbers` by name; ValueError if the engine does not have it."""

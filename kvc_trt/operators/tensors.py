@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvc_trt.operators.dimensions import INT32_MAX, MAX_TOKENS
-from kvc_trt.operators.schema import CACHE, INT32, INT64, Attribute, Tensor
+from kvc_trt.operators.schema import BOUND, CACHE, INT32, INT64, Attribute, Tensor
 
 QUERY = Tensor("query", CACHE, ("B", "H", "D"), "after RoPE")
 K_NEW = Tensor("k_new", CACHE, ("B", "G", "D"), "after RoPE")
@@ -14,7 +14,7 @@ K_CACHE = Tensor("k_cache", CACHE, ("B", "G", "C", "D"))
 V_CACHE = Tensor("v_cache", CACHE, ("B", "G", "C", "D"))
 BOUNDS = Tensor(
     "bounds",
-    CACHE,
+    BOUND,
     ("B", "G", "2D", "P"),
     "page maxima of K, then of -K; empty pages: the lowest finite value",
     fill="lowest",
@@ -41,6 +41,9 @@ TOP_K = Attribute("top_k", 1, MAX_TOKENS, "tokens that a sparse step reads", at_
 TOKEN_BUDGET = Attribute("token_budget", 0, INT32_MAX)
 DENSE_UNTIL = Attribute(
     "dense_until", 0, INT32_MAX, "rows of m <= max(token_budget, dense_until) read all their entries"
+)
+FP8_BOUNDS = Attribute(
+    "fp8_bounds", 0, 1, "1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type", bits=32
 )
 CAPACITY = Attribute("capacity", 1, MAX_TOKENS, "slots of the cache")
 

@@ -26,9 +26,9 @@ def entries_by_cache(model: ModelConfig, parameters: PolicyParameters, prompt_to
     return [_entries(site.parameters, prompt_tokens, 0) for site in cache_sites(model, parameters)]
 
 
-def pairs_read(parameters: PolicyParameters, layer: int, entries: int, head_size: int) -> float:
+def pairs_read(parameters: PolicyParameters, layer: int, entries: int, head_size: int, itemsize: int = 2) -> float:
     """Return the pairs per head of its cache that one layer reads in a step with `entries` tokens cached."""
-    return _pairs(parameters.groups(layer)[0].parameters, entries, head_size)
+    return _pairs(parameters.groups(layer)[0].parameters, entries, head_size, itemsize)
 
 
 def _entries(rule: PolicyParameters, prompt_tokens: int, generated: int) -> int:
@@ -36,11 +36,12 @@ def _entries(rule: PolicyParameters, prompt_tokens: int, generated: int) -> int:
     return min(kept + generated, rule.capacity)
 
 
-def _pairs(rule: PolicyParameters, entries: int, head_size: int) -> float:
-    """Return the pairs that are attended to plus those read to choose them."""
+def _pairs(rule: PolicyParameters, entries: int, head_size: int, itemsize: int) -> float:
+    """Return the pairs that are attended to plus those read to choose them; an fp8 bound counts by its share."""
     if entries <= rule.dense_limit:
         return float(entries)
-    return min(rule.most_read, entries) + rule.selection.pairs_to_choose(rule, entries, head_size)
+    chosen_by = rule.selection.pairs_to_choose(rule, entries, head_size)
+    return min(rule.most_read, entries) + (chosen_by / itemsize if rule.fp8_bounds else chosen_by)
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def row_traffic(
     total, entries, pairs = 0.0, 0, 0.0
     for site in cache_sites(model, parameters):
         entries = _entries(site.parameters, prompt_tokens, generated)
-        pairs = _pairs(site.parameters, entries, model.head_size)
+        pairs = _pairs(site.parameters, entries, model.head_size, itemsize)
         total += pairs * cache_heads(model, site) * _pair_bytes(model, itemsize)
     return RowTraffic(entries, pairs, total)
 

@@ -89,7 +89,7 @@ class LayerCaches:
             places[b, :, m : m + n] = positions[b] + torch.arange(n)
         if source is cache.whole or not rule.evicts_on_turns:
             state = source.keys, source.values, source.page_min, source.page_max, source.lengths
-            append_block(*state, k_new, v_new, new_lengths, page_size=rule.page_size)
+            append_block(*state, k_new, v_new, new_lengths, page_size=rule.page_size, fp8=rule.fp8_bounds)
             source.lengths, source.positions = joined[2], places[:, :, : source.capacity]
         if not rule.evicts_on_turns:
             return attended
@@ -124,7 +124,8 @@ class LayerCaches:
             for row, slot in enumerate(cache.lengths.tolist()):
                 cache.positions[row, :, slot] = positions[row]
         state = cache.keys, cache.values, cache.page_min, cache.page_max, cache.lengths
-        bounds.append_in_place(*state, keys, values, page_size=group.parameters.page_size)
+        rule = group.parameters
+        bounds.append_in_place(*state, keys, values, page_size=rule.page_size, fp8=rule.fp8_bounds)
         cache.lengths = cache.lengths + 1
         if cache.whole is not None:
             whole = cache.whole
@@ -168,7 +169,8 @@ class LayerCaches:
         if kept.scores is not None:
             cache.scores = _with_room(kept.scores, parameters.capacity)
         if parameters.has_pages:
-            cache.page_min, cache.page_max = bounds.page_bounds(cache.keys, cache.lengths, parameters.page_size)
+            extremes = bounds.page_bounds(cache.keys, cache.lengths, parameters.page_size, fp8=parameters.fp8_bounds)
+            cache.page_min, cache.page_max = extremes
 
     def _compact_to(
         self, budgets: list[int], window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor

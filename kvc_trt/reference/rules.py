@@ -59,6 +59,10 @@ class Rule(Protocol):
         """Consecutive slots that share bounds."""
 
     @property
+    def fp8_bounds(self) -> bool:
+        """Whether the bounds of pages are kept in fp8."""
+
+    @property
     def has_pages(self) -> bool:
         """Whether the cache carries the bounds of its pages."""
 

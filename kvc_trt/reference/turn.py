@@ -83,7 +83,7 @@ def extend_attention(queries: Tensor, keys: Tensor, values: Tensor, lengths: Ten
 
 def append_block(
     keys: Tensor, values: Tensor, page_min: Tensor | None, page_max: Tensor | None, lengths: Tensor, k_new: Tensor,
-    v_new: Tensor, new_lengths: Tensor, *, page_size: int,
+    v_new: Tensor, new_lengths: Tensor, *, page_size: int, fp8: bool = False,
 ) -> None:  # fmt: skip
     """Store a block of new tokens at slots lengths[b] and after, in place, and widen the bounds of their pages.
 
@@ -97,7 +97,8 @@ def append_block(
         row = [None if table is None else table[b : b + 1] for table in (keys, values, page_min, page_max)]
         for i in range(n):
             slot, entry = lengths[b : b + 1] + i, (k_new[b : b + 1, :, i], v_new[b : b + 1, :, i])
-            append_in_place(row[0], row[1], row[2], row[3], slot, *entry, page_size=page_size)  # type: ignore[arg-type]
+            tables = row[0], row[1], row[2], row[3]
+            append_in_place(*tables, slot, *entry, page_size=page_size, fp8=fp8)  # type: ignore[arg-type]
 
 
 def compact_turn(

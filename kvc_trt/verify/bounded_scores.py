@@ -13,6 +13,7 @@ from itertools import combinations, islice, product
 
 import numpy as np
 
+from kvc_trt.methods.verification import ByPageBounds, ByPages
 from kvc_trt.verify.scores import (
     DENORMAL_ROUNDING,
     MOST_CHANNEL_CHOICES,
@@ -20,6 +21,7 @@ from kvc_trt.verify.scores import (
     ChannelChoice,
     Float64,
     Int64,
+    bounds_of_pages,
     truncated_share,
 )
 
@@ -157,7 +159,7 @@ def scores_on_channels(query: Float64, keys: Float64, channels: Int64, slack: fl
 
 
 def scores_of_page_tokens(
-    query: Float64, keys: Float64, page_size: int, choice: ChannelChoice, slack: float
+    query: Float64, keys: Float64, pages: ByPages, choice: ChannelChoice, slack: float
 ) -> BoundedScores:
     """Scores [m] of tokens by their pages in hybrid attention (RocketKV, stage 2): query [g, D], keys [m, D].
 
@@ -167,14 +169,17 @@ def scores_of_page_tokens(
 
     - by the query: e |slope in q of s(p) - sum of A(j) s(j)|. What all pages share cancels out here;
     - by the keys: U(p) + sum of A(j) U(j), with U = |q / T on the channels| sqrt(sum of f^2 over the page's keys): a
-      maximum moves on each channel by no more than some key of the page does;
+      maximum moves on each channel by no more than some key of the page does. Bounds in fp8 may move by a step of fp8:
+      U is then the sum over the channels of |q / T| times how far the rounded bound moves (`_steps_of_bounds`);
     - and the logarithm of a mean of exponentials exceeds their mean exponent by at most half the largest's square.
     """
-    starts = np.arange(0, len(keys), page_size)
-    sizes = np.minimum(page_size, len(keys) - starts)
+    starts = np.arange(0, len(keys), pages.page_size)
+    sizes = np.minimum(pages.page_size, len(keys) - starts)
     used = keys[:, choice.channels]
-    bound = np.where(choice.take_maximum, np.maximum.reduceat(used, starts), np.minimum.reduceat(used, starts))
-    tables, bounds_off = np.zeros((3, len(starts))), _together(_off_by(keys, slack), starts)
+    least, most = bounds_of_pages(used, starts, pages.fp8_bounds)
+    bound = np.where(choice.take_maximum, most, least)
+    tables, keys_off = np.zeros((3, len(starts))), _together(_off_by(keys, slack), starts)
+    steps = np.where(choice.take_maximum, *_steps_of_bounds(used, starts, keys_off)[::-1]) if pages.fp8_bounds else None
     for q, e in zip(query, _off_by(query, slack), strict=True):
         head = _OnChannels(q, choice.channels)
         logits = head.logits(bound)
@@ -182,27 +187,45 @@ def scores_of_page_tokens(
         score /= score @ sizes
         share = score * sizes
         by_query = e * head.slopes(bound - share @ bound, logits - share @ logits)
-        by_keys = np.linalg.norm(head.direction) * bounds_off
+        by_keys = np.linalg.norm(head.direction) * keys_off if steps is None else steps @ np.abs(head.direction)
         moves = by_query + by_keys + share @ by_keys + (by_query + by_keys).max() ** 2 / 2
         moves = np.minimum(moves, _LARGEST_EXPONENT)
         tables += score * np.exp([np.zeros(len(starts)), -moves, moves]) / len(query)
     tables += DENORMAL_ROUNDING * np.array([[0.0], [-1.0], [1.0]])
-    return BoundedScores(*(np.repeat(table, page_size)[: len(keys)] for table in tables))
+    return BoundedScores(*(np.repeat(table, pages.page_size)[: len(keys)] for table in tables))
 
 
-def scores_of_pages(query: Float64, keys: Float64, page_size: int, slack: float) -> BoundedScores:
+def scores_of_pages(query: Float64, keys: Float64, pages: ByPageBounds, slack: float) -> BoundedScores:
     """Quest's scores of the pages of one query head: query [D], keys [m, D].
 
     The product of the query with the farthest corner of a page. With e and f for how far q and a key are off, it moves
     by e |corner| + |q| sqrt(sum of f^2 over the page's keys): on each channel the corner moves by no more than some key
-    of the page does.
+    of the page does. In fp8 it moves on each channel by as much as the rounded bound (`_steps_of_bounds`).
     """
-    starts = np.arange(0, len(keys), page_size)
-    low, high = np.minimum.reduceat(keys, starts), np.maximum.reduceat(keys, starts)
+    starts = np.arange(0, len(keys), pages.page_size)
+    low, high = bounds_of_pages(keys, starts, pages.fp8_bounds)
     exact = np.maximum(query * low, query * high).sum(-1)
     corner = np.linalg.norm(np.maximum(np.abs(low), np.abs(high)), axis=-1)
-    by_keys = np.linalg.norm(query) * _together(_off_by(keys, slack), starts)
+    keys_off = _together(_off_by(keys, slack), starts)
+    if pages.fp8_bounds:
+        by_keys = np.maximum(*_steps_of_bounds(keys, starts, keys_off)) @ np.abs(query)
+    else:
+        by_keys = np.linalg.norm(query) * keys_off
     return BoundedScores.within(exact, _off_by(query, slack) * corner + by_keys)
+
+
+def _steps_of_bounds(keys: Float64, starts: Int64, off: Float64) -> tuple[Float64, Float64]:
+    """How far fp8 minima and maxima [P, r] can move if those of keys [m, r] before rounding are off by `off` [P].
+
+    Rounding ascends with what is rounded, so the ends of the interval say it."""
+    exact = bounds_of_pages(keys, starts, fp8=True)
+    outward = bounds_of_pages(keys, starts, True, off[:, None], off[:, None])
+    inward = bounds_of_pages(keys, starts, True, -off[:, None], -off[:, None])
+    least, most = (
+        np.maximum(np.abs(one - there), np.abs(one - here))
+        for one, there, here in zip(exact, outward, inward, strict=True)
+    )
+    return least, most
 
 
 class _OnChannels:

@@ -88,7 +88,7 @@ def judge_read(
         used = channels_of(query, keys.shape[1], ranking.top_r)
         return _judge_by_channels(step, own, given, ranking.top_r, used), used
     assert isinstance(ranking, ByPageBounds)
-    return _judge_by_page_bounds(step, own, given, ranking.page_size), None
+    return _judge_by_page_bounds(step, own, given, ranking), None
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _judge_by_pages(step: _Step, own: Tensor, given: Lists, ranking: ByPages) ->
         query, keys = step.of(row, head, given.shape[1])
         first_problem: str | None = None
         for choice in possible_choices(query, ranking.top_r, step.slack):
-            scores = scores_of_page_tokens(query, keys, ranking.page_size, choice, step.slack)
+            scores = scores_of_page_tokens(query, keys, ranking, choice, step.slack)
             problem = scores.unexplained(taken)
             if problem is None:
                 return None
@@ -148,9 +148,9 @@ def _judge_by_channels(step: _Step, own: Tensor, given: Lists, top_r: int, used:
     return compare_lists(own.numpy(), given, explain)
 
 
-def _judge_by_page_bounds(step: _Step, own: Tensor, given: Lists, page_size: int) -> IndexComparison:
+def _judge_by_page_bounds(step: _Step, own: Tensor, given: Lists, ranking: ByPageBounds) -> IndexComparison:
     def explain(row: int, head: int, difference: Difference) -> str | None:
-        m = step.lengths[row]
+        m, page_size = step.lengths[row], ranking.page_size
         if difference.extra.max() >= m:
             return _not_stored(difference, m)
         pages, counts = np.unique(_taken(given[row, head]) // page_size, return_counts=True)
@@ -159,7 +159,7 @@ def _judge_by_page_bounds(step: _Step, own: Tensor, given: Lists, page_size: int
         if cut.size or newest not in pages:
             return f"page {cut[0]} is not read whole" if cut.size else f"the newest page, {newest}, must be read"
         query, keys = step.of(row, head, given.shape[1])
-        scores = scores_of_pages(query[0], keys, page_size, step.slack)
+        scores = scores_of_pages(query[0], keys, ranking, step.slack)
         return _said("read", difference, scores.without_last().unexplained(pages[:-1]))
 
     return compare_lists(own.numpy(), given, explain)

@@ -21,6 +21,7 @@ from kvc_trt.verify.scores import (
     Float64,
     Int64,
     PageScores,
+    bounds_of_pages,
     channel_choices,
     page_scores,
     prompt_scores,
@@ -60,6 +61,7 @@ class Difference:
 class _Rule:
     page_size: int
     top_r: int
+    fp8_bounds: bool
     truncates: bool
 
 
@@ -103,6 +105,7 @@ def compare_selection(
     *,
     page_size: int,
     top_r: int,
+    fp8_bounds: bool = False,
     truncates: bool = False,
 ) -> IndexComparison:
     """Tokens read by one step on equal inputs, `actual` [B, G, .] against the reference's `expected`.
@@ -120,7 +123,7 @@ def compare_selection(
         if (broken := breaks_page_order(chosen, page_size, length)) is not None:
             return broken
         stored = keys[row, head, :length].astype(np.float64)
-        rule = _Rule(page_size, top_r, truncates)
+        rule = _Rule(page_size, top_r, fp8_bounds, truncates)
         return _judge_selection(queries[row, head], stored, rule, difference, chosen)
 
     return compare_lists(expected, actual, explain)
@@ -207,7 +210,7 @@ def _judge_selection(query: Float64, keys: Float64, rule: _Rule, difference: Dif
     """None if one admissible channel choice explains the list; else what is wrong under the exact choice."""
     first_problem: str | None = None
     for choice in channel_choices(query, rule.top_r):
-        scores = page_scores(query, keys, rule.page_size, choice)
+        scores = page_scores(query, keys, rule.page_size, choice, fp8_bounds=rule.fp8_bounds)
         problem = _judge_pages(scores, keys[:, choice.channels], rule, chosen)
         if problem is None:
             return None
@@ -230,14 +233,15 @@ def _judge_pages(scores: PageScores, used_keys: Float64, rule: _Rule, chosen: In
         return problem
     for kept in np.unique(extra // page_size):
         for dropped in np.unique(missing // page_size):
-            if dropped < kept and _same_page(used_keys, page_size, int(kept), int(dropped)):
+            if dropped < kept and _same_page(used_keys, rule, int(kept), int(dropped)):
                 return f"pages {dropped} and {kept} are exact copies, and the lower index wins"
     return None
 
 
-def _same_page(keys: Float64, page_size: int, one: int, other: int) -> bool:
-    a, b = (keys[page * page_size : (page + 1) * page_size] for page in (one, other))
-    return len(a) == len(b) and np.array_equal(a.max(0), b.max(0)) and np.array_equal(a.min(0), b.min(0))
+def _same_page(keys: Float64, rule: _Rule, one: int, other: int) -> bool:
+    a, b = (keys[page * rule.page_size : (page + 1) * rule.page_size] for page in (one, other))
+    one_bounds, other_bounds = (bounds_of_pages(page, np.zeros(1, np.int64), rule.fp8_bounds) for page in (a, b))
+    return len(a) == len(b) and np.array_equal(one_bounds, other_bounds)
 
 
 def breaks_page_order(chosen: Int64, page_size: int, length: int) -> str | None:

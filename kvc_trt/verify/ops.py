@@ -225,7 +225,7 @@ def compare_step(
     assert expected is not None
     compared = compare_selection(
         query, keys, lengths, expected.numpy(), selected,
-        page_size=ranking.page_size, top_r=ranking.top_r, truncates=truncates,
+        page_size=ranking.page_size, top_r=ranking.top_r, fp8_bounds=ranking.fp8_bounds, truncates=truncates,
     )  # fmt: skip
     if exact:
         q, k, v = q.double(), k.double(), v.double()

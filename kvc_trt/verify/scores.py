@@ -13,6 +13,8 @@ from itertools import combinations, islice, product
 import numpy as np
 from numpy.typing import NDArray
 
+from kvc_trt.operators.fp8_bounds import raised
+
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 
@@ -160,12 +162,25 @@ class PageScores(_Magnitude):
     products: int
 
 
-def page_scores(query: Float64, keys: Float64, page_size: int, choice: ChannelChoice) -> PageScores:
+def bounds_of_pages(
+    keys: Float64, starts: Int64, fp8: bool, lower: Float64 | float = 0.0, upper: Float64 | float = 0.0
+) -> tuple[Float64, Float64]:
+    """Minima and maxima [P, r] of keys [m, r] by page, from `starts` on; in fp8 rounded outward.
+
+    They are taken of the minima lessened by `lower`, and of the maxima and `upper`, before they are rounded.
+    """
+    least, most = np.minimum.reduceat(keys, starts) - lower, np.maximum.reduceat(keys, starts) + upper
+    return (-raised(-least), raised(most)) if fp8 else (least, most)
+
+
+def page_scores(
+    query: Float64, keys: Float64, page_size: int, choice: ChannelChoice, *, fp8_bounds: bool = False
+) -> PageScores:
     """Scores of one KV head in hybrid attention (RocketKV, stage 2): query [g, D]; keys [m, D] with the current one."""
     starts = np.arange(0, len(keys), page_size)
     sizes = np.minimum(page_size, len(keys) - starts)
     used = keys[:, choice.channels]
-    maximum, minimum = np.maximum.reduceat(used, starts), np.minimum.reduceat(used, starts)
+    minimum, maximum = bounds_of_pages(used, starts, fp8_bounds)
     bound = np.where(choice.take_maximum, maximum, minimum)
     q = query[:, choice.channels]
 

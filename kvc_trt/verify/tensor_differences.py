@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.backends.harness import Watched
 from kvc_trt.graph.state import cache_sites
+from kvc_trt.operators.fp8_bounds import LARGEST, may_be_of_close, values_of
 from kvc_trt.runtime.batch import Batch
 from kvc_trt.verify.checks import Rung, at_most
 from kvc_trt.verify.engine_run import judge_compaction
@@ -102,8 +103,11 @@ class Judge:
         return rung
 
     def _excused(self, feed: Values, base: Values, other: Values, truncates: bool) -> set[str]:
-        """Tensors that follow from a choice on which the sides differ though each chose rightly among what it got."""
-        excused: set[str] = set()
+        """Tensors that follow from a choice on which the sides differ though each chose rightly among what it got.
+
+        And fp8 bounds that differ, but are of keys within the bar: these may be rounded to numbers a step apart.
+        """
+        excused = {name for name, bounds in base.items() if name in other and self._of_close(bounds, other[name])}
         for op in self.choosers:
             listed = op.outputs[-1]
             if listed not in other or np.array_equal(base[listed], other[listed]):
@@ -118,6 +122,13 @@ class Judge:
                 self.near_ties.tokens_swapped += found.swapped_tokens
             excused |= _following(self.model, listed)
         return excused
+
+    def _of_close(self, bounds: Array, others: Array) -> bool:
+        if not bounds.dtype == others.dtype == np.int8 or bounds.shape != others.shape or (bounds == others).all():
+            return False
+        magnitudes = np.abs(values_of(bounds))
+        scale = max(1.0, float(magnitudes.max(initial=0.0, where=magnitudes < LARGEST)))
+        return may_be_of_close(bounds, others, self.bar * scale)
 
     def _judged(self, op: Watched, feed: Values, side: Values, truncates: bool) -> IndexComparison | None:
         """One side's choice against the reference on the inputs it got; None where they are not known."""

@@ -101,10 +101,11 @@ def _run_append(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Fou
 
 
 def _run_bounds(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found:
-    before = page_bounds(case.k_cache, case.cache_lengths, rule.page_size)
+    before = page_bounds(case.k_cache, case.cache_lengths, rule.page_size, fp8=rule.fp8_bounds)
     (found,) = operator.run(**_given(case), bounds=before)
     keys, _ = _appended(case)
-    return Found(moved=((found, page_bounds(keys, case.cache_lengths + case.lengths, rule.page_size)),))
+    after = page_bounds(keys, case.cache_lengths + case.lengths, rule.page_size, fp8=rule.fp8_bounds)
+    return Found(moved=((found, after),))
 
 
 def _run_channels(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found:

@@ -12,20 +12,21 @@ from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.dimensions import SIZES
 from kvc_trt.operators.native import interface
 from kvc_trt.operators.registry import OPERATORS
-from kvc_trt.operators.schema import CACHE, FLOAT, FLOAT16, INT32, INT64, UINT8, Operator, Tensor
+from kvc_trt.operators.schema import BOUND, CACHE, FLOAT, FLOAT16, INT32, INT64, UINT8, Operator, Tensor
 from plugins_cuda.generate import laid_out
 
 PLUGINS = Path(__file__).resolve().parents[1]
 NOTE = "Generated from the operators' schemas (kvc_trt/operators) by `python -m plugins_cpu.generate`; edit those."
 ELEMENT_TYPES = {
     CACHE: "kFloat",
+    BOUND: "kFloat",
     FLOAT: "kFloat",
     INT64: "kInt64",
     INT32: "kInt32",
     FLOAT16: "kFloat16",
     UINT8: "kUint8",
 }
-"""In C++. The library computes caches of float32 alone; others are left to the bodies."""
+"""In C++. The library computes caches of float32 alone, with bounds of that type; others are left to the bodies."""
 
 
 def generated() -> Mapping[Path, str]:

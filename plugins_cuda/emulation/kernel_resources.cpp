@@ -13,7 +13,7 @@ namespace {
 using OnDevices = std::array<KernelResources, kDevices.size()>;
 
 struct Row {
-    const char* kernel;  // page_scores<bf16, 4>
+    const char* kernel;  // append<bf16>
     OnDevices on;
 };
 constexpr Row kRows[] = {
@@ -26,7 +26,7 @@ void replace_all(std::string& text, std::string_view from, std::string_view to) 
     }
 }
 
-// "... [with auto kKernel = kvc::page_scores<kvc::bfloat16_t, 4>]" -> "page_scores<bf16, 4>", as the table names it.
+// "... [with auto kKernel = kvc::append<kvc::bfloat16_t>]" -> "append<bf16>", as the table names it.
 std::string name_of(std::string_view signature) {
     constexpr std::string_view kBefore = "kKernel = ";
     const size_t begin = signature.find(kBefore) + kBefore.size();
@@ -35,6 +35,7 @@ std::string name_of(std::string_view signature) {
                                                                                          {"{anonymous}::", ""},
                                                                                          {"bfloat16_t", "bf16"},
                                                                                          {"half_t", "fp16"},
+                                                                                         {"fp8_t", "fp8"},
                                                                                          {"float", "fp32"},
                                                                                          {"> >", ">>"}}) {
         replace_all(name, from, to);

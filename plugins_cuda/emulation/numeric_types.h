@@ -54,6 +54,18 @@ inline void narrow(float x, bfloat16_t& result) {
     result.bits = nan ? uint16_t{0x7fff} : static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
+// The products of two pairs of numbers, each rounded.
+inline uint32_t multiply_pairs(bfloat16_t, uint32_t a, uint32_t b) {
+    uint32_t products = 0;
+    for (const int shift : {0, 16}) {
+        const auto number = [&](uint32_t pair) { return widen(bfloat16_t{static_cast<uint16_t>(pair >> shift)}); };
+        bfloat16_t product;
+        narrow(number(a) * number(b), product);
+        products |= uint32_t{product.bits} << shift;
+    }
+    return products;
+}
+
 // One access; the device faults where the address is not a multiple of its size.
 inline uint4 load_16_bytes(const void* from) {
     emulation::check_alignment(from, 16);

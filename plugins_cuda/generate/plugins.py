@@ -8,7 +8,7 @@ from kvc_trt.kernels.parameters import Member, kernel_of, members
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.dimensions import INT32_MAX, SIZES, names_in
 from kvc_trt.operators.registry import KERNEL_OPERATORS
-from kvc_trt.operators.schema import CACHE, INT64, VERSION, Attribute, Operator, Stride, Tensor
+from kvc_trt.operators.schema import BOUND, CACHE, INT64, VERSION, Attribute, Operator, Stride, Tensor
 from plugins_cuda.generate.formulas import expression
 
 
@@ -156,7 +156,7 @@ def _field(operator: Operator, attribute: Attribute) -> str:
 
 
 def _tensor(operator: Operator, tensor: Tensor) -> str:
-    element = {CACHE: "kCache", INT64: "kInt64"}.get(tensor.element, "kInt32")
+    element = {CACHE: "kCache", BOUND: "kBound", INT64: "kInt64"}.get(tensor.element, "kInt32")
     alias = [one.name for one in operator.inputs].index(tensor.alias) if tensor.alias else None
     shape = ", ".join(map(_dimension, tensor.shape))
     return f'{{"{tensor.name}", {element}, {{{shape}}}' + (f", {alias}" if alias is not None else "") + "}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kvc_trt.kernels.parameters import kernel_of, members, size_members
 from kvc_trt.kernels.rotated import LIBRARY_OPERATORS
 from kvc_trt.operators.dimensions import ELEMENT_BYTES, INT32_MAX, SIZES, Size, names_in
-from kvc_trt.operators.schema import CACHE, Attribute, Operator, Tensor
+from kvc_trt.operators.schema import BOUND, CACHE, Attribute, Operator, Tensor
 from plugins_cuda.generate.formulas import expression
 
 
@@ -123,7 +123,8 @@ def _contiguous(operator: Operator) -> list[Tensor]:
 
 def _tensor(operator: Operator, tensor: Tensor) -> str:
     written = tensor in operator.outputs or tensor in operator.state
-    kind = "numbers" if tensor.element != CACHE else "output" if written else "input"
+    kinds = {CACHE: "output" if written else "input", BOUND: "stored_bounds" if written else "given_bounds"}
+    kind = kinds.get(tensor.element, "numbers")
     shape = ", ".join(_extent(operator, symbol) for symbol in tensor.shape)
     made = f'make.{kind}("{tensor.name}", p.{tensor.name}, {{{shape}}})'
     return f"make.optional({made})" if tensor.optional else made

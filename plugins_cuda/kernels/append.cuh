@@ -3,17 +3,20 @@
 //
 // Source: RocketKV (arXiv 2502.14051), section 3.3: pages of p consecutive slots keep the element-wise extremes of
 // their keys. Bounds are stored channel-major, [2D,P] per KV head: row d holds the page maxima of K, row D+d those of
-// -K, so that a minimum is read as a negated maximum and one comparison serves both.
+// -K, so that a minimum is read as a negated maximum and one comparison serves both. In fp8 (fp8.cuh) they are rounded up;
+// a maximum of rounded numbers is the rounded maximum.
 //
 // Bytes per KV head: 4 D s for the key and the value (s bytes per element; read and written once), and 2 D sectors of
-// 32 bytes read and written for the bounds, because the page's elements of different channels are P elements apart. Where
-// it is rotated here, 2 g D s for the query (g heads of the group), read and written, and 4 D for the row's angles.
+// 32 bytes read and written for the bounds, of whatever type, because the page's elements of different channels are P
+// elements apart. Where it is rotated here, 2 g D s for the query (g heads of the group), read and written, and 4 D for the
+// row's angles.
 // Deterministic: every element has one writer.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/attended_row.cuh"
+#include "kernels/bound_table.cuh"
 #include "kernels/dependent_launch.cuh"
 #include "kernels/new_token.cuh"
 #include "kernels/numeric.cuh"
@@ -74,32 +77,32 @@ template <class T>
 class JoinedChannel {
 public:
     // Starts to read the bounds [2D,P] of the page.
-    __device__ __forceinline__ JoinedChannel(T* __restrict__ bounds, int head_size, int pages, int page)
+    __device__ __forceinline__ JoinedChannel(const BoundTable<T>& bounds, int head_size, int pages, int page)
         : exists_(static_cast<int>(threadIdx.x) < head_size),
-          maximum_(bounds + static_cast<int>(threadIdx.x) * pages + page),
-          negated_minimum_(maximum_ + head_size * pages) {
+          maximum_(bounds.from(static_cast<int>(threadIdx.x) * pages + page)),
+          negated_minimum_(maximum_.from(head_size * pages)) {
         if (exists_) {
-            maximum_before_ = *maximum_;
-            negated_minimum_before_ = *negated_minimum_;
+            maximum_before_ = maximum_.load(0);
+            negated_minimum_before_ = negated_minimum_.load(0);
         }
     }
 
     // Writes the bounds with a token of this key in the page.
     __device__ __forceinline__ void raise(T key) const {
         if (exists_) {
-            ChannelBounds bounds = {to_float(maximum_before_), to_float(negated_minimum_before_)};
+            ChannelBounds bounds = {maximum_.widen(maximum_before_), negated_minimum_.widen(negated_minimum_before_)};
             bounds.raise(to_float(key));
-            *maximum_ = from_float<T>(bounds.maximum);
-            *negated_minimum_ = from_float<T>(bounds.negated_minimum);
+            maximum_.store(0, bounds.maximum);
+            negated_minimum_.store(0, bounds.negated_minimum);
         }
     }
 
 private:
     bool exists_;
-    T* maximum_;
-    T* negated_minimum_;
-    T maximum_before_{};
-    T negated_minimum_before_{};
+    BoundTable<T> maximum_;
+    BoundTable<T> negated_minimum_;
+    typename BoundTable<T>::Stored maximum_before_{};
+    typename BoundTable<T>::Stored negated_minimum_before_{};
 };
 
 template <class T>

@@ -16,6 +16,7 @@
 
 #include "kernels/append.cuh"
 #include "kernels/block_rows.cuh"
+#include "kernels/bound_table.cuh"
 #include "kernels/dependent_launch.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/platform.cuh"
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(kBlockThreads) append_block(const AppendBlockP
 template <class T>
 struct RaiseBoundsParams {
     const T* k_new;  // [B,G,M,D]
-    T* bounds;       // [B,G,2D,P]
+    void* bounds;    // [B,G,2D,P], of T or fp8
     const int64_t* cache_lengths;
     const int64_t* lengths;
     int64_t block;      // M
@@ -72,6 +73,7 @@ struct RaiseBoundsParams {
     int64_t pages;      // P
     int32_t kv_heads;   // G
     int32_t head_size;  // D
+    bool fp8_bounds;
 };
 
 // Grid (ceil(pages that M tokens can touch / kRaisedPages), G, B).
@@ -84,21 +86,22 @@ __global__ void __launch_bounds__(kBlockThreads) raise_bounds(const RaiseBoundsP
     const int64_t head = int64_t{blockIdx.z} * params.kv_heads + blockIdx.y;
     const int64_t first_page = row.stored / params.page_size + int64_t{blockIdx.x} * kRaisedPages;
     const T* keys = params.k_new + head * params.block * params.head_size;
-    T* bounds = params.bounds + head * 2 * params.head_size * params.pages;
+    const BoundTable<T> bounds =
+        BoundTable<T>(params.bounds, params.fp8_bounds).from(head * 2 * params.head_size * params.pages);
     for (int32_t item = threadIdx.x; item < kRaisedPages * params.head_size; item += kBlockThreads) {
         const int64_t page = first_page + item / params.head_size;
         const int32_t channel = item % params.head_size;
         const int64_t first = max(page * params.page_size - row.stored, int64_t{0});
         const int64_t end = min((page + 1) * params.page_size - row.stored, row.count);
         if (page >= params.pages || first >= end) continue;
-        T& upper = bounds[channel * params.pages + page];
-        T& lower = bounds[(params.head_size + channel) * params.pages + page];
-        ChannelBounds raised = {to_float(upper), to_float(lower)};
+        const int64_t upper = channel * params.pages + page;
+        const int64_t lower = (params.head_size + channel) * params.pages + page;
+        ChannelBounds raised = {bounds.widen(bounds.load(upper)), bounds.widen(bounds.load(lower))};
         for (int64_t token = first; token < end; ++token) {
             raised.raise(to_float(keys[token * params.head_size + channel]));
         }
-        upper = from_float<T>(raised.maximum);
-        lower = from_float<T>(raised.negated_minimum);
+        bounds.store(upper, raised.maximum);
+        bounds.store(lower, raised.negated_minimum);
     }
 }
 

@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 namespace kvc {
@@ -21,6 +22,19 @@ __device__ __forceinline__ float widen(half_t x) { return __half2float(x); }
 __device__ __forceinline__ float widen(bfloat16_t x) { return __bfloat162float(x); }
 __device__ __forceinline__ void narrow(float x, half_t& result) { result = __float2half_rn(x); }
 __device__ __forceinline__ void narrow(float x, bfloat16_t& result) { result = __float2bfloat16_rn(x); }
+
+// The products of two pairs of numbers, each rounded. Subnormal numbers count.
+__device__ __forceinline__ uint32_t multiply_pairs(bfloat16_t, uint32_t a, uint32_t b) {
+    const auto pair = [](uint32_t bits) {
+        __nv_bfloat162 numbers;
+        memcpy(&numbers, &bits, sizeof bits);
+        return numbers;
+    };
+    const __nv_bfloat162 products = __hmul2(pair(a), pair(b));
+    uint32_t bits;
+    memcpy(&bits, &products, sizeof bits);
+    return bits;
+}
 
 __device__ __forceinline__ uint4 load_16_bytes(const void* from) { return *static_cast<const uint4*>(from); }
 __device__ __forceinline__ void store_16_bytes(void* to, uint4 value) { *static_cast<uint4*>(to) = value; }

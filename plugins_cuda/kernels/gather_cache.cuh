@@ -2,13 +2,14 @@
 //
 // Source: RocketKV, arXiv 2502.14051, end of algorithm 1 (the kept tokens) and section 3.3 (page bounds, counted over
 // the compacted cache from slot 0). Bounds are channel-major [B,G,2D,P]: row d holds the page maxima of K, row D+d
-// those of -K; a page without tokens holds the lowest finite value, and a NaN key makes its channel of the page NaN.
+// those of -K; a page without tokens holds the lowest finite value, and a NaN key makes its channel of the page NaN. In fp8
+// (fp8.cuh) bounds are rounded up when they are written, and what is NaN is the largest number.
 //
 // Blocks own whole pages: any number of them runs at once. Where the caches are k and v themselves, the rows have been
 // moved before (move_in_place.cuh), and only bounds and the zeros past a row's end remain.
 //
-// Bytes per row and KV head, s bytes per element, `kept` = min(n, budget): reads 2·s·D·kept + 8·kept, writes 2·s·D·C
-// (K and V with their zeros) + 2·s·D·P (bounds). In place: reads s·D·kept, writes 2·s·D·(C - kept) + 2·s·D·P.
+// Bytes per row and KV head, s bytes per element, b per bound, `kept` = min(n, budget): reads 2·s·D·kept + 8·kept, writes
+// 2·s·D·C (K and V with their zeros) + 2·b·D·P (bounds). In place: reads s·D·kept, writes 2·s·D·(C - kept) + 2·b·D·P.
 // Every access to K and V is 16 bytes wide, kRowsInFlight of them per thread before the first is used. Bounds leave
 // through shared memory, so that the pages of a block are neighbours in each of the 2D rows.
 //
@@ -18,6 +19,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/bound_table.cuh"
 #include "kernels/dependent_launch.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/platform.cuh"
@@ -55,8 +57,9 @@ struct GatherParams {
     const int64_t* cache_lengths;  // [B]: slots in use
     T* k_cache;                    // [B,G,C,D]
     T* v_cache;                    // [B,G,C,D]
-    T* bounds;                     // [B,G,2D,P] or null
+    void* bounds;                  // [B,G,2D,P], of T or fp8; or null
     PageLayout layout;
+    bool fp8_bounds;
     bool in_place;  // k and v are the caches: every slot holds its row when gather_cache runs
 };
 
@@ -157,7 +160,8 @@ __device__ __forceinline__ void write_bounds(const GatherParams<T>& params, Shar
             const int32_t column = page_of_block * layout.segments + segment;
             bound = nan_max(bound, to_float(columns[column * bounds_pitch<T>(params.head_size) + row]));
         }
-        params.bounds[(head * 2 * params.head_size + row) * layout.pages + page] = from_float<T>(bound);
+        BoundTable<T>(params.bounds, params.fp8_bounds)
+            .store((head * 2 * params.head_size + row) * layout.pages + page, bound);
     }
 }
 

@@ -25,9 +25,10 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[
 
 // Four 8 x 8 matrices of 16-bit elements from shared memory, each as half of the B operand: to[m] = M[2t, 2t+1][group].
 // Lane 8 m + i gives the start of row i of matrix m, at a multiple of 16 bytes. (PTX manual, ldmatrix with .trans.)
+// Two neighbouring elements of 8 bits are one of 16: they stay together.
 template <class T>
 __device__ __forceinline__ void load_matrices_transposed(uint32_t (&to)[4], const T& row) {
-    static_assert(sizeof(T) == 2);
+    static_assert(sizeof(T) <= 2);
     platform::load_matrices_transposed(to, &row);
 }
 

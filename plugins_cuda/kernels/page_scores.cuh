@@ -3,14 +3,15 @@
 // Source: RocketKV (arXiv 2502.14051), section 3.3, step 5 of hybrid attention: e[h,j] / T[h] with
 // e[h,j] = sum over the r chosen channels d of q[h,d] · bound[j,d]. score_channels.cuh says which channels, and bounds.
 //
-//   in   prepared queries (prepared_query.cuh), bounds [B,G,2D,P] (row d: page maxima of K, row D+d: of -K)
+//   in   prepared queries (prepared_query.cuh), bounds [B,G,2D,P] (row d: page maxima of K, row D+d: of -K), of the cache's
+//        type or fp8
 //   out  scores fp32 [B,G,H/G,8U], for pages that hold tokens of rows that do not read all their entries anyway, and
 //        statistics [B,G,H/G,U] of the units of such pages, 8 pages each (page_statistics.cuh)
 //
 // Grid (chunks of pages, G, B). The bounds of a chunk are staged in shared memory first (staged_bounds.cuh); then tensor
-// cores sum those of 16 bit (page_scores_tensor_core.cuh), multiply-adds those of fp32 (page_scores_fma.cuh).
+// cores sum those of a 16-bit cache (page_scores_tensor_core.cuh), multiply-adds those of a fp32 one (page_scores_fma.cuh).
 //
-// Bytes per KV head: r P s (s bytes per element), and the prepared query, for every block from L2; flops 2 g r P.
+// Bytes per KV head: r P s (s bytes per bound), and the prepared query, for every block from L2; flops 2 g r P.
 //
 // Determinism: channels are added in an order that is the same for every page, chunk size and batch, so equal bounds
 // give equal bits. The sum is multiplied by 1/T last: exact sums stay exact ties. e is a sum in fp32.
@@ -27,10 +28,10 @@
 
 namespace kvc {
 
-template <class T>
+template <class Bound>
 struct PageScoresParams {
     const uint4* prepared;         // [B,G,vectors of a prepared query]
-    const T* bounds;               // [B,G,2D,P]
+    const Bound* bounds;           // [B,G,2D,P]
     const int64_t* cache_lengths;  // [B]: entries before the append
     float* scores;                 // [B,G,H/G,8U]
     ScoreStatistics* units;        // [B,G,H/G,U]
@@ -45,7 +46,7 @@ struct PageScoresParams {
 
     // Pages per block, whole units: a vector less than are staged where a row may start anywhere in its first one.
     __host__ __device__ __forceinline__ int chunk() const {
-        return (row_vectors - (kAlignedRows<T> ? 0 : 1)) * kVectorWidth<T> / kUnitPages * kUnitPages;
+        return (row_vectors - (kAlignedRows<Bound> ? 0 : 1)) * kVectorWidth<Bound> / kUnitPages * kUnitPages;
     }
 };
 
@@ -59,15 +60,15 @@ struct ScoreLayout {
     int total;
 };
 
-template <class T, int kHeads>
+template <class T, int kHeads, class Bound>
 __host__ __device__ __forceinline__ ScoreLayout score_layout(int row_vectors, int channels, int group) {
-    using Scorer = PageScorer<T, kHeads>;
+    using Scorer = PageScorer<T, kHeads, Bound>;
     constexpr int kVectorBytes = static_cast<int>(sizeof(uint4));
     const PreparedLayout prepared = prepared_layout<Scorer>(channels, group);
     ScoreLayout layout;
-    layout.row = (row_vectors + Scorer::kSpareVectors) * kVectorWidth<T>;
+    layout.row = (row_vectors + Scorer::kSpareVectors) * kVectorWidth<Bound>;
     layout.rows = Scorer::rows(channels);
-    layout.query = layout.rows * layout.row * static_cast<int>(sizeof(T));
+    layout.query = layout.rows * layout.row * static_cast<int>(sizeof(Bound));
     layout.factors = layout.query + (prepared.factors - prepared.temperatures) * kVectorBytes;
     layout.scratch = layout.query + (prepared.total - prepared.temperatures) * kVectorBytes;
     layout.total = layout.scratch + Scorer::kScratchBytes;
@@ -101,11 +102,11 @@ __device__ __forceinline__ void copy_query(const uint4* prepared, const Prepared
     }
 }
 
-template <class T, int kHeads>
-__global__ void __launch_bounds__(kScoreThreads) page_scores(const PageScoresParams<T> params) {
+template <class T, int kHeads, class Bound>
+__global__ void __launch_bounds__(kScoreThreads) page_scores(const PageScoresParams<Bound> params) {
     start_next_launch();
     wait_for_previous_launch();
-    using Scorer = PageScorer<T, kHeads>;
+    using Scorer = PageScorer<T, kHeads, Bound>;
     const int64_t head = int64_t{blockIdx.z} * params.kv_heads + blockIdx.y;
     const PreparedLayout prepared = prepared_layout<Scorer>(params.top_r, params.group);
     const uint4* query = params.prepared + head * prepared.total;
@@ -115,9 +116,9 @@ __global__ void __launch_bounds__(kScoreThreads) page_scores(const PageScoresPar
     if (task.count == 0) {
         return;
     }
-    const ScoreLayout layout = score_layout<T, kHeads>(params.row_vectors, params.top_r, params.group);
-    const StagedBounds<T> staged = {dynamic_shared<T>(0, layout.rows * layout.row), starts_of_rows<T>(), layout.row,
-                                    layout.rows};
+    const ScoreLayout layout = score_layout<T, kHeads, Bound>(params.row_vectors, params.top_r, params.group);
+    const StagedBounds<Bound> staged = {dynamic_shared<Bound>(0, layout.rows * layout.row), starts_of_rows<Bound>(),
+                                        layout.row, layout.rows};
     copy_query(query, prepared, layout.query);
     stage_bounds(params.bounds + head * 2 * params.head_size * params.pages, params.pages, params.row_vectors, quads,
                  params.top_r, task.start, task.count, staged);

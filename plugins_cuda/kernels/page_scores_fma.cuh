@@ -1,4 +1,5 @@
-// Page scores of fp32 bounds, by multiply-adds: kChannelParts runs of channels side by side, kPageLanes threads each.
+// Page scores of fp32 caches, whose bounds are fp32 or fp8, by multiply-adds: kChannelParts runs of channels side by side,
+// kPageLanes threads each.
 //
 // Determinism: channels are added best first within a run, the runs in order. The order is the same for every page.
 #pragma once
@@ -12,6 +13,7 @@ namespace kvc {
 
 constexpr int kChannelParts = 4;                           // runs of channels, summed by different threads
 constexpr int kPageLanes = kScoreThreads / kChannelParts;  // threads of one run
+constexpr int kLanePages = 2;                              // pages of a thread
 constexpr int kBlockPages = kPageLanes * kLanePages;       // pages scored between two barriers
 static_assert(kBlockPages % kUnitPages == 0, "no unit is in two of them");
 
@@ -21,12 +23,8 @@ struct alignas(sizeof(float) * kHeads) HeadTile {
     float value[kHeads];
 };
 
-// The sums of a thread's pages over one run, read as one vector.
-struct alignas(sizeof(float) * kLanePages) PageTile {
-    float value[kLanePages];
-};
-
-template <int kHeads>
+// The query as it is taken does not depend on Bound.
+template <int kHeads, class Bound>
 class FmaScorer {
 public:
     static constexpr int kSpareVectors = 0;  // at the end of a staged row
@@ -59,7 +57,7 @@ public:
           partials_(dynamic_shared<float>(scratch_start, kScratchBytes / sizeof(float))) {}
 
     // Scores the pages of a chunk for all heads of the group.
-    __device__ __forceinline__ void score(const StagedBounds<float>& staged, const ScoredHeads& heads,
+    __device__ __forceinline__ void score(const StagedBounds<Bound>& staged, const ScoredHeads& heads,
                                           const ScoredChunk& chunk) const {
         for (int tile = 0; tile < tiles(heads.group); ++tile) {
             const SharedSpan<HeadTile<kHeads>> part = query_.part(tile * staged.rows, staged.rows);
@@ -76,7 +74,7 @@ private:
     static constexpr __host__ __device__ int tiles(int group) { return (group + kHeads - 1) / kHeads; }
 
     // This thread's run of channels for its pages from first_page on, for one tile of heads -> partials.
-    __device__ __forceinline__ void add_channels(const StagedBounds<float>& staged, SharedSpan<HeadTile<kHeads>> query,
+    __device__ __forceinline__ void add_channels(const StagedBounds<Bound>& staged, SharedSpan<HeadTile<kHeads>> query,
                                                  int first_page, int count) const {
         const int channels = staged.rows;
         const int part = static_cast<int>(threadIdx.x) / kPageLanes;
@@ -86,7 +84,7 @@ private:
         const int elements = channels * staged.row;
         const int low = first_page + lane < count ? first_page + lane : count - 1;
         const int high = low + kPageLanes < count ? low + kPageLanes : count - 1;
-        const SharedSpan<float> pages[] = {staged.values.part(low, elements - low),
+        const SharedSpan<Bound> pages[] = {staged.values.part(low, elements - low),
                                            staged.values.part(high, elements - high)};
         float sum[kLanePages][kHeads] = {};
 #pragma unroll 4
@@ -95,7 +93,7 @@ private:
             const int first = staged.start_of(i);
 #pragma unroll
             for (int k = 0; k < kLanePages; ++k) {
-                const float bound = pages[k][first];
+                const float bound = to_float(pages[k][first]);
 #pragma unroll
                 for (int head = 0; head < kHeads; ++head) {
                     sum[k][head] += q.value[head] * bound;
@@ -121,17 +119,17 @@ private:
             return;
         }
         const int lane = static_cast<int>(threadIdx.x) % kPageLanes;
-        const SharedSpan<PageTile> runs = partials_.template cast<PageTile>();
-        PageTile sum = runs[own * kPageLanes + lane];
+        const auto runs = partials_.template cast<PageTile<kLanePages>>();
+        PageTile<kLanePages> sum = runs[own * kPageLanes + lane];
 #pragma unroll
         for (int part = 1; part < kChannelParts; ++part) {
-            const PageTile run = runs[(part * kHeads + own) * kPageLanes + lane];
+            const PageTile<kLanePages> run = runs[(part * kHeads + own) * kPageLanes + lane];
 #pragma unroll
             for (int k = 0; k < kLanePages; ++k) {
                 sum.value[k] += run.value[k];
             }
         }
-        write_page_scores(chunk, heads, first_head + own, first_page + lane * kLanePages, sum.value);
+        write_page_scores(chunk, heads, first_head + own, first_page + lane * kLanePages, sum);
     }
 
     SharedSpan<HeadTile<kHeads>> query_;  // [tiles,r]

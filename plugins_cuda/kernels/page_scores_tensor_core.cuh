@@ -1,14 +1,18 @@
-// Page scores of fp16 and bf16 bounds on tensor cores: S[heads, pages] = Q[heads, channels] bounds[channels, pages], the
+// Page scores of fp16 and bf16 caches on tensor cores: S[heads, pages] = Q[heads, channels] bounds[channels, pages], the
 // query negated where a minimum is read as a negated maximum, which is exact in 16 bit.
 //
-// Heads are the 16 rows of a product, pages its 8 columns, a unit of the statistics (page_statistics.cuh). A warp
-// scores two units at a time and needs no other warp: no barrier, no partial sums. A group of up to 4 heads fills a
-// quarter of the rows; rows 4 to 7 repeat them, so that their lanes write the second unit while the others write the
-// first.
+// Heads are the 16 rows of a product, pages its 8 columns. A warp scores two spans of pages at a time, a span being the
+// pages of a 16-byte vector, whole units of the statistics (page_statistics.cuh). It needs no other warp: no barrier, no
+// partial sums. A group of up to 4 heads fills a quarter of the rows; rows 4 to 7 repeat them, so that their lanes write
+// the second span while the others write the first.
 //
-// The query is in shared memory in operand order, one read for both units. One ldmatrix takes the bounds of a step for
+// The query is in shared memory in operand order, one read for both spans. One ldmatrix takes the bounds of a step for
 // both. Rows are 16 bytes further apart than a multiple of 128 (kSpareVectors), so that eight of them are in different
 // banks.
+//
+// A span of 16-bit bounds is 8 pages, one product. A span of fp8 is 16, two products: for ldmatrix the bounds of two
+// neighbouring pages are one element, so a register has both on two channels. Its even bytes, widened, are an operand of
+// the even pages, its odd bytes one of the odd pages; a lane's columns of both products are four neighbouring pages.
 //
 // Channels are taken kStepChannels at a time. Past the last one are rows of zeros, and a query of zeros.
 //
@@ -19,23 +23,29 @@
 
 #include <cstdint>
 
+#include "kernels/fp8.cuh"
 #include "kernels/mma.cuh"
 #include "kernels/scored_chunk.cuh"
 #include "kernels/staged_bounds.cuh"
 
 namespace kvc {
 
-// kHeads is the group rounded up to 4, 8 or 16.
-template <class T, int kHeads>
+// kHeads is the group rounded up to 4, 8 or 16. The query as it is taken does not depend on Bound, which is T or fp8_t.
+template <class T, int kHeads, class Bound>
 class TensorCoreScorer {
     static constexpr int kStepChannels = 16;
-    static constexpr int kUnits = 2;  // of a warp's tile
-    static constexpr int kTilePages = kUnits * kUnitPages;
+    static constexpr int kSpans = 2;  // of a warp's tile
+    static constexpr int kSpanPages = kVectorWidth<Bound>;
+    static constexpr int kTilePages = kSpans * kSpanPages;
+    static constexpr int kProducts = kSpanPages / 8;      // of a span
+    static constexpr int kLanePages = 2 * kProducts;      // of a span, neighbours
     static constexpr int kHalves = kHeads == 16 ? 2 : 1;  // of a product's rows that are heads
     static constexpr int kRows = kHeads / kHalves;        // heads in a half
     static constexpr int kQuad = 4;                       // lanes that share a row of the query
     static constexpr int kStepOperands = kRows * kQuad;   // 16-byte operands
+    using Sums = float[kSpans][kProducts][4];
     static_assert(kHeads == 4 || kHeads == 8 || kHeads == 16);
+    static_assert(kSpanPages % kUnitPages == 0);
 
 public:
     static constexpr int kSpareVectors = 1;  // at the end of a staged row
@@ -73,55 +83,82 @@ public:
         : operands_(dynamic_shared<uint4>(query_start, query_vectors(channels, group))) {}
 
     // Scores the pages of a chunk for all heads of the group.
-    __device__ __forceinline__ void score(const StagedBounds<T>& staged, const ScoredHeads& heads,
+    __device__ __forceinline__ void score(const StagedBounds<Bound>& staged, const ScoredHeads& heads,
                                           const ScoredChunk& chunk) const {
         for (int page = warp_index() * kTilePages; page < chunk.count; page += kScoreWarps * kTilePages) {
-            float sums[kUnits][4] = {};
+            Sums sums = {};
             add_channels(staged, page, sums);
             write_tile(heads, chunk, page, sums);
         }
     }
 
 private:
-    __device__ __forceinline__ void add_channels(const StagedBounds<T>& staged, int page,
-                                                 float (&sums)[kUnits][4]) const {
-        // Of the four matrices, each lane gives one row: channels 0..7 and 8..15 for the first unit, then for the second.
-        const int own_page = page + lane_index() / kStepChannels * kUnitPages;
+    // What the columns of one of a span's products are multiplied by, of a register of its bounds.
+    static __device__ __forceinline__ uint32_t operand(uint32_t bounds, int product) {
+        if constexpr (kIsFp8<Bound>) {
+            return widen_upper_bytes<T>(product == 0 ? bounds << 8 : bounds);
+        } else {
+            return bounds;
+        }
+    }
+
+    __device__ __forceinline__ void add_channels(const StagedBounds<Bound>& staged, int page, Sums& sums) const {
+        // Of the four matrices, each lane gives one row: channels 0..7 and 8..15 for the first span, then for the second.
+        const int own_page = page + lane_index() / kStepChannels * kSpanPages;
         int row = staged.start_of(lane_index() % kStepChannels) + own_page;
         int own = lane_index() % kStepOperands;
 #pragma unroll 4
         for (int channel = 0; channel < staged.rows; channel += kStepChannels) {
             const uint4 heads = operands_[own];
-            uint32_t bounds[2 * kUnits];
+            uint32_t bounds[2 * kSpans];
             load_matrices_transposed(bounds, staged.values[row]);
 #pragma unroll
-            for (int unit = 0; unit < kUnits; ++unit) {
-                mma_m16n8k16<T>(sums[unit], {heads.x, heads.y, heads.z, heads.w},
-                                {bounds[2 * unit], bounds[2 * unit + 1]});
+            for (int span = 0; span < kSpans; ++span) {
+#pragma unroll
+                for (int product = 0; product < kProducts; ++product) {
+                    mma_m16n8k16<T>(sums[span][product], {heads.x, heads.y, heads.z, heads.w},
+                                    {operand(bounds[2 * span], product), operand(bounds[2 * span + 1], product)});
+                }
             }
             own += kStepOperands;
             row += kStepChannels * staged.row;
         }
     }
 
-    // Lane 4 group + t has the sums of head `group` (and group + 8) and of pages 2t, 2t+1 of each unit.
+    // Lane 4 group + t has the sums of head `group` (and group + 8) and of kLanePages pages of each span, the t-th ones.
     __device__ __forceinline__ void write_tile(const ScoredHeads& heads, const ScoredChunk& chunk, int page,
-                                               const float (&sums)[kUnits][4]) const {
+                                               const Sums& sums) const {
         const int group = lane_index() / kQuad, own_page = page + lane_index() % kQuad * kLanePages;
         if constexpr (kHeads == 4) {
             const bool second = group >= kRows;
-            const float own[kLanePages] = {second ? sums[1][0] : sums[0][0], second ? sums[1][1] : sums[0][1]};
-            write_page_scores(chunk, heads, group % kRows, own_page + (second ? kUnitPages : 0), own);
+            PageTile<kLanePages> own = pages_of(sums[0], 0);
+            const PageTile<kLanePages> other = pages_of(sums[1], 0);
+#pragma unroll
+            for (int i = 0; i < kLanePages; ++i) {
+                own.value[i] = second ? other.value[i] : own.value[i];
+            }
+            write_page_scores(chunk, heads, group % kRows, own_page + (second ? kSpanPages : 0), own);
         } else {
 #pragma unroll
-            for (int unit = 0; unit < kUnits; ++unit) {
+            for (int span = 0; span < kSpans; ++span) {
 #pragma unroll
                 for (int half = 0; half < kHalves; ++half) {
-                    const float own[kLanePages] = {sums[unit][2 * half], sums[unit][2 * half + 1]};
-                    write_page_scores(chunk, heads, group + half * kRows, own_page + unit * kUnitPages, own);
+                    write_page_scores(chunk, heads, group + half * kRows, own_page + span * kSpanPages,
+                                      pages_of(sums[span], half));
                 }
             }
         }
+    }
+
+    // A lane's sums of one span, for its head of the upper (0) or the lower (1) half of the rows, page by page: of two
+    // products the first has the even pages.
+    static __device__ __forceinline__ PageTile<kLanePages> pages_of(const float (&sums)[kProducts][4], int half) {
+        PageTile<kLanePages> pages;
+#pragma unroll
+        for (int i = 0; i < kLanePages; ++i) {
+            pages.value[i] = sums[i % kProducts][2 * half + i / kProducts];
+        }
+        return pages;
     }
 
     // [steps, kRows, kQuad]: what lane 4 row + t multiplies. Without heads in it, the lower half of the rows is zero.

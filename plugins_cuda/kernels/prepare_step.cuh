@@ -35,12 +35,13 @@ static_assert(kScoreThreads >= kAppendThreads, "every channel has a thread");
 template <class T>
 struct PrepareStepParams {
     AppendParams<T> append;  // the new token, the caches, and the rows' lengths
-    T* bounds;               // [B,G,2D,P]
+    void* bounds;            // [B,G,2D,P], of T or fp8
     uint4* prepared;         // [B,G,vectors of a prepared query]; null if every row reads all its entries
     AttentionLimits limits;
     int32_t page_size;  // p
     int32_t pages;      // P
     int32_t top_r;      // r
+    bool fp8_bounds;
 };
 
 // Dynamic shared memory: float [g,D]. Grid (G, B).
@@ -65,9 +66,10 @@ __global__ void __launch_bounds__(kScoreThreads) prepare_step(const PrepareStepP
     if (row.length == 0) {
         return;
     }
-    const int64_t table = head * 2 * size * params.pages, cache = head * size * append.capacity;
+    const int64_t cache = head * size * append.capacity;
     const int page = (row.length - 1) / params.page_size;
-    const JoinedChannel<T> joined(params.bounds + table, size, params.pages, page);
+    const BoundTable<T> bounds(params.bounds, params.fp8_bounds);
+    const JoinedChannel<T> joined(bounds.from(head * 2 * size * params.pages), size, params.pages, page);
     entry.write(append.k_cache + cache, append.v_cache + cache, cache_length, size);
     if (!row.all) {
         choose_channels(own, query);

@@ -18,10 +18,10 @@
 
 namespace kvc {
 
-// How the bounds of T are summed for kHeads query heads at a time: 1, 2 or 4 in fp32, the group rounded up to 4, 8 or
-// 16 in 16 bit.
-template <class T, int kHeads>
-using PageScorer = std::conditional_t<sizeof(T) == 2, TensorCoreScorer<T, kHeads>, FmaScorer<kHeads>>;
+// How the bounds of a cache of T are summed for kHeads query heads at a time: 1, 2 or 4 in fp32, the group rounded up to 4,
+// 8 or 16 in 16 bit. What it says of the query is the same for any Bound.
+template <class T, int kHeads, class Bound = T>
+using PageScorer = std::conditional_t<sizeof(T) == 2, TensorCoreScorer<T, kHeads, Bound>, FmaScorer<kHeads, Bound>>;
 
 // Where the parts start, in vectors.
 struct PreparedLayout {

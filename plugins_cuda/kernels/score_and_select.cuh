@@ -5,20 +5,21 @@
 // Source and semantics: those of the three. Results have the same bits: every function that decides them is theirs.
 //
 //   in   the new token: query [B,H,D], key and value [B,G,D] (new_token.cuh)
-//   out  k_cache, v_cache [B,G,C,D] and bounds [B,G,2D,P] with the token in them; arrivals [B,G] = 0;
+//   out  k_cache, v_cache [B,G,C,D] and bounds [B,G,2D,P], of the cache's type or fp8, with the token in them;
+//        arrivals [B,G] = 0;
 //        indices int32 [B,G,index_stride] and selected int32 [B,G,selected_width], or null: see select_tokens.cuh;
 //        the rotated query [B,H,D] where it is rotated here
 //
-// Grid (kClusterBlocks, G, B). Every block chooses the channels for itself. A block has neighbouring units of pages, so no
-// vector of bounds is of two blocks in 16 bit: the block of the page that the token joins writes the page's bounds in
-// memory, then stages them; no other block reads them. It also writes key and value; the first block writes the query where
-// it is rotated here. Scores, statistics and keys never leave the multiprocessors.
+// Grid (kClusterBlocks, G, B). Every block chooses the channels for itself. A block has neighbouring pages, whole units
+// and whole vectors of bounds, so no vector is of two blocks: the block of the page that the token joins writes the page's
+// bounds in memory, then stages them; no other block reads them. It also writes key and value; the first block writes the
+// query where it is rotated here. Scores, statistics and keys never leave the multiprocessors.
 //
 // Barriers of the cluster: one that every block has begun, arrived at early and waited for behind the scores; one behind
 // the statistics; then those of cluster_select.cuh, the last of which is also behind the last write into another block.
 //
-// Bytes per KV head: r P s of bounds, 2D sectors of 32 bytes of bounds, 4 D s for the token, 4 top_k written, and g D s of
-// query for every block.
+// Bytes per KV head: r P b of bounds (b bytes each), 2D sectors of 32 bytes of bounds, 4 D s for the token, 4 top_k
+// written, and g D s of query for every block.
 //
 // Determinism: a row's bits depend on the row alone: its pages are divided by its own length, and nothing depends on how.
 #pragma once
@@ -27,6 +28,7 @@
 
 #include "kernels/append.cuh"
 #include "kernels/attended_row.cuh"
+#include "kernels/bound_table.cuh"
 #include "kernels/cluster.cuh"
 #include "kernels/cluster_select.cuh"
 #include "kernels/copy_async.cuh"
@@ -39,10 +41,10 @@
 
 namespace kvc {
 
-template <class T>
+template <class T, class Bound>
 struct ScoreAndSelectParams {
     AppendParams<T> append;  // the new token, the caches, and the rows' lengths
-    T* bounds;               // [B,G,2D,P]
+    Bound* bounds;           // [B,G,2D,P]
     int32_t* indices;        // [B,G,index_stride]
     int32_t* selected;       // [B,G,selected_width] or null
     AttentionLimits limits;
@@ -68,13 +70,13 @@ struct ClusterLayout {
     int total;
 };
 
-template <class T, int kHeads>
+template <class T, int kHeads, class Bound>
 __host__ __device__ __forceinline__ ClusterLayout cluster_layout(int row_vectors, int channels, int group,
                                                                  int head_size, int pages) {
     constexpr int kStatisticsBytes = static_cast<int>(sizeof(ScoreStatistics));
     ClusterLayout layout;
-    layout.score = score_layout<T, kHeads>(row_vectors, channels, group);
-    layout.chunk_units = row_vectors * kVectorWidth<T> / kUnitPages;
+    layout.score = score_layout<T, kHeads, Bound>(row_vectors, channels, group);
+    layout.chunk_units = row_vectors * kVectorWidth<Bound> / kUnitPages;
     layout.query = layout.score.total;
     layout.scores = layout.query + group * head_size * static_cast<int>(sizeof(float));
     layout.units = layout.scores + group * layout.chunk_units * kUnitPages * static_cast<int>(sizeof(float));
@@ -83,25 +85,27 @@ __host__ __device__ __forceinline__ ClusterLayout cluster_layout(int row_vectors
     return layout;
 }
 
-// Pages of each block, whole units: the blocks of a cluster share those of the row evenly.
-__device__ __forceinline__ int pages_of_block(const AttendedRow& row, int page_size) {
-    const int units = units_of((row.length - 1) / page_size + 1);
-    return (units + kClusterBlocks - 1) / kClusterBlocks * kUnitPages;
+// Pages of each block, whole vectors of bounds: the blocks of a cluster share `pages` evenly.
+template <class Bound>
+__host__ __device__ __forceinline__ int pages_of_block(int pages) {
+    constexpr int kWidth = kVectorWidth<Bound>;
+    static_assert(kWidth % kUnitPages == 0, "and whole units");
+    return ((pages + kWidth - 1) / kWidth + kClusterBlocks - 1) / kClusterBlocks * kWidth;
 }
 
 // One KV head of a row.
-template <class T, int kHeads>
+template <class T, int kHeads, class Bound>
 struct ClusterHead {
-    using Scorer = PageScorer<T, kHeads>;
+    using Scorer = PageScorer<T, kHeads, Bound>;
 
-    const ScoreAndSelectParams<T>& params;
+    const ScoreAndSelectParams<T, Bound>& params;
     const ClusterLayout layout;
     const GroupQuery query;
     const ChunkTask task;
 
     // Scores and statistics of the block's pages -> shared memory, behind a barrier of the block, and one that every block
     // of the cluster has begun.
-    __device__ __forceinline__ void score(const T* table) const {
+    __device__ __forceinline__ void score(const Bound* table) const {
         __syncthreads();  // the channels are chosen, and the page's bounds written
         if (task.count > 0) {
             stage(table);
@@ -180,7 +184,7 @@ private:
     }
 
     // The bounds of the block's pages, and the query on their channels; a barrier behind both.
-    __device__ __forceinline__ void stage(const T* table) const {
+    __device__ __forceinline__ void stage(const Bound* table) const {
         const ScoreLayout& own = layout.score;
         StagedQuads quads(&query.chosen.template cast<uint4>()[0], (own.rows + 3) / 4, params.row_vectors);
         stage_bounds(table, params.pages, params.row_vectors, quads, params.top_r, task.start, task.count, staged());
@@ -192,9 +196,9 @@ private:
         __syncthreads();
     }
 
-    __device__ __forceinline__ StagedBounds<T> staged() const {
+    __device__ __forceinline__ StagedBounds<Bound> staged() const {
         const ScoreLayout& own = layout.score;
-        return {dynamic_shared<T>(0, own.rows * own.row), starts_of_rows<T>(), own.row, own.rows};
+        return {dynamic_shared<Bound>(0, own.rows * own.row), starts_of_rows<Bound>(), own.row, own.rows};
     }
     __device__ __forceinline__ SharedSpan<float> temperatures() const {
         return dynamic_shared<float>(layout.score.query, query.group);
@@ -212,17 +216,17 @@ private:
 
 // Stores the token and selects, in a row that takes part in the step. All blocks of a cluster take the same way: whether
 // pages are selected depends on the row.
-template <class T, int kHeads>
-__device__ __forceinline__ void select_row(const ScoreAndSelectParams<T>& params, const ClusterLayout& layout,
+template <class T, int kHeads, class Bound>
+__device__ __forceinline__ void select_row(const ScoreAndSelectParams<T, Bound>& params, const ClusterLayout& layout,
                                            const GroupQuery& query, const QueryChannel& own,
                                            const TokenChannel<T>& entry, int64_t head, int64_t slot,
                                            const AttendedRow& row, const TokenLists& lists) {
     const AppendParams<T>& append = params.append;
     const int size = append.head_size;
-    T* table = params.bounds + head * 2 * size * params.pages;
-    const int page = (row.length - 1) / params.page_size, chunk = pages_of_block(row, params.page_size);
+    Bound* table = params.bounds + head * 2 * size * params.pages;
+    const int page = (row.length - 1) / params.page_size, chunk = pages_of_block<Bound>(page + 1);
     const bool appends = page / chunk == cluster_rank();
-    const JoinedChannel<T> joined(table, appends ? size : 0, params.pages, page);
+    const JoinedChannel<T> joined(BoundTable<T>(table, kIsFp8<Bound>), appends ? size : 0, params.pages, page);
     if (!row.all) {
         announce_to_cluster();
         choose_channels(own, query);
@@ -233,19 +237,21 @@ __device__ __forceinline__ void select_row(const ScoreAndSelectParams<T>& params
         joined.raise(entry.key());
     }
     if (!row.all) {
-        const ClusterHead<T, kHeads> own_head = {params, layout, query, chunk_task(row, params.page_size, chunk)};
+        const ClusterHead<T, kHeads, Bound> own_head = {params, layout, query,
+                                                        chunk_task(row, params.page_size, chunk)};
         own_head.score(table);
         own_head.select(row, lists);
     }
 }
 
 // One KV head of a row, by its cluster.
-template <class T, int kHeads>
-__device__ __forceinline__ void step_in_cluster(const ScoreAndSelectParams<T>& params) {
+template <class T, int kHeads, class Bound>
+__device__ __forceinline__ void step_in_cluster(const ScoreAndSelectParams<T, Bound>& params) {
     KVC_SHARED(int32_t, chosen, KVC_LARGEST_HEAD_SIZE);
     const AppendParams<T>& append = params.append;
     const int size = append.head_size, group = append.group, kv_head = static_cast<int>(blockIdx.y);
-    const ClusterLayout layout = cluster_layout<T, kHeads>(params.row_vectors, params.top_r, group, size, params.pages);
+    const ClusterLayout layout =
+        cluster_layout<T, kHeads, Bound>(params.row_vectors, params.top_r, group, size, params.pages);
     const GroupQuery query = {dynamic_shared<float>(layout.query, group * size), chosen, group, size, params.top_r};
     const int64_t row_number = blockIdx.z, head = row_number * append.kv_heads + kv_head;
     const int64_t slot = append.cache_lengths[row_number];
@@ -260,7 +266,7 @@ __device__ __forceinline__ void step_in_cluster(const ScoreAndSelectParams<T>& p
     const TokenLists lists = {params.indices + head * params.index_stride,
                               params.selected == nullptr ? nullptr : params.selected + head * params.selected_width};
     if (row.length > 0) {
-        select_row<T, kHeads>(params, layout, query, own, entry, head, slot, row, lists);
+        select_row<T, kHeads, Bound>(params, layout, query, own, entry, head, slot, row, lists);
     }
     if (lists.selected != nullptr) {  // past what was selected
         const int thread = cluster_rank() * kScoreThreads + static_cast<int>(threadIdx.x);
@@ -270,12 +276,12 @@ __device__ __forceinline__ void step_in_cluster(const ScoreAndSelectParams<T>& p
 }
 
 // Grid (kClusterBlocks, G, B) in clusters of kClusterBlocks. Nothing where there are no clusters: never launched there.
-template <class T, int kHeads>
-__global__ void __launch_bounds__(kScoreThreads) score_and_select(const ScoreAndSelectParams<T> params) {
+template <class T, int kHeads, class Bound>
+__global__ void __launch_bounds__(kScoreThreads) score_and_select(const ScoreAndSelectParams<T, Bound> params) {
     start_next_launch();
     wait_for_previous_launch();
     if constexpr (platform::kHasClusters) {
-        step_in_cluster<T, kHeads>(params);
+        step_in_cluster<T, kHeads, Bound>(params);
     }
 }
 

@@ -8,8 +8,6 @@
 
 namespace kvc {
 
-constexpr int kLanePages = 2;  // neighbouring pages of a head whose scores one lane writes, as a float2
-
 // The query heads of a KV head that scores its pages.
 struct ScoredHeads {
     SharedSpan<float> inverse_temperature;  // [g]: 1/T
@@ -25,27 +23,34 @@ struct ScoredChunk {
     PageTokens tokens;       // by page of the chunk
 };
 
-// Writes the scores of pages `page` (even) and page + 1 of `head`, from the sums over channels, and the unit's
-// statistics. By all lanes of a warp: kUnitPages / kLanePages neighbouring lanes have a unit. A head past the group's
-// last is left out; of a unit's pages past the last one, some get -inf.
+// Numbers of neighbouring pages, moved as one vector.
+template <int kPages>
+struct alignas(sizeof(float) * kPages) PageTile {
+    float value[kPages];
+};
+
+// Writes the scores of pages `page` (a multiple of kPages) to page + kPages - 1 of `head`, from the sums over channels, and
+// the unit's statistics. By all lanes of a warp: kUnitPages / kPages neighbouring lanes have a unit. A head past the
+// group's last is left out; of a unit's pages past the last one, some get -inf.
+template <int kPages>
 __device__ __forceinline__ void write_page_scores(const ScoredChunk& chunk, const ScoredHeads& heads, int head,
-                                                  int page, const float (&sums)[kLanePages]) {
+                                                  int page, const PageTile<kPages>& sums) {
     const bool exists = head < heads.group;
     const float inverse = exists ? heads.inverse_temperature[head] : 0.0f;
-    float scores[kLanePages];
-    float tokens[kLanePages];
+    PageTile<kPages> scores;
+    float tokens[kPages];
 #pragma unroll
-    for (int i = 0; i < kLanePages; ++i) {
-        scores[i] = minus_infinity();
+    for (int i = 0; i < kPages; ++i) {
+        scores.value[i] = minus_infinity();
         tokens[i] = chunk.tokens.of(page + i);
         if (page + i < chunk.count) {
-            scores[i] = sums[i] * inverse;
+            scores.value[i] = sums.value[i] * inverse;
         }
     }
-    const ScoreStatistics unit = unit_statistics(scores, tokens);
+    const ScoreStatistics unit = unit_statistics(scores.value, tokens);
     if (exists && page < chunk.count) {
         const int64_t row = head * chunk.row_units;
-        platform::store_vector_of(chunk.scores + row * kUnitPages + page, float2{scores[0], scores[1]});
+        platform::store_vector_of(chunk.scores + row * kUnitPages + page, scores);
         if (page % kUnitPages == 0) {
             chunk.units[row + page / kUnitPages] = unit;
         }

@@ -1,7 +1,7 @@
 // The page bounds of a block's chunk of pages on the chosen channels, in shared memory: see page_scores.cuh.
 //
-// They are copied 16 bytes at a time, asynchronously, one row per channel. In 16 bit every row starts at a multiple of
-// 16 bytes (stored_pages.h). In fp32 rows of P elements start at any alignment, so the kernel copies the aligned span
+// They are copied 16 bytes at a time, asynchronously, one row per channel. In 16 and 8 bit every row starts at a multiple
+// of 16 bytes (stored_pages.h). In fp32 rows of P elements start at any alignment, so the kernel copies the aligned span
 // around the chunk and keeps the position of each row's first page. That span never leaves the KV head's table [2D,P],
 // which starts and ends at a multiple of 16 bytes (2D is a multiple of 32). All copies are in flight together: one
 // memory latency per block for any r.
@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "kernels/copy_async.cuh"
+#include "kernels/fp8.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/score_channels.cuh"
 #include "kernels/shared.cuh"
@@ -19,20 +20,20 @@
 namespace kvc {
 
 // Whether P is a multiple of a vector, whatever the capacity.
-template <class T>
-constexpr bool kAlignedRows = stored_pages(1, 1, sizeof(T)) % kVectorWidth<T> == 0;
+template <class Bound>
+constexpr bool kAlignedRows = stored_pages(1, 1, sizeof(Bound), kIsFp8<Bound>) % kVectorWidth<Bound> == 0;
 
 // The bounds of a chunk in shared memory: page `page` of the chunk on the i-th best channel is
 // values[start_of(i) + page].
-template <class T>
+template <class Bound>
 struct StagedBounds {
-    SharedSpan<T> values;
+    SharedSpan<Bound> values;
     SharedSpan<int32_t> first;  // where rows start if they are not aligned, else empty
     int row;                    // elements from one row to the next
     int rows;                   // of channels, best first, and of zeros behind them
 
     __device__ __forceinline__ int start_of(int i) const {
-        if constexpr (kAlignedRows<T>) {
+        if constexpr (kAlignedRows<Bound>) {
             return i * row;
         } else {
             return first[i];
@@ -41,9 +42,9 @@ struct StagedBounds {
 };
 
 // Memory for StagedBounds::first.
-template <class T>
+template <class Bound>
 __device__ __forceinline__ SharedSpan<int32_t> starts_of_rows() {
-    if constexpr (kAlignedRows<T>) {
+    if constexpr (kAlignedRows<Bound>) {
         return SharedSpan<int32_t>(nullptr, 0);
     } else {
         KVC_SHARED(int32_t, first, KVC_LARGEST_HEAD_SIZE);
@@ -93,21 +94,21 @@ private:
 };
 
 // Starts the copies of pages [start, start + count) of one KV head's table [2D,P] on `channels` rows, and writes the rows
-// of zeros. The caller commits them.
-template <class T>
-__device__ __forceinline__ void stage_bounds(const T* __restrict__ table, int pages, int row_vectors,
+// of zeros. The caller commits them. Where rows are aligned, `start` is a multiple of a vector's pages.
+template <class Bound>
+__device__ __forceinline__ void stage_bounds(const Bound* __restrict__ table, int pages, int row_vectors,
                                              StagedQuads& quads, int channels, int start, int count,
-                                             const StagedBounds<T>& to) {
-    constexpr int kWidth = kVectorWidth<T>;
+                                             const StagedBounds<Bound>& to) {
+    constexpr int kWidth = kVectorWidth<Bound>;
     const int place = static_cast<int>(threadIdx.x) % row_vectors * kWidth;  // of this thread's vector in its rows
     quads.for_each([&](int i, int row) {
         const int element = row * pages + start;  // below 512 · 2^20
-        const int shift = kAlignedRows<T> ? 0 : element & (kWidth - 1);
+        const int shift = kAlignedRows<Bound> ? 0 : element & (kWidth - 1);
         if (i < channels) {
             if (place < shift + count) {
                 copy_async_16(&to.values[i * to.row + place], table + (element - shift + place));
             }
-            if constexpr (!kAlignedRows<T>) {
+            if constexpr (!kAlignedRows<Bound>) {
                 if (place == 0) {
                     to.first[i] = i * to.row + shift;
                 }

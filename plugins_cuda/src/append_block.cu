@@ -30,7 +30,8 @@ struct RaiseBounds : WithoutScratch {
     static void run(const KvcRaiseBoundsParams& p, NoScratch, Stream& stream) {
         RaiseBoundsParams<T> params{};
         params.k_new = static_cast<const T*>(p.k_new);
-        params.bounds = static_cast<T*>(p.bounds);
+        params.bounds = p.bounds;
+        params.fp8_bounds = p.fp8_bounds != 0;
         params.cache_lengths = p.cache_lengths;
         params.lengths = p.lengths;
         params.block = p.block;

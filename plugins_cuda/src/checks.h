@@ -90,12 +90,19 @@ struct Tensor {
 /// Makes the tensors of one call: the sizes are checked here, so a list of tensors is a list of sizes that fit.
 struct TensorMaker {
     int64_t element_bytes;
+    int64_t bound_bytes;
 
     Tensor input(const char* field, const void* data, std::initializer_list<int64_t> shape) const {
         return {field, data, bytes(field, shape, element_bytes), kDataAlignment, false, false};
     }
     Tensor output(const char* field, void* data, std::initializer_list<int64_t> shape) const {
         return {field, data, bytes(field, shape, element_bytes), kDataAlignment, true, false};
+    }
+    Tensor given_bounds(const char* field, const void* data, std::initializer_list<int64_t> shape) const {
+        return {field, data, bytes(field, shape, bound_bytes), kDataAlignment, false, false};
+    }
+    Tensor stored_bounds(const char* field, void* data, std::initializer_list<int64_t> shape) const {
+        return {field, data, bytes(field, shape, bound_bytes), kDataAlignment, true, false};
     }
     template <class Number>
     static Tensor numbers(const char* field, Number* data, std::initializer_list<int64_t> shape) {
@@ -149,7 +156,12 @@ inline void check_memory(const std::vector<Tensor>& tensors) {
 
 template <class Params>
 TensorMaker maker(const Params& params) {
-    return {element_bytes_of(params.dtype)};
+    const int64_t element_bytes = element_bytes_of(params.dtype);
+    if constexpr (requires { params.fp8_bounds; }) {
+        return {element_bytes, params.fp8_bounds != 0 ? 1 : element_bytes};
+    } else {
+        return {element_bytes, element_bytes};
+    }
 }
 
 }  // namespace kvc::checks

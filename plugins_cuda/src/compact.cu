@@ -79,6 +79,7 @@ KvcCompactParams as_prompt(const KvcCompactTurnParams& turn) {
     prompt.window = turn.window;
     prompt.pool_kernel = turn.pool_kernel;
     prompt.page_size = turn.page_size;
+    prompt.fp8_bounds = turn.fp8_bounds;
     prompt.prompt_length = turn.prompt_length;
     prompt.prompt_budget = turn.prompt_budget;
     prompt.capacity = turn.capacity;

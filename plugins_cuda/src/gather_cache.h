@@ -15,12 +15,12 @@ namespace kvc {
 /// Shares of about 48 slots: enough bytes for a block, and enough blocks for a whole GPU at batch 1. Without bounds a
 /// page is only what one thread copies.
 template <class T>
-PageLayout page_layout(int32_t capacity, int32_t page_size, bool with_bounds) {
+PageLayout page_layout(int32_t capacity, int32_t page_size, bool with_bounds, int32_t fp8_bounds) {
     constexpr int32_t kSlotsPerBlock = 48;
     constexpr int32_t kMostColumns = 32;
     PageLayout layout{};
     layout.page_size = std::min(with_bounds ? page_size : kRowsInFlight, capacity);
-    layout.pages = with_bounds ? static_cast<int32_t>(stored_pages(capacity, page_size, sizeof(T)))
+    layout.pages = with_bounds ? static_cast<int32_t>(stored_pages(capacity, page_size, sizeof(T), fp8_bounds))
                                : ceil_div(capacity, layout.page_size);
     layout.segment_slots = std::max(kRowsInFlight, ceil_div(layout.page_size, kMostColumns));
     layout.segments = ceil_div(layout.page_size, layout.segment_slots);
@@ -45,8 +45,9 @@ void launch_gather(const KvcCompactParams& params, Stream& stream) {
     gather.cache_lengths = params.cache_lengths;
     gather.k_cache = static_cast<T*>(params.k_cache);
     gather.v_cache = static_cast<T*>(params.v_cache);
-    gather.bounds = static_cast<T*>(params.bounds);
-    gather.layout = page_layout<T>(gather.capacity, params.page_size, params.bounds != nullptr);
+    gather.bounds = params.bounds;
+    gather.fp8_bounds = params.fp8_bounds != 0;
+    gather.layout = page_layout<T>(gather.capacity, params.page_size, params.bounds != nullptr, params.fp8_bounds);
     gather.in_place = compacts_in_place(params);
     const dim3 grid =
         grid_of(ceil_div(gather.layout.pages, gather.layout.pages_per_block), params.kv_heads, params.batch);

@@ -40,6 +40,13 @@ struct Scratch {
 // Whether any row can be longer than what it reads. An engine of which none can needs no scores and no lists.
 bool any_sparse(const KvcHybridAttentionParams& p) { return most_attended(limits_of(p)) < p.capacity; }
 
+// Calls `body` with the tag of what the bounds of a call on caches of T are.
+template <class T, class Body>
+void dispatch_bounds(const KvcHybridAttentionParams& p, Body&& body) {
+    if (p.fp8_bounds != 0) return body(TypeTag<fp8_t>{});
+    return body(TypeTag<T>{});
+}
+
 // Calls `body` with the query heads that share one pass over the staged bounds (an integral_constant): see PageScorer.
 template <class T, class Body>
 auto dispatch_scored_heads(int32_t group, Body&& body) {
@@ -63,7 +70,7 @@ int64_t prepared_vectors(const KvcHybridAttentionParams& p) {
 
 // P.
 int32_t pages_of(const KvcHybridAttentionParams& p) {
-    return static_cast<int32_t>(stored_pages(p.capacity, p.page_size, element_bytes_of(p.dtype)));
+    return static_cast<int32_t>(stored_pages(p.capacity, p.page_size, element_bytes_of(p.dtype), p.fp8_bounds));
 }
 
 template <class T>
@@ -71,7 +78,8 @@ void launch_prepare_step(const KvcHybridAttentionParams& p, const AppendParams<T
                          Stream& stream) {
     PrepareStepParams<T> params;
     params.append = append;
-    params.bounds = static_cast<T*>(p.bounds);
+    params.bounds = p.bounds;
+    params.fp8_bounds = p.fp8_bounds != 0;
     params.prepared = scratch.prepared;
     params.limits = limits_of(p);
     params.page_size = p.page_size;
@@ -85,26 +93,26 @@ void launch_prepare_step(const KvcHybridAttentionParams& p, const AppendParams<T
     });
 }
 
-template <class T, int kHeads>
+template <class T, int kHeads, class Bound>
 int staged_bytes(const KvcHybridAttentionParams& p, int row_vectors) {
-    return score_layout<T, kHeads>(row_vectors, p.top_r, group_of(p)).total;
+    return score_layout<T, kHeads, Bound>(row_vectors, p.top_r, group_of(p)).total;
 }
 
-template <class T, int kHeads>
-void choose_row_vectors(const KvcHybridAttentionParams& p, PageScoresParams<T>& params) {
+template <class T, int kHeads, class Bound>
+void choose_row_vectors(const KvcHybridAttentionParams& p, PageScoresParams<Bound>& params) {
     for (params.row_vectors = kLongestRow; params.row_vectors > kShortestRow; params.row_vectors /= 2) {
         const int64_t blocks = int64_t{p.batch} * p.kv_heads * ceil_div(params.pages, params.chunk());
-        if (blocks >= kEnoughBlocks && staged_bytes<T, kHeads>(p, params.row_vectors) <= kMostSharedBytes) {
+        if (blocks >= kEnoughBlocks && staged_bytes<T, kHeads, Bound>(p, params.row_vectors) <= kMostSharedBytes) {
             return;
         }
     }
 }
 
-template <class T, int kHeads>
+template <class T, int kHeads, class Bound>
 void launch_page_scores(const KvcHybridAttentionParams& p, const Scratch& scratch, Stream& stream) {
-    PageScoresParams<T> params;
+    PageScoresParams<Bound> params;
     params.prepared = scratch.prepared;
-    params.bounds = static_cast<const T*>(p.bounds);
+    params.bounds = static_cast<const Bound*>(p.bounds);
     params.cache_lengths = p.cache_lengths;
     params.scores = scratch.scores;
     params.units = scratch.units;
@@ -115,10 +123,10 @@ void launch_page_scores(const KvcHybridAttentionParams& p, const Scratch& scratc
     params.page_size = p.page_size;
     params.pages = pages_of(p);
     params.top_r = p.top_r;
-    choose_row_vectors<T, kHeads>(p, params);
+    choose_row_vectors<T, kHeads, Bound>(p, params);
     const dim3 grid = grid_of(ceil_div(params.pages, params.chunk()), p.kv_heads, p.batch);
-    const int bytes = staged_bytes<T, kHeads>(p, params.row_vectors);
-    launch<page_scores<T, kHeads>>("page_scores", grid, dim3(kScoreThreads), bytes, stream, params);
+    const int bytes = staged_bytes<T, kHeads, Bound>(p, params.row_vectors);
+    launch<page_scores<T, kHeads, Bound>>("page_scores", grid, dim3(kScoreThreads), bytes, stream, params);
 }
 
 void launch_select_tokens(const KvcHybridAttentionParams& p, const Scratch& scratch, Stream& stream) {
@@ -171,22 +179,30 @@ struct HybridAttention {
         step(p, separate_token<T>(p), scratch, stream);
     }
 
+    // Everything ahead of the attention.
+    template <class T, int kHeads, class Bound>
+    static void select(const KvcHybridAttentionParams& p, const AppendParams<T>& append, const Scratch& scratch,
+                       Stream& stream) {
+        if constexpr (sizeof(T) == 2) {
+            if (launch_score_and_select<T, kHeads, Bound>(p, append, pages_of(p), scratch.indices, stream)) {
+                return;
+            }
+        }
+        launch_prepare_step<T>(p, append, scratch, stream);
+        if (any_sparse(p)) {
+            launch_page_scores<T, kHeads, Bound>(p, scratch, stream);
+        }
+        launch_select_tokens(p, scratch, stream);
+    }
+
     template <class T>
     static void step(const KvcHybridAttentionParams& p, const NewToken<T>& token, const Scratch& scratch,
                      Stream& stream) {
         const AppendParams<T> append = append_params<T>(p, token, scratch.attention.arrivals);
         dispatch_scored_heads<T>(group_of(p), [&](auto heads) {
-            constexpr int kHeads = decltype(heads)::value;
-            if constexpr (sizeof(T) == 2) {
-                if (launch_score_and_select<T, kHeads>(p, append, pages_of(p), scratch.indices, stream)) {
-                    return;
-                }
-            }
-            launch_prepare_step<T>(p, append, scratch, stream);
-            if (any_sparse(p)) {
-                launch_page_scores<T, kHeads>(p, scratch, stream);
-            }
-            launch_select_tokens(p, scratch, stream);
+            dispatch_bounds<T>(p, [&](auto bounds) {
+                select<T, decltype(heads)::value, typename decltype(bounds)::Type>(p, append, scratch, stream);
+            });
         });
         launch_attention<T>(p, scratch.attention, TokenList{scratch.indices, list_stride(p.top_k)}, stream);
     }

@@ -44,7 +44,7 @@ inline void check_numbers(const KvcRaiseBoundsParams& p) {
                   {"head_size", p.head_size, 16, 256},
                   {"block", p.block, 1, 1048576},
                   {"pages", p.pages, 1, 1048576}});
-    check_ranges({{"page_size", p.page_size, 1, kLargestInt32}, {"reserved", p.reserved, 0, 0}});
+    check_ranges({{"page_size", p.page_size, 1, kLargestInt32}, {"fp8_bounds", p.fp8_bounds, 0, 1}});
     check_multiple("head_size", p.head_size, 8);
 }
 
@@ -52,7 +52,7 @@ inline std::vector<Tensor> tensors_of(const KvcRaiseBoundsParams& p) {
     const TensorMaker make = maker(p);
     const int64_t D = p.head_size;
     return {make.input("k_new", p.k_new, {p.batch, p.kv_heads, p.block, p.head_size}),
-            make.output("bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, p.pages}),
+            make.stored_bounds("bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, p.pages}),
             make.numbers("cache_lengths", p.cache_lengths, {p.batch}), make.numbers("lengths", p.lengths, {p.batch})};
 }
 
@@ -69,7 +69,9 @@ inline void check_numbers(const KvcCompactParams& p) {
                   {"capacity", p.capacity, 1, 1048576}});
     check_ranges({{"pool_kernel", p.pool_kernel, 1, 4095},
                   {"page_size", p.page_size, 1, kLargestInt32},
-                  {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"}});
+                  {"fp8_bounds", p.fp8_bounds, 0, 1},
+                  {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"},
+                  {"reserved", p.reserved, 0, 0}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
     check_group(p);
@@ -81,15 +83,17 @@ inline std::vector<Tensor> contiguous_tensors_of(const KvcCompactParams& p) {
     const int64_t C = p.capacity;
     const int64_t page_size = p.page_size;
     const int64_t element_bytes = make.element_bytes;
+    const int64_t fp8_bounds = p.fp8_bounds;
     const int64_t D = p.head_size;
-    return {make.input("q_window", p.q_window, {p.batch, p.heads, p.window, p.head_size}),
-            make.numbers("prompt_lengths", p.prompt_lengths, {p.batch}),
-            make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.optional(make.output("bounds", p.bounds,
-                                      {p.batch, p.kv_heads, 2 * D, stored_pages(C, page_size, element_bytes)})),
-            make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
-            make.numbers("indices", p.indices, {p.batch, p.kv_heads, p.capacity})};
+    return {
+        make.input("q_window", p.q_window, {p.batch, p.heads, p.window, p.head_size}),
+        make.numbers("prompt_lengths", p.prompt_lengths, {p.batch}),
+        make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.optional(make.stored_bounds(
+            "bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, stored_pages(C, page_size, element_bytes, fp8_bounds)})),
+        make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
+        make.numbers("indices", p.indices, {p.batch, p.kv_heads, p.capacity})};
 }
 
 // ---- KvcCompactTurn
@@ -105,7 +109,9 @@ inline void check_numbers(const KvcCompactTurnParams& p) {
                   {"capacity", p.capacity, 1, 1048576}});
     check_ranges({{"pool_kernel", p.pool_kernel, 1, 4095},
                   {"page_size", p.page_size, 1, kLargestInt32},
-                  {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"}});
+                  {"fp8_bounds", p.fp8_bounds, 0, 1},
+                  {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"},
+                  {"reserved", p.reserved, 0, 0}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
     check_group(p);
@@ -117,18 +123,20 @@ inline std::vector<Tensor> tensors_of(const KvcCompactTurnParams& p) {
     const int64_t C = p.capacity;
     const int64_t page_size = p.page_size;
     const int64_t element_bytes = make.element_bytes;
+    const int64_t fp8_bounds = p.fp8_bounds;
     const int64_t D = p.head_size;
-    return {make.input("q_window", p.q_window, {p.batch, p.heads, p.window, p.head_size}),
-            make.input("k", p.k, {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
-            make.input("v", p.v, {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
-            make.numbers("prompt_lengths", p.prompt_lengths, {p.batch}),
-            make.numbers("window_lengths", p.window_lengths, {p.batch}),
-            make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.optional(make.output("bounds", p.bounds,
-                                      {p.batch, p.kv_heads, 2 * D, stored_pages(C, page_size, element_bytes)})),
-            make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
-            make.numbers("indices", p.indices, {p.batch, p.kv_heads, p.capacity})};
+    return {
+        make.input("q_window", p.q_window, {p.batch, p.heads, p.window, p.head_size}),
+        make.input("k", p.k, {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
+        make.input("v", p.v, {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
+        make.numbers("prompt_lengths", p.prompt_lengths, {p.batch}),
+        make.numbers("window_lengths", p.window_lengths, {p.batch}),
+        make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.optional(make.stored_bounds(
+            "bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, stored_pages(C, page_size, element_bytes, fp8_bounds)})),
+        make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
+        make.numbers("indices", p.indices, {p.batch, p.kv_heads, p.capacity})};
 }
 
 // ---- KvcDenseAttention
@@ -171,6 +179,7 @@ inline void check_numbers(const KvcHybridAttentionParams& p) {
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576}});
     check_ranges({{"page_size", p.page_size, 1, kLargestInt32},
+                  {"fp8_bounds", p.fp8_bounds, 0, 1},
                   {"token_budget", p.token_budget, 0, kLargestInt32},
                   {"dense_until", p.dense_until, 0, kLargestInt32},
                   {"top_r", p.top_r, 1, p.head_size, "head_size"},
@@ -187,13 +196,15 @@ inline std::vector<Tensor> tensors_of(const KvcHybridAttentionParams& p) {
     const int64_t C = p.capacity;
     const int64_t page_size = p.page_size;
     const int64_t element_bytes = make.element_bytes;
+    const int64_t fp8_bounds = p.fp8_bounds;
     const int64_t D = p.head_size;
     return {make.input("query", p.query, {p.batch, p.heads, p.head_size}),
             make.input("k_new", p.k_new, {p.batch, p.kv_heads, p.head_size}),
             make.input("v_new", p.v_new, {p.batch, p.kv_heads, p.head_size}),
             make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.output("bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, stored_pages(C, page_size, element_bytes)}),
+            make.stored_bounds("bounds", p.bounds,
+                               {p.batch, p.kv_heads, 2 * D, stored_pages(C, page_size, element_bytes, fp8_bounds)}),
             make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
             make.output("output", p.output, {p.batch, p.heads, p.head_size}),
             make.optional(make.numbers("selected", p.selected, {p.batch, p.kv_heads, p.selected_width}))};
@@ -258,15 +269,15 @@ inline void check_numbers(const KvcReplaceBoundsParams& p) {
                   {"kv_heads", p.kv_heads, 1, 65535},
                   {"pages", p.pages, 1, 1048576},
                   {"channels", p.channels, 32, 512}});
-
+    check_ranges({{"fp8_bounds", p.fp8_bounds, 0, 1}, {"reserved", p.reserved, 0, 0}});
     check_multiple("channels", p.channels, 16);
 }
 
 inline std::vector<Tensor> tensors_of(const KvcReplaceBoundsParams& p) {
     const TensorMaker make = maker(p);
 
-    return {make.output("bounds", p.bounds, {p.batch, p.kv_heads, p.channels, p.pages}),
-            make.input("bounds_kept", p.bounds_kept, {p.batch, p.kv_heads, p.channels, p.pages})};
+    return {make.stored_bounds("bounds", p.bounds, {p.batch, p.kv_heads, p.channels, p.pages}),
+            make.given_bounds("bounds_kept", p.bounds_kept, {p.batch, p.kv_heads, p.channels, p.pages})};
 }
 
 // ---- KvcRotatedHybridAttention
@@ -282,6 +293,7 @@ inline void check_numbers(const KvcRotatedHybridAttentionParams& p) {
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576}});
     check_ranges({{"page_size", p.page_size, 1, kLargestInt32},
+                  {"fp8_bounds", p.fp8_bounds, 0, 1},
                   {"token_budget", p.token_budget, 0, kLargestInt32},
                   {"dense_until", p.dense_until, 0, kLargestInt32},
                   {"top_r", p.top_r, 1, p.head_size, "head_size"},
@@ -301,12 +313,14 @@ inline std::vector<Tensor> tensors_of(const KvcRotatedHybridAttentionParams& p) 
     const int64_t C = p.capacity;
     const int64_t page_size = p.page_size;
     const int64_t element_bytes = make.element_bytes;
+    const int64_t fp8_bounds = p.fp8_bounds;
     return {make.input("joined", p.joined, {p.batch, heads + 2 * G, p.head_size}),
             make.numbers("cosines", p.cosines, {p.batch, D / 2}),
             make.numbers("sines", p.sines, {p.batch, D / 2}),
             make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.output("bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, stored_pages(C, page_size, element_bytes)}),
+            make.stored_bounds("bounds", p.bounds,
+                               {p.batch, p.kv_heads, 2 * D, stored_pages(C, page_size, element_bytes, fp8_bounds)}),
             make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
             make.output("output", p.output, {p.batch, p.heads, p.head_size}),
             make.optional(make.numbers("selected", p.selected, {p.batch, p.kv_heads, p.selected_width})),

@@ -32,7 +32,10 @@ struct ReplaceCache : WithoutScratch {
 struct ReplaceBounds : WithoutScratch {
     template <class T>
     static void run(const KvcReplaceBoundsParams& p, NoScratch, Stream& stream) {
-        launch_replace<T>(p.bounds, p.bounds_kept, int64_t{p.batch} * p.kv_heads * p.channels * p.pages, stream);
+        const int64_t bounds = int64_t{p.batch} * p.kv_heads * p.channels * p.pages;
+        // Vectors are copied: it does not matter of what. Those of fp8 are whole ones, 16 channels or more.
+        const int64_t elements = p.fp8_bounds != 0 ? bounds / static_cast<int64_t>(sizeof(T)) : bounds;
+        launch_replace<T>(p.bounds, p.bounds_kept, elements, stream);
     }
 };
 

@@ -15,6 +15,7 @@ inline KvcHybridAttentionParams with_rotated_query(const KvcRotatedHybridAttenti
     params.head_size = p.head_size;
     params.page_size = p.page_size;
     params.top_r = p.top_r;
+    params.fp8_bounds = p.fp8_bounds;
     params.capacity = p.capacity;
     params.top_k = p.top_k;
     params.token_budget = p.token_budget;

@@ -16,36 +16,37 @@ struct ClusterRule {
     int32_t row_vectors;  // 0 where it may not
 
     /// By sizes and device alone. Pages of a block fit in a staged row; every block has a multiprocessor of its own.
-    template <class T, int kHeads>
+    template <class T, int kHeads, class Bound>
     static ClusterRule of(const KvcHybridAttentionParams& p, int32_t pages) {
         constexpr const char* kName = "score_and_select";
-        const int32_t vectors = ceil_div(units_of(pages), kClusterBlocks) * kUnitPages / kVectorWidth<T>;
+        static_assert(kLongestRow * kVectorWidth<Bound> <= kScoreThreads * kClusterPages, "a thread ranks each page");
+        const int32_t vectors = pages_of_block<Bound>(pages) / kVectorWidth<Bound>;
         int32_t row = kShortestRow;
         while (row < vectors) {
             row *= 2;
         }
         if (row > kLongestRow ||
-            cluster_layout<T, kHeads>(row, p.top_r, group_of(p), p.head_size, pages).total > kMostSharedBytes) {
+            cluster_layout<T, kHeads, Bound>(row, p.top_r, group_of(p), p.head_size, pages).total > kMostSharedBytes) {
             return {0};
         }
         const int device = platform::current_device(kName);
         const int64_t blocks = int64_t{p.batch} * p.kv_heads * kClusterBlocks;
         const bool fits = blocks <= platform::multiprocessors_of(kName, device);
-        return {fits && has_later_code<score_and_select<T, kHeads>>(kName, device) ? row : 0};
+        return {fits && has_later_code<score_and_select<T, kHeads, Bound>>(kName, device) ? row : 0};
     }
 };
 
 /// Queue the launch; false, and nothing, where the rule does not hold.
-template <class T, int kHeads>
+template <class T, int kHeads, class Bound>
 bool launch_score_and_select(const KvcHybridAttentionParams& p, const AppendParams<T>& append, int32_t pages,
                              int32_t* indices, Stream& stream) {
-    const ClusterRule rule = ClusterRule::of<T, kHeads>(p, pages);
+    const ClusterRule rule = ClusterRule::of<T, kHeads, Bound>(p, pages);
     if (rule.row_vectors == 0) {
         return false;
     }
-    ScoreAndSelectParams<T> params;
+    ScoreAndSelectParams<T, Bound> params;
     params.append = append;
-    params.bounds = static_cast<T*>(p.bounds);
+    params.bounds = static_cast<Bound*>(p.bounds);
     params.indices = indices;
     params.selected = p.selected;
     params.limits = limits_of(p);
@@ -55,9 +56,10 @@ bool launch_score_and_select(const KvcHybridAttentionParams& p, const AppendPara
     params.pages = pages;
     params.top_r = p.top_r;
     params.row_vectors = rule.row_vectors;
-    const int bytes = cluster_layout<T, kHeads>(rule.row_vectors, p.top_r, append.group, p.head_size, pages).total;
-    launch<score_and_select<T, kHeads>>("score_and_select", grid_of(kClusterBlocks, p.kv_heads, p.batch),
-                                        dim3(kScoreThreads), bytes, stream, params, kClusterBlocks);
+    const int bytes =
+        cluster_layout<T, kHeads, Bound>(rule.row_vectors, p.top_r, append.group, p.head_size, pages).total;
+    launch<score_and_select<T, kHeads, Bound>>("score_and_select", grid_of(kClusterBlocks, p.kv_heads, p.batch),
+                                               dim3(kScoreThreads), bytes, stream, params, kClusterBlocks);
     return true;
 }
 

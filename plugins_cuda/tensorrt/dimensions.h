@@ -44,6 +44,6 @@ inline constexpr const char* kDimNames[kDims] = {"batch",
                                                  "bytes per element"};
 
 /// Most attributes of an operator.
-inline constexpr size_t kMaxFields = 5;
+inline constexpr size_t kMaxFields = 6;
 
 }  // namespace kvc::tensorrt

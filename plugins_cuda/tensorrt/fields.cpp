@@ -1,5 +1,6 @@
 #include "tensorrt/fields.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstring>
 
@@ -72,6 +73,11 @@ void Fields::check_together() const {
 }
 
 int32_t Fields::get(const char* name) const { return values_[index_of(specs_, name)]; }
+
+bool Fields::is_set(const char* name) const {
+    const auto has_name = [&](const FieldSpec& spec) { return std::strcmp(spec.name, name) == 0; };
+    return std::ranges::any_of(specs_, has_name) && get(name) != 0;
+}
 
 const PluginFieldCollection* Fields::serialise() noexcept {
     for (size_t i = 0; i < specs_.size(); ++i) {

@@ -29,6 +29,8 @@ public:
     Fields(std::span<const FieldSpec> specs, const nvinfer1::PluginFieldCollection* collection);
 
     int32_t get(const char* name) const;
+    /// Whether the operator has this attribute, and it is not 0.
+    bool is_set(const char* name) const;
 
     /// The same fields as a collection that points into this object.
     const nvinfer1::PluginFieldCollection* serialise() noexcept;

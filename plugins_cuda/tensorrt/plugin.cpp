@@ -49,17 +49,18 @@ int32_t Plugin::getOutputDataTypes(DataType* output_types, int32_t outputs, cons
                                    int32_t inputs) const noexcept {
     return guarded(operator_.name, kFailed, [&] {
         check_counts(inputs, outputs);
-        dtype_of(input_types[0]);
+        const Types types = types_of(input_types[0]);
+        dtype_of(types.cache);
         for (size_t i = 0; i < operator_.inputs.size(); ++i) {
-            const DataType expected = type_of(operator_.inputs[i], input_types[0]);
+            const DataType expected = type_of(operator_.inputs[i], types);
             if (input_types[i] == expected) continue;
             refuse("%s: expected DataType %d, found %d", operator_.inputs[i].name, static_cast<int>(expected),
                    static_cast<int>(input_types[i]));
         }
         for (size_t i = 0; i < operator_.outputs.size(); ++i) {
-            output_types[i] = type_of(operator_.outputs[i], input_types[0]);
+            output_types[i] = type_of(operator_.outputs[i], types);
         }
-        cache_type_ = input_types[0];
+        cache_type_ = types.cache;
         return kDone;
     });
 }
@@ -86,9 +87,9 @@ bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTens
     if (inputs != static_cast<int32_t>(operator_.inputs.size()) || outputs != getNbOutputs()) return false;
     if (position < 0 || position >= inputs + outputs) return false;
     const TensorSpec& spec = position < inputs ? operator_.inputs[position] : operator_.outputs[position - inputs];
-    const DataType cache_type = tensors[0].desc.type;
+    const Types types = types_of(tensors[0].desc.type);
     const PluginTensorDesc& desc = tensors[position].desc;
-    return desc.format == TensorFormat::kLINEAR && is_cache_type(cache_type) && desc.type == type_of(spec, cache_type);
+    return desc.format == TensorFormat::kLINEAR && is_cache_type(types.cache) && desc.type == type_of(spec, types);
 }
 
 int32_t Plugin::getAliasedInput(int32_t output) noexcept {
@@ -142,16 +143,26 @@ void Plugin::check_counts(int32_t inputs, int32_t outputs) const {
     }
 }
 
-Call Plugin::empty_call(DataType cache_type) const {
-    Call call{fields_, {}, dtype_of(cache_type)};
-    call.sizes.fix(Dim::kBytesPerElement, element_bytes_of(cache_type), "type of the cache");
+Types Plugin::types_of(DataType first) const {
+    if (!fields_.is_set("fp8_bounds")) return {.cache = first, .bounds = first};
+    // TensorRT's 8-bit floating-point type is E4M3. INT8 carries the codes of E5M2 unchanged: a strongly typed network
+    // has no scales to apply, and no layer but these plugins reads them.
+    // An operator of bounds alone is not told the type of the cache; with fp8 it does not look at it.
+    const bool tells_the_cache = operator_.inputs[0].element != Element::kBound;
+    return {.cache = tells_the_cache ? first : DataType::kFLOAT, .bounds = DataType::kINT8};
+}
+
+Call Plugin::empty_call(const Types& types) const {
+    Call call{fields_, {}, dtype_of(types.cache)};
+    call.sizes.fix(Dim::kBytesPerElement, element_bytes_of(types.cache), "type of the cache");
     return call;
 }
 
 Call Plugin::call_at(const DynamicPluginTensorDesc* in, ProfileEnd end) const {
-    Call call = empty_call(in[0].desc.type);
+    const Types types = types_of(in[0].desc.type);
+    Call call = empty_call(types);
     for (size_t i = 0; i < operator_.inputs.size(); ++i) {
-        check_type(operator_.inputs[i], in[i].desc, in[0].desc.type);
+        check_type(operator_.inputs[i], in[i].desc, types);
         bind(operator_.inputs[i], in[i].*end, call.sizes);
     }
     operator_.derive(fields_, call.sizes);
@@ -159,14 +170,15 @@ Call Plugin::call_at(const DynamicPluginTensorDesc* in, ProfileEnd end) const {
 }
 
 Call Plugin::call_with(const PluginTensorDesc* in, const PluginTensorDesc* out) const {
-    Call call = empty_call(in[0].type);
+    const Types types = types_of(in[0].type);
+    Call call = empty_call(types);
     for (size_t i = 0; i < operator_.inputs.size(); ++i) {
-        check_type(operator_.inputs[i], in[i], in[0].type);
+        check_type(operator_.inputs[i], in[i], types);
         bind(operator_.inputs[i], in[i].dims, call.sizes);
     }
     operator_.derive(fields_, call.sizes);
     for (size_t i = 0; i < operator_.outputs.size(); ++i) {
-        check_type(operator_.outputs[i], out[i], in[0].type);
+        check_type(operator_.outputs[i], out[i], types);
         bind(operator_.outputs[i], out[i].dims, call.sizes);
     }
     return call;

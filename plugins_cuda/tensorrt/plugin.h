@@ -85,8 +85,10 @@ private:
     using ProfileEnd = nvinfer1::Dims nvinfer1::DynamicPluginTensorDesc::*;
 
     void check_counts(int32_t inputs, int32_t outputs) const;
+    /// The open types of a call, given that of its first input.
+    Types types_of(nvinfer1::DataType first) const;
     /// A call without sizes but that of the cache's elements.
-    Call empty_call(nvinfer1::DataType cache_type) const;
+    Call empty_call(const Types& types) const;
     /// The call at one end of an optimisation profile; throws Refusal where shapes do not fit together.
     Call call_at(const nvinfer1::DynamicPluginTensorDesc* in, ProfileEnd end) const;
     /// The call with the concrete shapes of its inputs and outputs.

@@ -80,11 +80,12 @@ DimsExprs shape_of(const TensorSpec& spec, const SymbolExprs& exprs, const Sizes
     return shape;
 }
 
-DataType type_of(const TensorSpec& spec, DataType cache_type) {
+DataType type_of(const TensorSpec& spec, const Types& types) {
     switch (spec.element) {
         case Element::kInt64: return DataType::kINT64;
         case Element::kInt32: return DataType::kINT32;
-        default: return cache_type;
+        case Element::kBound: return types.bounds;
+        default: return types.cache;
     }
 }
 
@@ -107,8 +108,8 @@ int32_t element_bytes_of(DataType cache_type) {
     return static_cast<int32_t>(kvc::element_bytes_of(dtype_of(cache_type)));
 }
 
-void check_type(const TensorSpec& spec, const PluginTensorDesc& desc, DataType cache_type) {
-    const DataType expected = type_of(spec, cache_type);
+void check_type(const TensorSpec& spec, const PluginTensorDesc& desc, const Types& types) {
+    const DataType expected = type_of(spec, types);
     if (desc.type != expected || desc.format != TensorFormat::kLINEAR) {
         refuse("%s: expected DataType %d in linear format, found DataType %d in format %d", spec.name,
                static_cast<int>(expected), static_cast<int>(desc.type), static_cast<int>(desc.format));

@@ -14,8 +14,14 @@
 
 namespace kvc::tensorrt {
 
-/// The cache's type is one of float32, float16, bfloat16, the same for all tensors of a call.
-enum class Element : uint8_t { kCache, kInt64, kInt32 };
+/// What a tensor holds: elements of the cache, page bounds, or numbers.
+enum class Element : uint8_t { kCache, kBound, kInt64, kInt32 };
+
+/// Types of the tensors of a call that an operator leaves open.
+struct Types {
+    nvinfer1::DataType cache;   ///< float32, float16 or bfloat16
+    nvinfer1::DataType bounds;  ///< the cache's, or INT8
+};
 
 struct Shape {
     std::array<Dim, 4> dims{};
@@ -65,12 +71,12 @@ void bind(const TensorSpec& spec, const nvinfer1::DimsExprs& dims, SymbolExprs& 
 nvinfer1::DimsExprs shape_of(const TensorSpec& spec, const SymbolExprs& exprs, const Sizes& sizes,
                              nvinfer1::IExprBuilder& builder);
 
-nvinfer1::DataType type_of(const TensorSpec& spec, nvinfer1::DataType cache_type);
+nvinfer1::DataType type_of(const TensorSpec& spec, const Types& types);
 bool is_cache_type(nvinfer1::DataType type);
 KvcDtype dtype_of(nvinfer1::DataType cache_type);
 int32_t element_bytes_of(nvinfer1::DataType cache_type);
 
 /// Throws Refusal unless the tensor has the type of its spec and the linear format.
-void check_type(const TensorSpec& spec, const nvinfer1::PluginTensorDesc& desc, nvinfer1::DataType cache_type);
+void check_type(const TensorSpec& spec, const nvinfer1::PluginTensorDesc& desc, const Types& types);
 
 }  // namespace kvc::tensorrt

@@ -161,7 +161,7 @@ def test_what_does_not_fit_after_a_context_is_refused_before_anything_runs(progr
     assert len(session.generate([Request(OTHER[:72], 1, context=context)])[0].token_ids) == 1
 
 
-CROSSED = ["full", "rocketkv", "snapkv++", "hybrid", "snapkv-gqa"]
+CROSSED = ["full", "rocketkv", "rocketkv, bounds in fp8", "snapkv++", "hybrid", "snapkv-gqa"]
 
 
 @pytest.mark.parametrize("policy", CROSSED)
@@ -170,7 +170,8 @@ def test_a_context_goes_on_under_another_executor(policy, from_torch, make_progr
     """The state is of one executor, what follows of another: logits agree as the executors do."""
     from kvc_trt.backends.torch.executor import TorchExecutor
 
-    program = make_program(policy, **settings_of(policy))
+    name, _, form = policy.partition(", ")
+    program = make_program(name, **settings_of(name), **({"fp8_bounds": True} if form else {}))
     maker, taker = (TorchExecutor, OnnxRuntimeExecutor) if from_torch else (OnnxRuntimeExecutor, TorchExecutor)
     made = session_of(program, executor=maker)
     (row,) = made.add([Request(PROMPT, 16, keep_logits=True, continuation_token_ids=OTHER[:8], ignore_eos=True)])

@@ -41,6 +41,7 @@ TYPES = {
     "float16": TensorProto.FLOAT16,
     "int64": TensorProto.INT64,
     "int32": TensorProto.INT32,
+    "int8": TensorProto.INT8,
 }
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvc_trt.graph.state import state_tensors
+from kvc_trt.operators.fp8_bounds import EMPTY
 from kvc_trt.operators.shapes import LOWEST
 from tests.graph.small_models import LLAMA, resolve
 
@@ -28,6 +29,16 @@ def test_fills_are_the_lowest_finite_numbers(dtype):
     assert np.finfo(dtype).min == LOWEST[dtype]
     bounds = state_tensors(LLAMA, resolve("hybrid"), dtype)[2]
     assert (bounds.name, bounds.fill) == ("bounds.0", LOWEST[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_fp8_bounds_are_bytes_in_rows_of_whole_vectors(dtype):
+    plain = resolve("hybrid")
+    bounds = state_tensors(LLAMA, replace(plain, fp8_bounds=True), dtype)[2]
+    pages = -(-plain.capacity // plain.page_size)
+    assert (bounds.name, bounds.dtype, bounds.fill) == ("bounds.0", "int8", EMPTY)
+    assert bounds.shape == (2, 32, -(-pages // 16) * 16)
+    assert bounds.bytes_per_row() == 2 * 32 * bounds.shape[2]
 
 
 @given(st.integers(1, 300), st.integers(1, 20), st.sampled_from(["float32", "float16", "bfloat16"]))

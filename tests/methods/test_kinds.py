@@ -30,7 +30,7 @@ PUBLIC_FIELDS = (
     "policy", "prompt_eviction", "decode_selection", "token_budget", "max_input_len", "max_output_len", "capacity",
     "prompt_budget", "window", "pool_kernel", "page_size", "top_r", "top_k", "dense_until", "skip_layers", "split",
     "layer_budgets", "sinks", "recent", "positions", "per_query_head", "reallocate", "retrieval_heads", "squeeze_share",
-    "future_positions", "max_conversation_len",
+    "future_positions", "max_conversation_len", "fp8_bounds",
 )  # fmt: skip
 
 
@@ -101,11 +101,12 @@ def test_what_a_step_carries_follows_from_its_operator():
     assert [decode_selection(name).pages for name in carried] == [False, True, False]
 
 
+@pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("page_size", [1, 3, 4, 16])
-def test_page_bounds_are_the_references(page_size, dtype):
+def test_page_bounds_are_the_references(page_size, dtype, fp8):
     keys, lengths = np.random.default_rng(0).standard_normal((3, 2, 10, 4)).astype(dtype), np.array([0, 7, 10])
     stored = torch.from_numpy(keys)
-    extremes = reference.page_bounds(stored.float(), torch.from_numpy(lengths), page_size)
-    expected = reference_ops.channel_major(*extremes, stored.dtype).numpy()
-    np.testing.assert_array_equal(page_bounds(keys, lengths, page_size), expected)
+    extremes = reference.page_bounds(stored.float(), torch.from_numpy(lengths), page_size, fp8=fp8)
+    expected = reference_ops.channel_major(*extremes, stored.dtype, fp8=fp8).numpy()
+    np.testing.assert_array_equal(page_bounds(keys, lengths, page_size, fp8=fp8), expected)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvc_trt import reference
 from kvc_trt.kernels import reference_ops
 from kvc_trt.operators.compact import COMPACT
-from kvc_trt.operators.shapes import LOWEST, HeadShape, Layout
+from kvc_trt.operators.shapes import HeadShape, Layout
 from kvc_trt.verify.near_ties import compare_compaction
 from tests.graph.small_models import SingleNode, normal
 
@@ -20,9 +20,12 @@ LENGTHS = (200, 61, 60, 59, 41, 40, 39, 9, 8, 7, 1)
 
 
 @lru_cache
-def body_of(pool_kernel=5, budget=40, dtype="float32", capacity=CAPACITY):
-    layout = Layout(HeadShape(None, None, 0), dtype=dtype, numbers={"pool_kernel": pool_kernel})
+def body_of(pool_kernel=5, budget=40, dtype="float32", capacity=CAPACITY, fp8_bounds=0):
+    layout = Layout(
+        HeadShape(None, None, 0), dtype=dtype, fp8_bounds=bool(fp8_bounds), numbers={"pool_kernel": pool_kernel}
+    )
     attributes = {"prompt_budget": budget, "capacity": capacity, "pool_kernel": pool_kernel, "page_size": PAGE}
+    attributes |= {"fp8_bounds": fp8_bounds}
     return SingleNode(COMPACT.body(layout), attributes)
 
 
@@ -65,9 +68,10 @@ def check(arrays, budget=40, kernel=5, compactor=None):
 
 def check_bounds(found):
     cache, lengths = torch.from_numpy(found["k_cache"]), torch.from_numpy(found["cache_lengths"])
-    low, high = (bound.numpy().transpose(0, 1, 3, 2) for bound in reference.page_bounds(cache, lengths, PAGE))
-    stored = np.concatenate([high, -low], axis=2)
-    np.testing.assert_array_equal(found["bounds"], np.where(np.isinf(stored), np.float32(LOWEST["float32"]), stored))
+    fp8 = found["bounds"].dtype == np.int8
+    extremes = reference.page_bounds(cache.float(), lengths, PAGE, fp8=fp8)
+    expected = reference_ops.channel_major(*extremes, cache.dtype, fp8=fp8).numpy()
+    np.testing.assert_array_equal(found["bounds"], expected)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -141,8 +145,18 @@ def test_half_precision_keeps_what_the_reference_keeps_of_the_same_values():
     )
     assert not comparison.wrong
     assert found["k_cache"].dtype == found["bounds"].dtype == np.float16
-    extremes = reference.page_bounds(
-        torch.from_numpy(found["k_cache"]).float(), torch.from_numpy(found["cache_lengths"]), PAGE
-    )
     assert found["bounds"].shape[3] == 24
-    np.testing.assert_array_equal(found["bounds"], reference_ops.channel_major(*extremes, torch.float16).numpy())
+    check_bounds(found)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_fp8_bounds_are_the_references_and_nothing_else_depends_on_them(dtype):
+    arrays = inputs(LENGTHS, seed=6)
+    arrays[1][0, 0, -1, 0] = np.nan
+    arrays[1][1, 0, -1, :2] = 6e4, -6e4
+    arrays = [array.astype(dtype) if array.dtype == np.float32 else array for array in arrays]
+    found, plain = (body_of(dtype=dtype, fp8_bounds=fp8)(*arrays) for fp8 in (1, 0))
+    assert (found["bounds"].dtype, found["bounds"].shape[3]) == (np.int8, 32)
+    check_bounds(found)
+    for name in ("k_cache", "v_cache", "cache_lengths", "indices"):
+        np.testing.assert_array_equal(found[name], plain[name])

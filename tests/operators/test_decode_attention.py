@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -33,10 +33,11 @@ class Case:
     dense_until: int = 20
     kv_heads: int = 2
     dtype: str = "float32"
+    fp8_bounds: bool = False
 
     @property
     def pages(self):
-        return stored_pages(CAPACITY, self.page_size, np.dtype(self.dtype).itemsize)
+        return stored_pages(CAPACITY, self.page_size, np.dtype(self.dtype).itemsize, self.fp8_bounds)
 
     @property
     def limit(self):
@@ -49,12 +50,19 @@ def hybrid(case: Case) -> SingleNode:
 
 
 def hybrid_body(case: Case):
-    layout = Layout(HeadShape(case.heads, case.kv_heads, SIZE), CAPACITY, case.pages, case.dtype)
+    layout = Layout(HeadShape(case.heads, case.kv_heads, SIZE), CAPACITY, case.pages, case.dtype, case.fp8_bounds)
     return HYBRID_ATTENTION.body(layout)
 
 
 def attributes_of(case: Case) -> dict[str, int]:
-    return {name: getattr(case, name) for name in ("page_size", "top_r", "top_k", "token_budget", "dense_until")}
+    return {one.name: int(getattr(case, one.name)) for one in HYBRID_ATTENTION.attributes}
+
+
+def bounds_of(case: Case, keys, lengths):
+    """The reference's bounds of float32 keys, and the same as a cache of the case's type keeps them."""
+    stored = torch.from_numpy(keys)
+    extremes = reference.page_bounds(stored, torch.as_tensor(lengths), case.page_size, fp8=case.fp8_bounds)
+    return extremes, reference_ops.channel_major(*extremes, stored.dtype, fp8=case.fp8_bounds).numpy()
 
 
 @lru_cache
@@ -69,9 +77,7 @@ def cache(case: Case, lengths, *, seed=0, rounded=False):
         keys = np.round(keys)
     empty = np.arange(CAPACITY)[None, None, :, None] >= np.array(lengths)[:, None, None, None]
     keys, values = (np.where(empty, np.float32(0), array) for array in (keys, values))
-    low, high = reference.page_bounds(torch.from_numpy(keys), torch.tensor(lengths), case.page_size)
-    stored = np.concatenate([high.numpy(), -low.numpy()], axis=-1).transpose(0, 1, 3, 2)
-    return keys, values, np.where(np.isinf(stored), np.float32(LOWEST["float32"]), stored)
+    return keys, values, bounds_of(case, keys, lengths)[1]
 
 
 def new_entry(case: Case, batch, *, seed=0, rounded=False):
@@ -93,9 +99,8 @@ def check_step(case: Case, state, step, lengths, node: SingleNode | None = None)
         expected[np.arange(len(lengths)), :, lengths] = new
         np.testing.assert_array_equal(found[name], expected)
     stored = torch.from_numpy(found["k_cache_out"])
-    low, high = reference.page_bounds(stored, torch.from_numpy(after), case.page_size)
-    exact = np.concatenate([high.numpy(), -low.numpy()], axis=-1).transpose(0, 1, 3, 2)
-    np.testing.assert_array_equal(found["bounds_out"], np.where(np.isinf(exact), np.float32(LOWEST["float32"]), exact))
+    (low, high), exact = bounds_of(case, found["k_cache_out"], after)
+    np.testing.assert_array_equal(found["bounds_out"], exact)
     output, selected = reference.hybrid_attention(
         torch.from_numpy(query), stored, torch.from_numpy(found["v_cache_out"]), torch.from_numpy(after), low, high,
         page_size=case.page_size, top_r=case.top_r, top_k=case.top_k, token_budget=case.token_budget,
@@ -105,7 +110,7 @@ def check_step(case: Case, state, step, lengths, node: SingleNode | None = None)
     assert found["selected"].shape == (len(lengths), case.kv_heads, max(case.top_k, case.limit))
     comparison = compare_selection(
         query, found["k_cache_out"], after, selected.numpy(), found["selected"],
-        page_size=case.page_size, top_r=case.top_r,
+        page_size=case.page_size, top_r=case.top_r, fp8_bounds=case.fp8_bounds,
     )  # fmt: skip
     assert not comparison.wrong
     if not comparison.near_ties:
@@ -114,10 +119,11 @@ def check_step(case: Case, state, step, lengths, node: SingleNode | None = None)
     return found["k_cache_out"], found["v_cache_out"], found["bounds_out"]
 
 
+@pytest.mark.parametrize("fp8_bounds", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2, 8])
 @pytest.mark.parametrize("page_size", [1, 2, 3, 4, 5, 7])
-def test_rows_of_every_length_follow_the_reference_step_by_step(page_size, kv_heads):
-    case = Case(page_size=page_size, kv_heads=kv_heads)
+def test_rows_of_every_length_follow_the_reference_step_by_step(page_size, kv_heads, fp8_bounds):
+    case = Case(page_size=page_size, kv_heads=kv_heads, fp8_bounds=fp8_bounds)
     lengths = [0, 1, 11, 12, 15, 16, 19, 20, 21, 40, 58]
     state = cache(case, lengths)
     for step in range(5):
@@ -131,8 +137,10 @@ def test_rows_of_every_length_follow_the_reference_step_by_step(page_size, kv_he
     st.sampled_from([Case(), Case(page_size=1, top_r=16), Case(page_size=5, top_r=1, kv_heads=8), Case(top_k=20)]),
     st.integers(0, 10_000),
     st.booleans(),
+    st.booleans(),
 )
-def test_any_batch_selects_what_the_reference_selects(lengths, case, seed, rounded):
+def test_any_batch_selects_what_the_reference_selects(lengths, case, seed, rounded, fp8_bounds):
+    case = replace(case, fp8_bounds=fp8_bounds)
     state = cache(case, lengths, seed=seed, rounded=rounded)
     check_step(case, state, new_entry(case, len(lengths), seed=seed, rounded=rounded), lengths)
 
@@ -208,5 +216,28 @@ def test_half_precision_caches_select_the_same_tokens(page_size, poison):
     np.testing.assert_array_equal(found["selected"], expected["selected"])
     np.testing.assert_allclose(found["output"], expected["output"], atol=2e-3)
     tensors = [torch.from_numpy(array.copy()) for array in (*step, keys, values, stored, np.array(lengths))]
+    _, selected = reference_ops.hybrid_attention(*tensors, **attributes_of(case))
+    np.testing.assert_array_equal(found["selected"], selected.numpy())
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 8, 64])
+def test_half_precision_caches_with_fp8_bounds_select_the_same_tokens(page_size):
+    """Pages past the last slot take no part."""
+    case, exact = (
+        Case(dtype="float16", page_size=page_size, fp8_bounds=True),
+        Case(page_size=page_size, fp8_bounds=True),
+    )
+    lengths = [10, 45, 62]
+    halves = [array.astype(np.float16) for array in cache(exact, lengths)[:2]]
+    step = [array.astype(np.float16) for array in new_entry(case, 3)]
+    _, bounds = bounds_of(exact, halves[0].astype(np.float32), lengths)
+    widened = [array.astype(np.float32) for array in (*step, *halves)]
+    expected = hybrid(exact)(*widened, bounds, np.array(lengths))
+    stored = np.pad(bounds, ((0, 0), (0, 0), (0, 0), (0, case.pages - bounds.shape[3])), constant_values=np.int8(123))
+    found = hybrid(case)(*step, *halves, stored, np.array(lengths))
+    assert (found["output"].dtype, found["bounds_out"].dtype) == (np.float16, np.int8)
+    np.testing.assert_array_equal(found["selected"], expected["selected"])
+    np.testing.assert_array_equal(found["bounds_out"][..., : bounds.shape[3]], expected["bounds_out"])
+    tensors = [torch.from_numpy(array.copy()) for array in (*step, *halves, stored, np.array(lengths))]
     _, selected = reference_ops.hybrid_attention(*tensors, **attributes_of(case))
     np.testing.assert_array_equal(found["selected"], selected.numpy())

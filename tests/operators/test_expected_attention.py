@@ -28,7 +28,7 @@ def observer(budget, sinks) -> SingleNode:
 
 @lru_cache
 def compactor(budget, sinks, dtype="float32") -> SingleNode:
-    attributes = {"prompt_budget": budget, "capacity": CAPACITY, "sinks": sinks, "page_size": PAGE}
+    attributes = {"prompt_budget": budget, "capacity": CAPACITY, "sinks": sinks, "page_size": PAGE, "fp8_bounds": 0}
     return SingleNode(COMPACT_EXPECTED_ATTENTION.body(Layout(HeadShape(None, None, 0), dtype=dtype)), attributes)
 
 

@@ -22,7 +22,7 @@ LENGTHS = (200, 61, 60, 41, 40, 39, 1)
 
 @lru_cache
 def compactor(budget=40, dtype="float32") -> SingleNode:
-    attributes = {"prompt_budget": budget, "capacity": CAPACITY, "page_size": PAGE}
+    attributes = {"prompt_budget": budget, "capacity": CAPACITY, "page_size": PAGE, "fp8_bounds": 0}
     return SingleNode(COMPACT_KEYDIFF.body(Layout(HeadShape(None, None, 0), dtype=dtype)), attributes)
 
 

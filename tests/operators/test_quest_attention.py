@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
+from kvc_trt.kernels import reference_ops
 from kvc_trt.operators.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.dimensions import stored_pages
 from kvc_trt.operators.quest_attention import QUEST_ATTENTION
@@ -29,6 +30,7 @@ class Case:
     dense_until: int = 20
     kv_heads: int = 2
     dtype: str = "float32"
+    fp8_bounds: bool = False
 
     @property
     def width(self):
@@ -37,16 +39,16 @@ class Case:
 
 @lru_cache
 def quest(case: Case) -> SingleNode:
-    attributes = {name: getattr(case, name) for name in ("page_size", "top_k", "token_budget", "dense_until")}
-    pages = stored_pages(CAPACITY, case.page_size, np.dtype(case.dtype).itemsize)
-    layout = Layout(HeadShape(HEADS, case.kv_heads, SIZE), CAPACITY, pages, case.dtype)
+    attributes = {one.name: int(getattr(case, one.name)) for one in QUEST_ATTENTION.attributes}
+    pages = stored_pages(CAPACITY, case.page_size, np.dtype(case.dtype).itemsize, case.fp8_bounds)
+    layout = Layout(HeadShape(HEADS, case.kv_heads, SIZE), CAPACITY, pages, case.dtype, case.fp8_bounds)
     return SingleNode(QUEST_ATTENTION.body(layout), attributes)
 
 
 def bounds_of(case: Case, keys, lengths):
-    low, high = reference.page_bounds(torch.from_numpy(keys), torch.tensor(lengths), case.page_size)
-    stored = np.concatenate([high.numpy(), -low.numpy()], axis=-1).transpose(0, 1, 3, 2)
-    return np.where(np.isinf(stored), np.float32(LOWEST["float32"]), stored)
+    stored = torch.from_numpy(keys)
+    extremes = reference.page_bounds(stored, torch.tensor(lengths), case.page_size, fp8=case.fp8_bounds)
+    return reference_ops.channel_major(*extremes, stored.dtype, fp8=case.fp8_bounds).numpy()
 
 
 def inputs(case: Case, lengths, *, seed=0, rounded=False):
@@ -72,8 +74,9 @@ def check_step(case: Case, arrays, lengths):
     stored, held = torch.from_numpy(found["k_cache_out"]), torch.from_numpy(found["v_cache_out"])
     np.testing.assert_array_equal(found["bounds_out"], bounds_of(case, found["k_cache_out"], after))
     counts = torch.tensor(after)
+    extremes = reference.page_bounds(stored, counts, case.page_size, fp8=case.fp8_bounds)
     output, selected = reference.quest_attention(
-        torch.from_numpy(query), stored, held, counts, *reference.page_bounds(stored, counts, case.page_size),
+        torch.from_numpy(query), stored, held, counts, *extremes,
         page_size=case.page_size, top_k=case.top_k, token_budget=case.token_budget, dense_until=case.dense_until,
     )  # fmt: skip
     assert found["selected"].dtype == np.int32
@@ -83,10 +86,12 @@ def check_step(case: Case, arrays, lengths):
     return [found["k_cache_out"], found["v_cache_out"], found["bounds_out"]]
 
 
+@pytest.mark.parametrize("fp8_bounds", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2, 8])
 @pytest.mark.parametrize("page_size", [1, 3, 5])
-def test_rows_of_every_length_follow_the_reference_step_by_step(page_size, kv_heads):
-    case, lengths = Case(page_size=page_size, kv_heads=kv_heads), [0, 1, 14, 15, 16, 19, 20, 21, 40, 58]
+def test_rows_of_every_length_follow_the_reference_step_by_step(page_size, kv_heads, fp8_bounds):
+    case = Case(page_size=page_size, kv_heads=kv_heads, fp8_bounds=fp8_bounds)
+    lengths = [0, 1, 14, 15, 16, 19, 20, 21, 40, 58]
     state = inputs(case, lengths)[3:]
     for step in range(5):
         state = check_step(case, [*inputs(case, lengths, seed=100 * step)[:3], *state], lengths)

@@ -26,7 +26,8 @@ from kvc_trt.operators.registry import KERNEL_OPERATORS, OPERATORS
 from kvc_trt.operators.schema import CACHE, Attribute, Operator, Tensor
 from kvc_trt.operators.shapes import HeadShape, Layout
 
-NUMBERS = {"page_size": 4, "top_r": 8, "top_k": 16, "token_budget": 32, "dense_until": 24}
+NUMBERS = {"page_size": 4, "top_r": 8, "top_k": 16, "token_budget": 32, "dense_until": 24, "fp8_bounds": 0}
+COMPACTION = {"prompt_budget": 8, "capacity": 16, "pool_kernel": 3, "page_size": 4, "fp8_bounds": 0}
 LAYOUT = Layout(
     HeadShape(4, 2, 16), numbers={"pool_kernel": 7, "reallocate": 1, "budgeted_layers": 3, "squeeze_share": 0.5}
 )
@@ -98,7 +99,7 @@ def test_a_call_has_every_input_output_and_attribute_in_the_order_of_the_schema(
     assert list(node.input) == [tensor.name for tensor in HYBRID_ATTENTION.inputs]
     assert list(node.output) == list(outputs.values())
     assert {a.name: a.i for a in node.attribute if a.type == 2} == NUMBERS
-    unnamed = COMPACT.call(emit, same_names(COMPACT.inputs), prompt_budget=8, capacity=16, pool_kernel=3, page_size=4)
+    unnamed = COMPACT.call(emit, same_names(COMPACT.inputs), **COMPACTION)
     assert list(unnamed.values()) == list(emit.nodes[1].output)
 
 
@@ -124,15 +125,15 @@ def test_a_body_that_forgets_an_output_is_refused():
 
 
 def test_ranges_are_checked():
-    good = {"prompt_budget": 8, "capacity": 16, "pool_kernel": 3, "page_size": 4}
-    COMPACT.check(good)
+    COMPACT.check(COMPACTION)
     for name, value, message in (
         ("page_size", 0, "field page_size: expected 1..2147483647, found 0"),
         ("pool_kernel", 4, "field pool_kernel: expected an odd number, found 4"),
+        ("fp8_bounds", 2, "field fp8_bounds: expected 0..1, found 2"),
         ("prompt_budget", 17, "field prompt_budget: expected at most the capacity of 16, found 17"),
     ):
         with pytest.raises(Refusal, match=message):
-            COMPACT.check(good | {name: value})
+            COMPACT.check(COMPACTION | {name: value})
 
 
 def test_sizes_that_follow_from_others():
@@ -154,6 +155,10 @@ def test_pages_follow_from_the_size_of_the_caches_elements_as_soon_as_it_is_know
         sizes.fix("C", 33, "k_cache")
         HYBRID_ATTENTION.derive(NUMBERS, sizes)
         assert sizes["P"] == pages
+        fp8 = Dimensions(element_bytes)
+        fp8.fix("C", 33, "k_cache")
+        HYBRID_ATTENTION.derive(NUMBERS | {"fp8_bounds": 1}, fp8)
+        assert fp8["P"] == 16
     sizes = Dimensions()
     sizes.fix("C", 33, "k_cache")
     HYBRID_ATTENTION.derive(NUMBERS, sizes)
@@ -161,12 +166,22 @@ def test_pages_follow_from_the_size_of_the_caches_elements_as_soon_as_it_is_know
 
 
 @given(st.integers(1, MAX_TOKENS), st.integers(1, INT32_MAX))
-def test_in_16_bit_rows_of_bounds_start_at_a_multiple_of_16_bytes(capacity, page_size):
+def test_in_16_and_8_bit_rows_of_bounds_start_at_a_multiple_of_16_bytes(capacity, page_size):
     pages = -(-capacity // page_size)
     assert stored_pages(capacity, page_size, 4) == pages
-    stored = stored_pages(capacity, page_size, 2)
-    assert stored % 8 == 0
-    assert 0 <= stored - pages < 8
+    for stored, multiple in (
+        (stored_pages(capacity, page_size, 2), 8),
+        (stored_pages(capacity, page_size, 2, 1), 16),
+        (stored_pages(capacity, page_size, 4, 1), 16),
+    ):
+        assert stored % multiple == 0
+        assert 0 <= stored - pages < multiple
+
+
+def test_the_type_of_bounds_follows_from_the_call():
+    (bounds,) = (one for one in HYBRID_ATTENTION.inputs if one.name == "bounds")
+    assert [HYBRID_ATTENTION.element_of(bounds, NUMBERS | {"fp8_bounds": fp8}) for fp8 in (0, 1)] == ["CACHE", "INT8"]
+    assert HYBRID_ATTENTION.element_of(HYBRID_ATTENTION.inputs[0], NUMBERS | {"fp8_bounds": 1}) == "CACHE"
 
 
 def test_a_size_that_contradicts_names_who_says_so():

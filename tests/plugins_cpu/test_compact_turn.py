@@ -20,7 +20,9 @@ from tests.plugins_cpu.native_node import NativeNode
 @cache
 def native(library: Path, kernel: int = 5, budget: int = 40, threads: int = 1) -> NativeNode:
     layout = Layout(HeadShape(None, None, 0), numbers={"pool_kernel": kernel})
-    attributes = {"prompt_budget": budget, "capacity": CAPACITY, "pool_kernel": kernel, "page_size": PAGE}
+    attributes = {
+        "prompt_budget": budget, "capacity": CAPACITY, "pool_kernel": kernel, "page_size": PAGE, "fp8_bounds": 0
+    }  # fmt: skip
     return NativeNode(COMPACT_TURN.body(layout), attributes, library, threads)
 
 

@@ -16,6 +16,8 @@ from tests.backends.onnxruntime.test_drafts import DRAFT_TOKENS, Rows, with_draf
 
 __all__ = ["make_program"]
 
+FP8 = {"fp8_bounds": True}
+
 
 @pytest.fixture
 def native_library(library: Path, monkeypatch) -> Path:
@@ -23,10 +25,10 @@ def native_library(library: Path, monkeypatch) -> Path:
     return library
 
 
-@pytest.mark.parametrize("policy", ["full", "rocketkv", "sparq"])
+@pytest.mark.parametrize(("policy", "fp8"), [("full", {}), ("rocketkv", {}), ("rocketkv", FP8), ("sparq", {})])
 @pytest.mark.parametrize("kept", [1, 3, 1 + DRAFT_TOKENS])
-def test_a_rejection_leaves_what_steps_leave(native_library, make_program, policy, kept):
-    rows = Rows(with_drafts(make_program(policy, token_budget=48, max_output_len=40)), [200, 31])
+def test_a_rejection_leaves_what_steps_leave(native_library, make_program, policy, fp8, kept):
+    rows = Rows(with_drafts(make_program(policy, token_budget=48, max_output_len=40, **fp8)), [200, 31])
     for number in range(3):
         rows.check([kept] * 2, seed=number)
 
@@ -43,6 +45,13 @@ def test_products_are_native_and_steps_do_not_wait(library: Path, make_program):
     assert {node.op_type for node in written.graph.node} >= {"Expand", "Shape"}
     steps = [node for node in loaded.graph.node if node.domain == KVC_DOMAIN and "Attention" in node.op_type]
     assert len(steps) == (1 + DRAFT_TOKENS) * program.model.num_hidden_layers
+
+
+def test_steps_with_bounds_in_fp8_run_bodies_and_wait(library: Path, make_program):
+    operators = native.load(library).operators
+    written = prepare(read_graph(with_drafts(make_program("rocketkv", **FP8)).draft), operators)
+    kinds = [[node.op_type for node in model.graph.node] for model in (written, prepare_draft(written, operators))]
+    assert kinds[0].count("Expand") == kinds[1].count("Expand") > 0
 
 
 def test_bodies_wait_and_other_products_stay(make_program):

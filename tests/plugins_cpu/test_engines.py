@@ -13,14 +13,18 @@ import pytest
 from onnx.inliner import inline_selected_functions
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from kvc_trt.backends.onnxruntime.native import VARIABLE
-from kvc_trt.engine.program import Program
+from kvc_trt.backends.onnxruntime.native import VARIABLE, load
+from kvc_trt.backends.onnxruntime.operator_times import operator_times
+from kvc_trt.engine.program import Program, read_graph
+from kvc_trt.graph.native import prepare
 from kvc_trt.operators import KVC_DOMAIN
+from kvc_trt.operators.fp8_bounds import may_be_of_close
 from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT, QUANTISED_LINEAR
 from tests.backends.onnxruntime.test_turns import settings_of, tokens_of, with_turns
 from tests.backends.prompts import filled
 
 POLICIES = ("full", "rocketkv", "snapkv++", "hybrid", "quest", "duo-attention", "streaming-llm", "h2o", "sparq")
+PAGED = ("rocketkv", "hybrid", "quest")
 STEPS = 12
 
 
@@ -45,11 +49,17 @@ def decoded(program: Program, threads: int, expose: tuple[str, ...] = ()) -> dic
     }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "fp8"), [*((policy, {}) for policy in POLICIES), *((one, {"fp8_bounds": True}) for one in PAGED)]
+)
 def test_answers_are_the_bodies_answers(
-    make_program: Callable[..., Program], policy: str, library: Path, monkeypatch: pytest.MonkeyPatch
+    make_program: Callable[..., Program],
+    policy: str,
+    fp8: dict[str, bool],
+    library: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    program = make_program(policy, **({"pool_kernel": 7} if policy in ("rocketkv", "snapkv++") else {}))
+    program = make_program(policy, **({"pool_kernel": 7} if policy in ("rocketkv", "snapkv++") else {}), **fp8)
     expose = tuple(f"selected.{layer}" for layer in range(3)) if policy in ("rocketkv", "hybrid") else ()
     bodies = decoded(program, 1, expose)
     monkeypatch.setenv(VARIABLE, str(library))
@@ -60,7 +70,37 @@ def test_answers_are_the_bodies_answers(
         np.testing.assert_array_equal(native["lists"][name], listed)
     for name, buffer in bodies["state"].items():
         # Sums over all tokens, as SparQ keeps them, are large: they are held to rounding relative to their size.
-        np.testing.assert_allclose(native["state"][name], buffer, rtol=1e-6, atol=2e-5, err_msg=name)
+        if buffer.dtype == np.int8:
+            assert may_be_of_close(native["state"][name], buffer, 2e-5), name
+        else:
+            np.testing.assert_allclose(native["state"][name], buffer, rtol=1e-6, atol=2e-5, err_msg=name)
+
+
+def test_operators_of_fp8_bounds_run_their_bodies_and_no_others(
+    make_program: Callable[..., Program], library: Path
+) -> None:
+    program, native = make_program("rocketkv", pool_kernel=7, skip_layers=1, fp8_bounds=True), load(library)
+    prefill, decode = (prepare(read_graph(one), native.operators) for one in (program.prefill, program.decode))
+    assert {"KvcCompact_body", "KvcPrefillAttention"} <= {node.op_type for node in prefill.graph.node}
+    assert {"KvcHybridAttention_body", "KvcDenseAttention"} <= {node.op_type for node in decode.graph.node}
+    assert [body.name for body in (*prefill.functions, *decode.functions)] == [
+        "KvcCompact_body", "KvcHybridAttention_body"
+    ]  # fmt: skip
+    assert native.describe(fp8_bounds=True).endswith(", fp8 bounds by bodies)")
+
+
+def test_profiles_count_such_a_body_as_its_operator(
+    make_program: Callable[..., Program], library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(library))
+    program = make_program("rocketkv", pool_kernel=7, fp8_bounds=True)
+    executor = OnnxRuntimeExecutor(program, threads=1, profile=tmp_path)
+    executor.allocate(3)
+    tokens, positions, lengths = filled(executor)
+    executor.decode(tokens, positions, lengths)
+    found = {one.name for one in operator_times(executor.end_profiling()["decode"], warm_up=0)}
+    assert "KvcHybridAttention" in found
+    assert not [name for name in found if "body" in name]
 
 
 def turned(program: Program, threads: int) -> dict[str, Any]:
@@ -84,16 +124,27 @@ def turned(program: Program, threads: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("policy", ["full", "rocketkv", "snapkv++", "hybrid", "quest", "streaming-llm", "tova"])
+@pytest.mark.parametrize(
+    ("policy", "fp8"),
+    [
+        *((policy, {}) for policy in ("full", "rocketkv", "snapkv++", "hybrid", "quest", "streaming-llm", "tova")),
+        *((policy, {"fp8_bounds": True}) for policy in PAGED),
+    ],
+)
 def test_turns_are_the_bodies_turns(
-    make_program: Callable[..., Program], policy: str, library: Path, monkeypatch: pytest.MonkeyPatch
+    make_program: Callable[..., Program],
+    policy: str,
+    fp8: dict[str, bool],
+    library: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    program = with_turns(make_program(policy, **settings_of(policy)))
+    program = with_turns(make_program(policy, **settings_of(policy), **fp8))
     bodies = turned(program, 1)
     monkeypatch.setenv(VARIABLE, str(library))
     native = turned(program, 2)
     for name, expected in bodies.items():
-        np.testing.assert_allclose(native[name], expected, rtol=1e-6, atol=1e-5, err_msg=name)
+        atol = 1.0 if expected.dtype == np.int8 else 1e-5
+        np.testing.assert_allclose(native[name], expected, rtol=1e-6, atol=atol, err_msg=name)
 
 
 def test_while_a_prompt_fits_its_budget_a_sparse_engine_is_the_dense_one_bit_for_bit(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from kvc_trt.kernels import reference_ops
 from kvc_trt.reference import page_bounds
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+FP8 = pytest.mark.parametrize("fp8", [False, True], ids=["own", "fp8"])
+"""Bounds of the cache's own type, and in fp8."""
 
 
 class _Case:
@@ -39,6 +42,7 @@ class CompactCase(_Case):
     capacity: int
     pool_kernel: int
     page_size: int
+    fp8_bounds: int = 0
 
     def arguments(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -60,6 +64,7 @@ class StepCase(_Case):
     top_k: int
     token_budget: int
     dense_until: int
+    fp8_bounds: int = 0
 
     def arguments(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -76,7 +81,7 @@ class StepCase(_Case):
 def compact_case(
     *, lengths: Sequence[int], heads: int = 4, kv_heads: int = 2, size: int = 32, window: int = 8,
     length: int | None = None, budget: int = 24, capacity: int | None = None, pool: int = 5, page: int = 4,
-    dtype: torch.dtype = torch.float32, seed: int = 0, ties: bool = False, distinct: int = 5,
+    dtype: torch.dtype = torch.float32, seed: int = 0, ties: bool = False, distinct: int = 5, fp8: bool = False,
 ) -> CompactCase:  # fmt: skip
     """A prompt batch with rows of `lengths`; `ties` draws the keys from `distinct` dyadic vectors."""
     make = torch.Generator().manual_seed(seed)
@@ -93,13 +98,15 @@ def compact_case(
         k[row, :, n:], v[row, :, n:] = math.nan, math.nan
     slots = max(budget, min(longest, budget)) + 3 if capacity is None else capacity
     numbers = torch.tensor(lengths, dtype=torch.int64)
-    return CompactCase(q_window.to(dtype), k.to(dtype), v.to(dtype), numbers, budget, slots, pool, page)
+    prompt = q_window.to(dtype), k.to(dtype), v.to(dtype), numbers
+    return CompactCase(*prompt, budget, slots, pool, page, int(fp8))
 
 
 def step_case(
     *, lengths: Sequence[int], heads: int = 4, kv_heads: int = 2, size: int = 32, capacity: int | None = None,
     page: int = 4, top_r: int = 8, top_k: int = 16, token_budget: int = 16, dense_until: int | None = None,
     dtype: torch.dtype = torch.float32, seed: int = 0, ties: bool = False, distinct: int = 3, opposite: bool = False,
+    fp8: bool = False,
 ) -> StepCase:  # fmt: skip
     """One decode step over rows that store `lengths` tokens before it (a negative one, or C, is an inactive row).
 
@@ -123,19 +130,24 @@ def step_case(
     for row, n in enumerate(stored.tolist()):
         k_cache[row, :, n:], v_cache[row, :, n:] = math.nan, math.nan
     query, k_new, v_new, k_cache, v_cache = (t.to(dtype) for t in (query, k_new, v_new, k_cache, v_cache))
-    extremes = page_bounds(k_cache.float(), stored, page)
-    bounds = reference_ops.channel_major(*extremes, dtype)
     until = token_budget if dense_until is None else dense_until
     return StepCase(
-        query, k_new, v_new, k_cache, v_cache, bounds, numbers, page, top_r, min(top_k, slots), token_budget, until
-    )
+        query, k_new, v_new, k_cache, v_cache, bounds_of(k_cache, stored, page, fp8=fp8), numbers, page, top_r,
+        min(top_k, slots), token_budget, until, int(fp8),
+    )  # fmt: skip
+
+
+def bounds_of(keys: Tensor, lengths: Tensor, page: int, *, fp8: bool | int = False) -> Tensor:
+    """The bounds [B,G,2D,P] of a cache [B,G,C,D], of its type or fp8."""
+    extremes = page_bounds(keys.float(), lengths, page, fp8=bool(fp8))
+    return reference_ops.channel_major(*extremes, keys.dtype, fp8=bool(fp8))
 
 
 def with_key(case: StepCase, slots: int | slice, channel: int, value: float) -> StepCase:
     """The case with one channel of some keys replaced in the KV heads of row 0, and its bounds."""
     keys = case.k_cache.clone()
     keys[0, :, slots, channel] = value
-    bounds = reference_ops.channel_major(*page_bounds(keys.float(), case.cache_lengths, case.page_size), keys.dtype)
+    bounds = bounds_of(keys, case.cache_lengths, case.page_size, fp8=case.fp8_bounds)
     return replace(case, k_cache=keys, bounds=bounds)
 
 

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from kvc_trt.kernels import reference_ops
 from kvc_trt.kernels.library import CompactResult, KernelLibrary
-from kvc_trt.reference import page_bounds
 from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compare_selection
-from tests.plugins_cuda.cases import CompactCase, StepCase
+from tests.plugins_cuda.cases import CompactCase, StepCase, bounds_of
 
 VALUE_BARS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-3}
 """Largest difference of an output, relative to the largest magnitude of its row, before its own rounding (for bfloat16
@@ -50,8 +49,8 @@ def check_compact(library: KernelLibrary, case: CompactCase) -> IndexComparison:
     for name, source in (("k", case.k), ("v", case.v)):
         gathered = torch.where(kept[..., None], source.gather(2, where), torch.zeros((), dtype=source.dtype))
         assert_same_bits(getattr(found, f"{name}_cache"), gathered, f"{name}_cache")
-    extremes = page_bounds(found.k_cache.float(), found.cache_lengths, case.page_size)
-    assert_same_bits(found.bounds, reference_ops.channel_major(*extremes, case.k.dtype), "bounds")
+    bounds = bounds_of(found.k_cache, found.cache_lengths, case.page_size, fp8=case.fp8_bounds)
+    assert_same_bits(found.bounds, bounds, "bounds")
     return compared
 
 
@@ -76,7 +75,8 @@ def check_hybrid(library: KernelLibrary, case: StepCase) -> IndexComparison:
         one = compare_selection(
             case.query[b : b + 1].float().numpy(), mine.k_cache[b : b + 1, :, :m].float().numpy(),
             case.cache_lengths[b : b + 1].numpy() + 1, expected[b : b + 1].numpy(), selected[b : b + 1].numpy(),
-            page_size=case.page_size, top_r=case.top_r, truncates=truncates(library, case.query.dtype),
+            page_size=case.page_size, top_r=case.top_r, fp8_bounds=bool(case.fp8_bounds),
+            truncates=truncates(library, case.query.dtype),
         )  # fmt: skip
         total = total + one
         exact = attend_exactly(case.query[b], mine.k_cache[b], mine.v_cache[b], selected[b])

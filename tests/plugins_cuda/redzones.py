@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvc_trt.kernels.library import ELEMENTS, KernelLibrary
+from kvc_trt.kernels.library import KernelLibrary, dtype_of
 from kvc_trt.kernels.structs import struct_of
 from kvc_trt.operators.compact import COMPACT
 from tests.plugins_cuda.cases import DTYPES, CompactCase
@@ -46,13 +46,16 @@ def compact_between_redzones(
     (batch, heads, window, size), (_, kv_heads, length, _) = case.q_window.shape, case.k.shape
     given = {name: getattr(case, name) for name in ("q_window", "k", "v", "prompt_lengths")}
     inputs = {name: memory.copy(name, value) for name, value in given.items()}
+    numbers = {"capacity": case.capacity, "page_size": case.page_size, "fp8_bounds": case.fp8_bounds}
     shapes = COMPACT.output_shapes(
         {name: value.shape for name, value in given.items()},
-        {"capacity": case.capacity, "page_size": case.page_size},
+        numbers,
         case.k.element_size(),
     )
     outputs = {
-        tensor.name: memory.empty(tensor.name, tuple(shapes[tensor.name]), ELEMENTS.get(tensor.element, case.k.dtype))
+        tensor.name: memory.empty(
+            tensor.name, tuple(shapes[tensor.name]), dtype_of(COMPACT, tensor, numbers, case.k.dtype)
+        )
         for tensor in COMPACT.outputs
         if with_bounds or tensor.name != "bounds"
     }
@@ -61,8 +64,8 @@ def compact_between_redzones(
     stride = inputs["k"].stride()
     params = struct_of(COMPACT)(
         dtype=DTYPES.index(case.k.dtype), batch=batch, heads=heads, kv_heads=kv_heads, head_size=size, window=window,
-        pool_kernel=case.pool_kernel, page_size=case.page_size, prompt_length=length, prompt_budget=case.prompt_budget,
-        capacity=case.capacity, kv_stride_batch=stride[0], kv_stride_head=stride[1], kv_stride_token=stride[2],
+        pool_kernel=case.pool_kernel, prompt_length=length, prompt_budget=case.prompt_budget, **numbers,
+        kv_stride_batch=stride[0], kv_stride_head=stride[1], kv_stride_token=stride[2],
         **{name: value.data_ptr() for name, value in (inputs | outputs).items()},
     )  # fmt: skip
     bytes_wanted = library.workspace_bytes("kvc_compact", params)

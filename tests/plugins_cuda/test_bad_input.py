@@ -28,12 +28,12 @@ IN_PLACE = " (in place: v_cache is v, and k is contiguous with S = C)"
 SHAPE = {"dtype": 0, "batch": 2, "heads": 4, "kv_heads": 2, "head_size": 16}
 NUMBERS = {
     "kvc_compact": {
-        **SHAPE, "window": 4, "pool_kernel": 3, "page_size": 4, "prompt_length": 24, "prompt_budget": 8,
-        "capacity": 24, "kv_stride_batch": 768, "kv_stride_head": 384, "kv_stride_token": 16,
+        **SHAPE, "window": 4, "pool_kernel": 3, "page_size": 4, "fp8_bounds": 0, "reserved": 0, "prompt_length": 24,
+        "prompt_budget": 8, "capacity": 24, "kv_stride_batch": 768, "kv_stride_head": 384, "kv_stride_token": 16,
     },
     "kvc_hybrid_attention": {
-        **SHAPE, "page_size": 4, "top_r": 8, "capacity": 24, "top_k": 8, "token_budget": 12, "dense_until": 10,
-        "selected_width": 12,
+        **SHAPE, "page_size": 4, "top_r": 8, "fp8_bounds": 0, "capacity": 24, "top_k": 8, "token_budget": 12,
+        "dense_until": 10, "selected_width": 12,
     },
     "kvc_dense_attention": {**SHAPE, "reserved": 0, "capacity": 24},
 }  # fmt: skip
@@ -148,6 +148,8 @@ def bad_numbers_of_compact() -> Iterator[Bad]:
     yield Bad(name, {"pool_kernel": 2}, "pool_kernel", "an odd number")
     yield Bad(name, {"pool_kernel": 4094}, "pool_kernel", "an odd number")
     yield from outside(name, "page_size", 1, INT32, largest=INT32)
+    yield from outside(name, "fp8_bounds", 0, 1, largest=INT32)
+    yield from outside(name, "reserved", 0, 0, largest=INT32)
     yield from outside(name, "prompt_length", 1, 2**20, largest=INT64)
     yield from outside(name, "prompt_budget", 1, 24, largest=INT64)
     for stride in ("kv_stride_batch", "kv_stride_head", "kv_stride_token"):
@@ -168,6 +170,7 @@ def bad_numbers_of_attention() -> Iterator[Bad]:
 
 def bad_numbers_of_pages(name: str) -> Iterator[Bad]:
     yield from outside(name, "page_size", 1, INT32, largest=INT32)
+    yield from outside(name, "fp8_bounds", 0, 1, largest=INT32)
     yield from outside(name, "top_r", 1, 16, largest=INT32)
     yield from outside(name, "top_k", 1, 24, largest=INT64)
     yield from outside(name, "token_budget", 0, INT32, largest=INT64)
@@ -320,6 +323,20 @@ def test_overlaps(library: KernelLibrary, operation: str) -> None:
                 apart = rest.partition("; expected memory apart from ")[2].removesuffix(IN_PLACE)
                 assert {refused, apart} == {one, other}, text
             setattr(call.params, one, right)
+
+
+@pytest.mark.parametrize("operation", ["kvc_compact", *PAGED])
+def test_bounds_in_fp8_take_a_byte_each(library: KernelLibrary, operation: str) -> None:
+    """Of 16 pages, for as few as 6: another buffer may begin right behind them, and not before."""
+    call = Call(library, operation)
+    call.params.fp8_bounds = 1
+    call.bytes = library.workspace_bytes(operation, call.params)
+    assert call.bytes <= call.needed + ZONE
+    end = call.params.bounds + 2 * 2 * 32 * 16
+    call.params.v_cache = end - 16
+    assert "memory apart from" in call.refused(call.run)
+    call.params.v_cache = end
+    call.run()
 
 
 def test_inputs_may_share_memory(library: KernelLibrary) -> None:

@@ -13,9 +13,11 @@ from benchmarks.kernel_cases import Case
 from benchmarks.kernel_launches import Launch
 from benchmarks.kernel_traffic import Traffic, call_traffic, kernel_traffic
 from benchmarks.occupancy import occupancy, resident_ctas
+from benchmarks.sweep import POINTS
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.profile.floor import H100, H200
 from kvc_trt.profile.traffic import row_traffic
+from tests.plugins_cuda.cases import FP8, bounds_of
 
 LAYERS = kernel_cases.MODEL.num_hidden_layers
 CASES = [Case(batch, context, budget) for batch in (1, 32) for context in (16384, 131072) for budget in (256, 2048)]
@@ -172,23 +174,22 @@ def test_every_launch_is_recorded_and_grows_with_the_batch(emulation: KernelLibr
     assert sum(launch.ctas for launch in small) < sum(launch.ctas for launch in large)
 
 
+@pytest.mark.parametrize("policy", [kernel_cases.DEFAULT, kernel_cases.FP8])
 @pytest.mark.parametrize("name", kernel_calls.KERNELS)
-def test_the_timed_calls_are_accepted_and_can_be_repeated(emulation: KernelLibrary, name: str) -> None:
+def test_the_timed_calls_are_accepted_and_can_be_repeated(emulation: KernelLibrary, name: str, policy: str) -> None:
     torch.manual_seed(0)
-    (call,) = kernel_calls.KERNELS[name](emulation, Case(1, 512, 64), 1)
+    (call,) = kernel_calls.KERNELS[name](emulation, Case(1, 512, 64, policy=policy), 1)
     first, second = call(), call()
     for a, b in zip(*((r,) if isinstance(r, torch.Tensor) else r for r in (first, second)), strict=True):
         assert a is None or torch.equal(a, b)
         assert a is None or not a.is_floating_point() or bool(a.isfinite().all())
 
 
-def test_synthetic_bounds_are_the_references(emulation: KernelLibrary) -> None:
-    from kvc_trt.kernels import reference_ops
-    from kvc_trt.reference import page_bounds
-
+@FP8
+def test_synthetic_bounds_are_the_references(fp8: bool) -> None:
     keys = torch.randn(2, 3, 23, 16)
-    expected = reference_ops.channel_major(*page_bounds(keys, torch.tensor([17, 17]), 4), keys.dtype)
-    assert torch.equal(kernel_calls.page_bounds(keys, 17, 4), expected)
+    expected = bounds_of(keys, torch.tensor([17, 17]), 4, fp8=fp8)
+    assert torch.equal(kernel_calls.page_bounds(keys, 17, 4, fp8=fp8), expected)
 
 
 # ---- The sweep
@@ -198,7 +199,7 @@ def test_the_sweep_measures_each_point_once() -> None:
     options = kernels.parse([])
     points = list(kernels.points(options))
     identities = {tuple(point.identity.items()) for point in points}
-    assert len(points) == len(identities) == 3 * 4 * (2 * 4 + 3) + 1
+    assert len(points) == len(identities) == 3 * 4 * (2 * 4 + 3) + len(POINTS)
 
 
 def test_a_single_point_is_a_step_under_its_own_policy(emulation: KernelLibrary) -> None:

@@ -79,8 +79,12 @@ MUTATIONS = (
     Mutation(
         "the_last_units_are_lost",
         STEP,
-        "(units + kClusterBlocks - 1) / kClusterBlocks",
-        "max(units / kClusterBlocks, 1)",
+        "((pages + kWidth - 1) / kWidth + kClusterBlocks - 1) / kClusterBlocks",
+        "max((pages + kWidth - 1) / kWidth / kClusterBlocks, 1)",
+    ),
+    Mutation("blocks_share_units", STEP, "kWidth = kVectorWidth<Bound>", "kWidth = kUnitPages"),
+    Mutation(
+        "fp8_is_stored_as_the_caches_type", STEP, "BoundTable<T>(table, kIsFp8<Bound>)", "BoundTable<T>(table, false)"
     ),
     Mutation("the_last_unit_is_not_in_the_softmax", STEP, "units_of(last + 1)", "units_of(last)"),
     Mutation("statistics_for_the_first_block_alone", STEP, "of_block(warp_index())", "of_block(0)"),
@@ -108,6 +112,8 @@ def check(library: KernelLibrary) -> None:
     lengths = (400, 13, 2, -1, 384)
     cases += [step_case(lengths=lengths, heads=8, size=40, page=3, top_r=19, top_k=10, token_budget=5, ties=ties,
                         capacity=401, dtype=torch.float16, seed=4) for ties in (False, True)]  # fmt: skip
+    cases += [pages_case(pages, top_k=pages // 3, seed=pages, heads=heads, fp8=True, ties=heads == 4)
+              for pages, heads in ((40, 4), (137, 9), (300, 4), (1200, 5))]  # fmt: skip
     alike = pages_case(400, top_k=333, page=2, capacity=801)
     alike.query.zero_()
     last = step_case(lengths=(400,), heads=8, page=16, top_r=19, top_k=70, capacity=401, dtype=torch.bfloat16)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvc_trt.kernels import reference_ops
 from kvc_trt.kernels.library import CompactResult, KernelLibrary
-from tests.plugins_cuda.cases import DTYPES, CompactCase, compact_case
+from tests.plugins_cuda.cases import DTYPES, FP8, CompactCase, compact_case
 from tests.plugins_cuda.checks import assert_same_bits, check_compact, run_compact
 from tests.plugins_cuda.redzones import compact_between_redzones
 
@@ -52,7 +52,7 @@ def test_golden_case(library: KernelLibrary) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pool", [1, 5, 63])
 def test_random_prompts(scheduled_library: KernelLibrary, dtype: torch.dtype, pool: int) -> None:
-    case = compact_case(lengths=[150, 24, 90, 25], dtype=dtype, pool=pool, size=64, seed=pool)
+    case = compact_case(lengths=[150, 24, 90, 25], dtype=dtype, pool=pool, size=64, seed=pool, fp8=pool == 5)
     check_compact(scheduled_library, case)
 
 
@@ -131,6 +131,7 @@ def test_any_shape(library: KernelLibrary, data: st.DataObject) -> None:
         window=window, length=longest, budget=budget, capacity=budget + data.draw(st.integers(0, 9)),
         pool=2 * data.draw(st.integers(0, 70)) + 1, page=data.draw(st.sampled_from(PAGES)),
         dtype=data.draw(st.sampled_from(DTYPES)), seed=data.draw(st.integers(0, 2**31)), ties=data.draw(st.booleans()),
+        fp8=data.draw(st.booleans()),
     )  # fmt: skip
     check_compact(library, case)
 
@@ -140,9 +141,11 @@ def test_any_shape(library: KernelLibrary, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page", PAGES)
-def test_pages(library: KernelLibrary, page: int, dtype: torch.dtype) -> None:
+@FP8
+def test_pages(library: KernelLibrary, fp8: bool, page: int, dtype: torch.dtype) -> None:
     """Pages smaller and larger than a block's share and than the cache; the last one partly filled, and beyond it."""
-    case = compact_case(lengths=[130, 47, 5], budget=101, capacity=211, page=page, dtype=dtype, size=48, seed=page)
+    sizes = {"budget": 101, "capacity": 211, "page": page, "dtype": dtype, "size": 48, "seed": page}
+    case = compact_case(lengths=[130, 47, 5], fp8=fp8, **sizes)
     check_compact(library, case)
 
 
@@ -170,10 +173,12 @@ def test_strides(library: KernelLibrary, order: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_nan_and_infinity_in_keys(scheduled_library: KernelLibrary, dtype: torch.dtype) -> None:
+@FP8
+def test_nan_and_infinity_in_keys(scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
     """A NaN or +inf score makes every vote of its KV head NaN: those heads keep the first tokens and the window. The
-    bounds of the pages say NaN, or the infinity; -inf bounds nothing from above, so it reads as the lowest number."""
-    case = compact_case(lengths=[100, 90, 40], kv_heads=3, heads=6, budget=50, page=7, dtype=dtype)
+    bounds of the pages say NaN, or the infinity, in fp8 the largest number; -inf bounds nothing from above, so it reads
+    as the lowest number."""
+    case = compact_case(lengths=[100, 90, 40], kv_heads=3, heads=6, budget=50, page=7, dtype=dtype, fp8=fp8)
     case.k[0, 0, 3, 5], case.k[0, 1, 17, 0], case.k[1, 2, 60] = math.nan, math.inf, -math.inf
     case.k[2, 0, 7:14], case.k[2, 1, 0, ::2], case.k[2, 2, 39, 3] = -math.inf, math.nan, math.inf
     found = run_compact(scheduled_library, case)
@@ -212,7 +217,9 @@ def test_in_place_equals_out_of_place(
     library: KernelLibrary, dtype: torch.dtype, n: int, budget: int, size: int
 ) -> None:
     lengths = [n, budget, budget + 1, 3, 0]
-    case = compact_case(lengths=lengths, budget=budget, capacity=n, size=size, page=3, dtype=dtype, seed=n)
+    case = compact_case(
+        lengths=lengths, budget=budget, capacity=n, size=size, page=3, dtype=dtype, seed=n, fp8=n == 150
+    )
     assert_equal_results(run_in_place(library, case), run_compact(library, case))
 
 
@@ -241,8 +248,11 @@ def test_without_bounds(library: KernelLibrary, in_place: bool) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page", [1, 3, 50, 1000])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_nothing_else_is_written(library: KernelLibrary, dtype: torch.dtype, page: int, in_place: bool) -> None:
-    case = compact_case(lengths=[131, 40, 36], budget=37, capacity=131, page=page, size=24, dtype=dtype)
+@FP8
+def test_nothing_else_is_written(
+    library: KernelLibrary, fp8: bool, dtype: torch.dtype, page: int, in_place: bool
+) -> None:
+    case = compact_case(lengths=[131, 40, 36], budget=37, capacity=131, page=page, size=24, dtype=dtype, fp8=fp8)
     found = compact_between_redzones(library, case, with_bounds=True, in_place=in_place)
     expected = run_compact(library, case)
     for name in CompactResult._fields:
@@ -250,8 +260,10 @@ def test_nothing_else_is_written(library: KernelLibrary, dtype: torch.dtype, pag
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_schedules_give_the_same_bits(emulation: KernelLibrary, dtype: torch.dtype) -> None:
-    case = compact_case(lengths=[420, 77, 400], budget=66, capacity=420, size=80, pool=31, page=3, dtype=dtype)
+@FP8
+def test_schedules_give_the_same_bits(emulation: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
+    sizes = {"budget": 66, "capacity": 420, "size": 80, "pool": 31, "page": 3, "dtype": dtype, "fp8": fp8}
+    case = compact_case(lengths=[420, 77, 400], **sizes)
     for run in (run_compact, run_in_place):
         results = []
         for order in ("forward", "reverse", "shuffled"):

@@ -5,9 +5,12 @@ Kernels run under the race detector, so that a missing barrier shows even where 
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from kvc_trt.kernels import reference_ops
 from kvc_trt.kernels.library import SCHEDULES, CompactResult, KernelLibrary
@@ -21,6 +24,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 RADIX, EMIT, POOL = "kernels/radix_select.cuh", "kernels/emit_selected.cuh", "kernels/pool_select.cuh"
 GATHER, MOVE = "kernels/gather_cache.cuh", "kernels/move_in_place.cuh"
+FP8 = "kernels/fp8.cuh"
 BARRIER = "__syncthreads();\n"
 LAST = "first + part < n ? first + part : n"
 TIES_BEFORE = "warp ? storage[kWarps + lane]"
@@ -41,22 +45,40 @@ MUTATIONS = (
     Mutation("a_page_takes_slots_of_the_next", GATHER, SEGMENT_END, "first + layout.segment_slots"),
     Mutation("a_partial_page_takes_free_slots", GATHER, "min(end, head.length), extremes", "end, extremes"),
     Mutation("no_zeros_past_the_end", GATHER, "slot = max(first, head.length)", "slot = end"),
+    Mutation("fp8_is_rounded_to_nearest", FP8, "ceilf(number *", "rintf(number *"),
+    Mutation(
+        "fp8_of_nan_is_the_lowest",
+        FP8,
+        "number = x < -lowest ? fmaxf(x, lowest) : -lowest",
+        "number = fminf(fmaxf(x, lowest), -lowest)",
+    ),
+    Mutation("fp8_is_not_clamped", FP8, "number = x < -lowest ? fmaxf(x, lowest) : -lowest", "number = x"),
+    Mutation(
+        "fp8_is_written_as_the_caches_type",
+        GATHER,
+        "BoundTable<T>(params.bounds, params.fp8_bounds)",
+        "BoundTable<T>(params.bounds, false)",
+    ),
     Mutation("no_barrier_in_the_move", MOVE, BARRIER, "\n"),
 )
 
 
 def check(library: KernelLibrary) -> None:
     """Every schedule gives the reference's results, out of place and in place. The scores tie exactly, so that the
-    reference's choice is the only right one; the last candidate is chosen in one KV head and not in the other."""
+    reference's choice is the only right one; the last candidate is chosen in one KV head and not in the other. For fp8
+    the keys are scaled to what is rounded there, which changes no tie."""
     case = compact_case(
         lengths=[150, 7], heads=2, kv_heads=2, capacity=150, budget=120, pool=3, page=5, size=16, ties=True, seed=2
     )
-    expected = reference_ops.compact(**case.arguments())
-    for order in SCHEDULES:
-        library.set_schedule(order, seed=8)
-        for in_place in (False, True):
-            found = compact_between_redzones(library, case, with_bounds=True, in_place=in_place)
-            assert_equal_results(CompactResult(**found), expected)
+    rounded = replace(case, k=case.k * 1.125, fp8_bounds=1)
+    rounded.k[1, :, 0, :4] = torch.tensor([1e5, -1e5, math.nan, 1e-6])  # of a prompt that fits, so of no score
+    for one in (case, rounded):
+        expected = reference_ops.compact(**one.arguments())
+        for order in SCHEDULES:
+            library.set_schedule(order, seed=8)
+            for in_place in (False, True):
+                found = compact_between_redzones(library, one, with_bounds=True, in_place=in_place)
+                assert_equal_results(CompactResult(**found), expected)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

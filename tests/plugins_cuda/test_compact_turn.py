@@ -16,13 +16,12 @@ from torch import Tensor
 from kvc_trt.kernels import reference_ops
 from kvc_trt.kernels.library import CompactResult, KernelLibrary
 from kvc_trt.operators.compact import COMPACT_TURN
-from kvc_trt.reference import page_bounds
 from kvc_trt.verify.near_ties import compare_compaction
-from tests.plugins_cuda.cases import DTYPES, CompactCase, compact_case
+from tests.plugins_cuda.cases import DTYPES, FP8, CompactCase, bounds_of, compact_case
 from tests.plugins_cuda.checks import assert_same_bits, run_compact, truncates
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TurnCase(CompactCase):
     """Arguments of kvc_compact_turn."""
 
@@ -71,17 +70,16 @@ def check_turn(library: KernelLibrary, case: TurnCase) -> CompactResult:
     for name, source in (("k", case.k), ("v", case.v)):
         gathered = torch.where(kept[..., None], source.gather(2, where), torch.zeros((), dtype=source.dtype))
         assert_same_bits(getattr(found, f"{name}_cache"), gathered, f"{name}_cache")
-    extremes = page_bounds(found.k_cache.float(), found.cache_lengths, case.page_size)
-    assert_same_bits(found.bounds, reference_ops.channel_major(*extremes, case.k.dtype), "bounds")
+    bounds = bounds_of(found.k_cache, found.cache_lengths, case.page_size, fp8=case.fp8_bounds)
+    assert_same_bits(found.bounds, bounds, "bounds")
     return found
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("pool", [1, 5, 63])
 def test_rows_with_windows_of_their_own(scheduled_library: KernelLibrary, dtype: torch.dtype, pool: int) -> None:
-    check_turn(
-        scheduled_library, turn_case([150, 24, 90, 25], [8, 3, 1, 7], dtype=dtype, pool=pool, size=64, seed=pool)
-    )
+    sizes = {"pool": pool, "size": 64, "seed": pool, "fp8": pool == 5}
+    check_turn(scheduled_library, turn_case([150, 24, 90, 25], [8, 3, 1, 7], dtype=dtype, **sizes))
 
 
 def test_the_queries_of_earlier_turns_do_not_matter(library: KernelLibrary) -> None:
@@ -94,9 +92,10 @@ def test_the_queries_of_earlier_turns_do_not_matter(library: KernelLibrary) -> N
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_whole_window_is_that_of_a_prompt(library: KernelLibrary, dtype: torch.dtype) -> None:
+@FP8
+def test_a_whole_window_is_that_of_a_prompt(library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
     """kvc_compact on the same tokens, bit for bit."""
-    case = turn_case([200, 40, 9], [8, 8, 8], dtype=dtype)
+    case = turn_case([200, 40, 9], [8, 8, 8], dtype=dtype, fp8=fp8)
     prompt = CompactCase(**{f.name: getattr(case, f.name) for f in fields(CompactCase)})
     for name, one, two in zip(
         CompactResult._fields, run_turn(library, case), run_compact(library, prompt), strict=True
@@ -133,6 +132,6 @@ def test_any_shape(library: KernelLibrary, data: st.DataObject) -> None:
         size=data.draw(st.sampled_from((16, 32, 80, 128, 256))), window=window, length=longest, budget=budget,
         capacity=budget + data.draw(st.integers(0, 9)), pool=2 * data.draw(st.integers(0, 40)) + 1,
         page=data.draw(st.sampled_from((1, 3, 4, 23, 200))), dtype=data.draw(st.sampled_from(DTYPES)),
-        seed=data.draw(st.integers(0, 2**31)), ties=data.draw(st.booleans()),
+        seed=data.draw(st.integers(0, 2**31)), ties=data.draw(st.booleans()), fp8=data.draw(st.booleans()),
     )  # fmt: skip
     check_turn(library, case)

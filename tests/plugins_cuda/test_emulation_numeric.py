@@ -13,6 +13,8 @@ from tests.plugins_cuda.toys import Toys, aligned
 
 FORMATS = {"half": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 EVERY = np.arange(2**16, dtype=np.uint32).astype(np.uint16)
+FP8 = np.dtype(ml_dtypes.float8_e5m2)
+FINITE_CODES = np.array([code for code in range(256) if code % 128 < 0x7C], np.uint8)
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +40,25 @@ def test_every_number_widens_exactly(toy_library, name):
     nan = np.isnan(expected)
     np.testing.assert_array_equal(np.isnan(wide), nan)
     np.testing.assert_array_equal(wide.view(np.uint32)[~nan], expected.view(np.uint32)[~nan])
+
+
+def test_every_code_of_fp8_widens_exactly(toy_library):
+    codes = FINITE_CODES.copy()
+    wide = np.zeros(codes.size, np.float32)
+    toy_library.call("widen_fp8", codes, wide, _count(codes))
+    np.testing.assert_array_equal(wide.view(np.uint32), codes.view(FP8).astype(np.float32).view(np.uint32))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_pairs_of_codes_widen_exactly(toy_library, name):
+    """Every code in either half of a register, subnormal ones too, whatever is in the lower bytes."""
+    one, other = (grid.ravel().astype(np.uint32) for grid in np.meshgrid(FINITE_CODES, FINITE_CODES))
+    junk = np.random.default_rng(1).integers(0, 2**32, one.size, dtype=np.uint32) & 0x00FF00FF
+    wide = np.zeros(one.size, np.uint32)
+    toy_library.call(f"widen_bytes_{name}", one << 8 | other << 24 | junk, wide, _count(one))
+    found = wide.view(FORMATS[name]).reshape(-1, 2).astype(np.float32)
+    expected = np.stack([one, other], axis=1).astype(np.uint8).view(FP8).astype(np.float32)
+    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -92,9 +113,9 @@ def test_a_maximum_lets_nan_win(toy_library):
 
 
 def test_lowest_finite(toy_library):
-    lowest = np.zeros(3, np.float32)
+    lowest = np.zeros(4, np.float32)
     toy_library.call("lowest", lowest)
-    formats = (np.finfo(np.float32), np.finfo(np.float16), ml_dtypes.finfo(ml_dtypes.bfloat16))
+    formats = (*map(np.finfo, (np.float32, np.float16)), *map(ml_dtypes.finfo, ("bfloat16", "float8_e5m2")))
     assert lowest.tolist() == [float(info.min) for info in formats]
 
 

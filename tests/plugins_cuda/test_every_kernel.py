@@ -15,9 +15,11 @@ from tests.plugins_cuda.test_rotated_attention import unrotated
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
-def test_compaction(library: KernelLibrary, dtype: torch.dtype) -> None:
+@cases.FP8
+def test_compaction(library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
     """Statistics, merge, votes, pooling, selection, gathering: one row is scored, one fits its budget."""
-    checks.check_compact(library, cases.compact_case(lengths=[150, 20], size=64, budget=32, dtype=dtype, seed=1))
+    sizes = {"size": 64, "budget": 32, "dtype": dtype, "fp8": fp8}
+    checks.check_compact(library, cases.compact_case(lengths=[150, 20], seed=1, **sizes))
 
 
 def test_compaction_in_place(library: KernelLibrary) -> None:
@@ -42,18 +44,20 @@ def with_clusters(library: KernelLibrary) -> Iterator[KernelLibrary]:
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("heads", [2, 4, 8, 16, 32])
-def test_step(with_clusters: KernelLibrary, heads: int, dtype: torch.dtype) -> None:
+@cases.FP8
+def test_step(with_clusters: KernelLibrary, fp8: bool, heads: int, dtype: torch.dtype) -> None:
     """Few rows: pages are scored and selected by clusters, in 16 bit. A sparse row, a dense one, an inactive one."""
-    case = cases.step_case(lengths=[200, 10, -1], heads=heads, size=64, dtype=dtype, seed=2)
+    case = cases.step_case(lengths=[200, 10, -1], heads=heads, size=64, dtype=dtype, seed=2, fp8=fp8)
     checks.check_hybrid(with_clusters, case)
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("heads", [2, 4, 8, 16, 32])
-def test_step_of_many_rows(with_clusters: KernelLibrary, heads: int, dtype: torch.dtype) -> None:
+@cases.FP8
+def test_step_of_many_rows(with_clusters: KernelLibrary, fp8: bool, heads: int, dtype: torch.dtype) -> None:
     """Of more clusters than any GPU has room for: one launch after another."""
     lengths = [10, -1, *range(60, 60 + 5 * 8, 5)]
-    case = cases.step_case(lengths=lengths, heads=heads, size=64, dtype=dtype, seed=2)
+    case = cases.step_case(lengths=lengths, heads=heads, size=64, dtype=dtype, seed=2, fp8=fp8)
     checks.check_hybrid(with_clusters, case)
 
 

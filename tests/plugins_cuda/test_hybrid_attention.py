@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 
 from kvc_trt.kernels import reference_ops
 from kvc_trt.kernels.library import KernelLibrary
-from kvc_trt.reference import page_bounds
-from tests.plugins_cuda.cases import DTYPES, StepCase, step_case, with_key, without_pages
+from tests.plugins_cuda.cases import DTYPES, FP8, StepCase, bounds_of, step_case, with_key, without_pages
 from tests.plugins_cuda.checks import assert_same_bits, check_hybrid
 from tests.plugins_cuda.hybrid_steps import PAGES, reference_tokens, run, selected_tokens, small, state_of, steps
 
@@ -44,21 +43,24 @@ def golden(**changes: Any) -> StepCase:
     k_cache[0, 0, :6, :4] = keys[:6]
     v_cache[0, 0, :6] = torch.arange(1.0, 7.0)[:, None]
     stored = torch.tensor([6])
-    bounds = reference_ops.channel_major(*page_bounds(k_cache, stored, 3), torch.float32)
     case = StepCase(
         query=torch.nn.functional.pad(2 * query, (0, 12))[None], k_new=torch.nn.functional.pad(keys[6:], (0, 12))[None],
-        v_new=torch.full((1, 1, 16), 7.0), k_cache=k_cache, v_cache=v_cache, bounds=bounds, cache_lengths=stored,
-        page_size=3, top_r=2, top_k=4, token_budget=0, dense_until=0,
+        v_new=torch.full((1, 1, 16), 7.0), k_cache=k_cache, v_cache=v_cache,
+        bounds=bounds_of(k_cache, stored, 3), cache_lengths=stored, page_size=3, top_r=2, top_k=4, token_budget=0,
+        dense_until=0,
     )  # fmt: skip
     return replace(case, **changes)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_golden(scheduled_library: KernelLibrary, dtype: torch.dtype) -> None:
+@FP8
+def test_golden(scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
+    """All its bounds are numbers of fp8."""
     case = golden()
     floats = ("query", "k_new", "v_new", "k_cache", "v_cache")
-    bounds = reference_ops.channel_major(*page_bounds(case.k_cache, case.cache_lengths, 3), dtype)
-    case = replace(case, bounds=bounds, **{name: getattr(case, name).to(dtype) for name in floats})
+    bounds = bounds_of(case.k_cache.to(dtype), case.cache_lengths, 3, fp8=fp8)
+    converted = {name: getattr(case, name).to(dtype) for name in floats}
+    case = replace(case, bounds=bounds, fp8_bounds=int(fp8), **converted)
     _, output, selected = run(scheduled_library, case)
     assert selected.tolist() == [[[0, 3, 4, 5]]]
     bar = {"rtol": 0, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-3, "atol": 0}
@@ -85,15 +87,16 @@ def test_a_group_sum_of_zero_reads_the_minimum(library: KernelLibrary) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_copies_of_a_page_tie(library: KernelLibrary, dtype: torch.dtype, page: int) -> None:
+@FP8
+def test_copies_of_a_page_tie(library: KernelLibrary, fp8: bool, dtype: torch.dtype, page: int) -> None:
     """Two distinct pages, repeated: every copy's score has the same bits, and the lowest copy wins."""
     for seed in range(2):
-        case = small(page=page, ties=True, distinct=2, capacity=230, lengths=(229, 150), dtype=dtype, seed=seed)
-        random = small(page=page, capacity=230, lengths=(229, 150), dtype=dtype, seed=seed)
+        sizes = {"page": page, "capacity": 230, "lengths": (229, 150), "dtype": dtype, "seed": seed, "fp8": fp8}
+        case, random = small(ties=True, distinct=2, **sizes), small(**sizes)
         drawn = torch.randint(2, (2, 2, -(-230 // page), 1), generator=torch.Generator().manual_seed(seed))
         pages = random.k_cache[:, :, : 2 * page].reshape(2, 2, 2, -1)  # not dyadic: their scores are rounded
         keys = pages.gather(2, drawn.expand(-1, -1, -1, pages.shape[3])).reshape(2, 2, -1, 64)[:, :, :230].clone()
-        bounds = reference_ops.channel_major(*page_bounds(keys.float(), random.cache_lengths, page), dtype)
+        bounds = bounds_of(keys, random.cache_lengths, page, fp8=fp8)
         for one in (case, replace(random, k_cache=keys, bounds=bounds)):
             compared = check_hybrid(library, one)
             assert (compared.near_ties, compared.upwards) == (0, 0)
@@ -129,9 +132,19 @@ def test_nan_in_a_channel_that_is_not_chosen(library: KernelLibrary) -> None:
     assert selected_tokens(library, with_nan) == selected_tokens(library, case) == reference_tokens(with_nan)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_in_a_key_promises_the_most_in_fp8(scheduled_library: KernelLibrary, dtype: torch.dtype) -> None:
+    """And is no NaN: every head ranks the page first, or last where it looks away from the bound."""
+    case = with_key(small(top_r=64, dtype=dtype, fp8=True), slots=50, channel=7, value=math.nan)
+    found = selected_tokens(scheduled_library, case)
+    assert found == reference_tokens(case)
+    assert found[0] != [list(range(16))] * 2
+
+
 @pytest.mark.parametrize("where", ["appended key", "query", "value"])
-def test_nan_in_what_arrives(library: KernelLibrary, where: str) -> None:
-    case = small(top_r=64)
+@FP8
+def test_nan_in_what_arrives(library: KernelLibrary, fp8: bool, where: str) -> None:
+    case = small(top_r=64, fp8=fp8)
     {"appended key": case.k_new, "query": case.query, "value": case.v_new}[where][0, :, 5] = math.nan
     after, output, _ = run(library, case)
     assert selected_tokens(library, case) == reference_tokens(case)
@@ -145,11 +158,13 @@ def test_nan_in_what_arrives(library: KernelLibrary, where: str) -> None:
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
 @pytest.mark.parametrize("slot", [0, 49, 50, 51, 99])
 @pytest.mark.parametrize(("dtype", "top_r"), [(torch.float32, 64), (torch.bfloat16, 64), (torch.float16, 49)])
+@FP8
 def test_infinite_keys(
-    scheduled_library: KernelLibrary, dtype: torch.dtype, top_r: int, slot: int, value: float
+    scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype, top_r: int, slot: int, value: float
 ) -> None:
-    """An infinite score makes its head NaN and the lowest tokens win; minus infinity drops the page."""
-    case = with_key(small(dtype=dtype, top_r=top_r), slots=slot, channel=7, value=value)
+    """An infinite score makes its head NaN and the lowest tokens win; minus infinity drops the page. In fp8 there are
+    none: the page is ranked by the largest number."""
+    case = with_key(small(dtype=dtype, top_r=top_r, fp8=fp8), slots=slot, channel=7, value=value)
     assert selected_tokens(scheduled_library, case) == reference_tokens(case)
 
 
@@ -171,13 +186,16 @@ def test_minus_infinity_in_every_page(library: KernelLibrary) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_nothing_hangs_on_garbage(scheduled_library: KernelLibrary, dtype: torch.dtype) -> None:
-    """NaN, infinities and the largest numbers everywhere: whatever is chosen is a list of stored tokens."""
+@FP8
+def test_nothing_hangs_on_garbage(scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
+    """NaN, infinities and the largest numbers everywhere, any codes: whatever is chosen is a list of stored tokens."""
     make = torch.Generator().manual_seed(3)
     for seed in range(4):
-        case = small(dtype=dtype, seed=seed, lengths=(100, 99, 30))
+        case = small(dtype=dtype, seed=seed, lengths=(100, 99, 30), fp8=fp8)
         values = torch.tensor([math.nan, math.inf, -math.inf, torch.finfo(dtype).max, -1.0, 0.0, 1e-7]).to(dtype)
-        for tensor in (case.query, case.k_new, case.k_cache, case.bounds):
+        if fp8:
+            case.bounds.copy_(torch.randint(-128, 128, case.bounds.shape, generator=make))
+        for tensor in (case.query, case.k_new, case.k_cache, *(() if fp8 else (case.bounds,))):
             drawn = values[torch.randint(len(values), tensor.shape, generator=make)]
             tensor.copy_(torch.where(torch.rand(tensor.shape, generator=make) < 0.2, drawn, tensor))
         for row, tokens in enumerate(selected_tokens(scheduled_library, case)):
@@ -193,9 +211,12 @@ def test_nothing_hangs_on_garbage(scheduled_library: KernelLibrary, dtype: torch
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page", [1, 3, 4])
-def test_many_steps(library: KernelLibrary, dtype: torch.dtype, page: int) -> None:
+@FP8
+def test_many_steps(library: KernelLibrary, fp8: bool, dtype: torch.dtype, page: int) -> None:
     """From an empty cache to a full one and beyond: bounds raised step by step equal recomputed ones."""
-    case = step_case(lengths=(0, 7), size=16, capacity=22, page=page, top_r=5, top_k=6, token_budget=9, dtype=dtype)
+    case = step_case(
+        lengths=(0, 7), size=16, capacity=22, page=page, top_r=5, top_k=6, token_budget=9, dtype=dtype, fp8=fp8
+    )
     moved = case.to(library.device_type)
     make = torch.Generator().manual_seed(1)
     for step in range(25):
@@ -207,7 +228,7 @@ def test_many_steps(library: KernelLibrary, dtype: torch.dtype, page: int) -> No
         library.hybrid_attention(**before.to(library.device_type).arguments() | state_of(moved))
         stored = (lengths + 1).clamp(max=22)
         keys = moved.k_cache.cpu()
-        expected = reference_ops.channel_major(*page_bounds(keys.float(), stored, page), dtype)
+        expected = bounds_of(keys, stored, page, fp8=fp8)
         assert_same_bits(moved.bounds.cpu(), expected, f"bounds after step {step}")
         for row in range(2):
             if lengths[row] < 22:
@@ -221,8 +242,9 @@ def test_first_and_last_slots_and_inactive_rows(library: KernelLibrary, lengths:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_slot(library: KernelLibrary, dtype: torch.dtype) -> None:
-    check_hybrid(library, step_case(lengths=(0, 1), capacity=1, top_k=1, token_budget=0, page=5, dtype=dtype))
+@FP8
+def test_one_slot(library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
+    check_hybrid(library, step_case(lengths=(0, 1), capacity=1, top_k=1, token_budget=0, page=5, dtype=dtype, fp8=fp8))
 
 
 def test_a_key_of_minus_infinity_leaves_the_lowest_finite_bound(library: KernelLibrary) -> None:

@@ -56,16 +56,21 @@ MUTATIONS = (
     Mutation("some_rows_are_not_staged", STAGED, "quad += step_) {", "quad += 2 * step_) {"),
     Mutation("halves_of_a_step_change_places", TENSOR_CORE, "word / 2 * 8", "(1 - word / 2) * 8"),
     Mutation("channels_of_a_pair_change_places", TENSOR_CORE, "+ j % 2);", "+ 1 - j % 2);"),
-    Mutation("a_small_group_writes_one_unit", TENSOR_CORE, "second ? sums[1][0] : sums[0][0]", "sums[0][0]"),
+    Mutation("a_small_group_writes_one_span", TENSOR_CORE, "second ? other.value[i] : own.value[i]", "own.value[i]"),
     Mutation("the_upper_half_of_a_large_group_twice", TENSOR_CORE, "group + half * kRows", "group"),
     Mutation(
         "half_of_a_step_twice", TENSOR_CORE, "start_of(lane_index() % kStepChannels)", "start_of(lane_index() % 8)"
     ),
-    Mutation("rows_of_fp32_are_aligned", STAGED, "stored_pages(1, 1, sizeof(T)) % kVectorWidth<T> == 0", "true"),
+    Mutation(
+        "rows_of_fp32_are_aligned",
+        STAGED,
+        "stored_pages(1, 1, sizeof(Bound), kIsFp8<Bound>) % kVectorWidth<Bound> == 0",
+        "true",
+    ),
     Mutation("every_warp_scores_the_same_pages", TENSOR_CORE, "page = warp_index() * kTilePages", "page = 0"),
     Mutation("the_last_vector_is_not_staged", STAGED, "place < shift + count", "place + kWidth <= shift + count"),
     Mutation("minimum_for_maximum", CHANNELS, "row < head_size ? value : -value", "value"),
-    Mutation("pages_past_the_end_count", CHUNK, "scores[i] = minus_infinity();", "scores[i] = 9.0f;"),
+    Mutation("pages_past_the_end_count", CHUNK, "scores.value[i] = minus_infinity();", "scores.value[i] = 9.0f;"),
     Mutation("a_partial_page_counts_as_a_full_one", STATISTICS, "page == last ? in_last : in_others", "in_others"),
     Mutation("pages_of_equal_weight_in_the_softmax", STATISTICS, "tokens[i] * expf", "expf"),
     Mutation(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvc_trt.kernels.library import SCHEDULES, KernelLibrary
-from tests.plugins_cuda.cases import DTYPES, step_case
+from tests.plugins_cuda.cases import DTYPES, FP8, step_case
 from tests.plugins_cuda.checks import assert_same_bits, check_hybrid
 from tests.plugins_cuda.hybrid_steps import launches_of, page_blocks, run, selected_tokens, small, state_of, tensors_of
 
@@ -23,9 +23,12 @@ def test_rows_within_the_limit_read_everything(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_that_fits_equals_the_dense_operation(scheduled_library: KernelLibrary, dtype: torch.dtype) -> None:
+@FP8
+def test_a_row_that_fits_equals_the_dense_operation(
+    scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype
+) -> None:
     for changes in ({"token_budget": 101}, {"token_budget": 0, "dense_until": 101}, {"top_k": 101, "token_budget": 0}):
-        case = small(dtype=dtype, lengths=(100, 40, 7), **changes)
+        case = small(dtype=dtype, lengths=(100, 40, 7), fp8=fp8, **changes)
         _, output, _ = run(scheduled_library, case)
         dense = scheduled_library.dense_attention(**case.to(scheduled_library.device_type).dense_arguments()).cpu()
         assert torch.equal(output, dense)
@@ -33,8 +36,11 @@ def test_a_row_that_fits_equals_the_dense_operation(scheduled_library: KernelLib
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ties", [False, True])
-def test_a_row_alone_has_the_bits_of_the_batch(library: KernelLibrary, dtype: torch.dtype, ties: bool) -> None:
-    case = small(lengths=(100, -1, 64, 10, 99), dtype=dtype, ties=ties)
+@FP8
+def test_a_row_alone_has_the_bits_of_the_batch(
+    library: KernelLibrary, fp8: bool, dtype: torch.dtype, ties: bool
+) -> None:
+    case = small(lengths=(100, -1, 64, 10, 99), dtype=dtype, ties=ties, fp8=fp8)
     together, output, selected = run(library, case)
     for row in range(5):
         alone = replace(case, **{name: tensor[row : row + 1] for name, tensor in tensors_of(case).items()})
@@ -45,12 +51,16 @@ def test_a_row_alone_has_the_bits_of_the_batch(library: KernelLibrary, dtype: to
             assert_same_bits(getattr(after, name)[0], getattr(together, name)[row], name)
 
 
-def test_larger_chunks_of_a_larger_batch_change_nothing(library: KernelLibrary) -> None:
+@FP8
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_larger_chunks_of_a_larger_batch_change_nothing(library: KernelLibrary, dtype: torch.dtype, fp8: bool) -> None:
     """Blocks take more pages where there are enough of them; the scores keep their bits."""
-    lengths = (1299, *[5] * 43)
+    vector = 16 if fp8 else 4 if dtype == torch.float32 else 8
+    pages = 162 * vector
+    lengths = (pages - 1, *[5] * 43)
     case = step_case(
-        lengths=lengths, kv_heads=4, size=16, capacity=1300, page=1, top_r=9, top_k=40, token_budget=40,
-        dtype=torch.bfloat16,
+        lengths=lengths, kv_heads=4, size=16, capacity=pages, page=1, top_r=9, top_k=40, token_budget=40, dtype=dtype,
+        fp8=fp8,
     )  # fmt: skip
     _, output, selected = run(library, case)
     alone = replace(case, **{name: tensor[:1] for name, tensor in tensors_of(case).items()})
@@ -65,8 +75,9 @@ def test_larger_chunks_of_a_larger_batch_change_nothing(library: KernelLibrary) 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page", [1, 4, 7])
-def test_schedules_agree_on_every_bit(emulation: KernelLibrary, dtype: torch.dtype, page: int) -> None:
-    case = small(dtype=dtype, page=page, capacity=300, lengths=(299, 150, 3), heads=6)
+@FP8
+def test_schedules_agree_on_every_bit(emulation: KernelLibrary, fp8: bool, dtype: torch.dtype, page: int) -> None:
+    case = small(dtype=dtype, page=page, capacity=300, lengths=(299, 150, 3), heads=6, fp8=fp8)
     results = []
     for order in SCHEDULES:
         emulation.set_schedule(order, seed=7)

@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvc_trt.kernels import reference_ops
 from kvc_trt.kernels.library import KernelLibrary
-from kvc_trt.reference import page_bounds
-from tests.plugins_cuda.cases import DTYPES, step_case
+from tests.plugins_cuda.cases import DTYPES, FP8, StepCase, bounds_of, step_case
 from tests.plugins_cuda.checks import assert_same_bits, check_hybrid
 from tests.plugins_cuda.hybrid_steps import GROUPS, run, selected_tokens, small, state_of
 
@@ -21,45 +19,61 @@ from tests.plugins_cuda.hybrid_steps import GROUPS, run, selected_tokens, small,
 def test_the_last_tile_of_pages(library: KernelLibrary, pages: int, heads: int, dtype: torch.dtype) -> None:
     """Around units of 8 pages, a warp's 16, a block's 128; a last step of 16 channels with few of them and many."""
     for top_r in (1, 15, 16, 17, 40):
-        lengths = (2 * pages - 1, pages)
-        case = step_case(
-            lengths=lengths, heads=heads, kv_heads=1, size=40, capacity=2 * pages, page=2, top_r=top_r, top_k=pages,
-            token_budget=0, dtype=dtype, seed=pages,
-        )  # fmt: skip
-        check_hybrid(library, case)
+        check_hybrid(library, last_tile(pages, heads, dtype, top_r))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [4, 8, 16])
+@pytest.mark.parametrize("pages", [1, 2, 15, 16, 17, 31, 32, 33, 48, 255, 256, 257, 273, 512, 513])
+def test_the_last_tile_of_pages_in_fp8(library: KernelLibrary, pages: int, heads: int, dtype: torch.dtype) -> None:
+    """Around spans of 16 pages, a warp's 32, a block's 256."""
+    for top_r in (1, 16, 17, 40):
+        check_hybrid(library, last_tile(pages, heads, dtype, top_r, fp8=True))
+
+
+def last_tile(pages: int, heads: int, dtype: torch.dtype, top_r: int, *, fp8: bool = False) -> StepCase:
+    """A row whose pages are all there are, and one with half of them."""
+    return step_case(
+        lengths=(2 * pages - 1, pages), heads=heads, kv_heads=1, size=40, capacity=2 * pages, page=2, top_r=top_r,
+        top_k=pages, token_budget=0, dtype=dtype, seed=pages, fp8=fp8,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("shift", range(8))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_equal_pages_score_equally_wherever_they_are(library: KernelLibrary, dtype: torch.dtype, shift: int) -> None:
+@FP8
+def test_equal_pages_score_equally_wherever_they_are(
+    library: KernelLibrary, fp8: bool, dtype: torch.dtype, shift: int
+) -> None:
     """All pages are copies of one: of any lane, unit, warp and block."""
     pages = 520 + shift
     case = step_case(
         lengths=(2 * pages - 2,), heads=6, kv_heads=1, size=24, capacity=2 * pages, page=2, top_r=19, top_k=200,
-        token_budget=0, dtype=dtype, seed=shift,
+        token_budget=0, dtype=dtype, seed=shift, fp8=fp8,
     )  # fmt: skip
     key = case.k_cache[:, :, :1].clone()
     case.k_cache[:, :, :-2] = key
     case.k_new.copy_(key[:, :, 0])
-    bounds = reference_ops.channel_major(*page_bounds(case.k_cache.float(), case.cache_lengths, 2), dtype)
+    bounds = bounds_of(case.k_cache, case.cache_lengths, 2, fp8=fp8)
     assert selected_tokens(library, replace(case, bounds=bounds)) == [[list(range(200))]]
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, 1e4])
 @pytest.mark.parametrize("pages", [1, 7, 8, 9, 15, 16, 17, 127, 128, 129])
 @pytest.mark.parametrize("dtype", DTYPES)
+@FP8
 def test_pages_past_the_last_slot_are_neither_scored_nor_changed(
-    library: KernelLibrary, dtype: torch.dtype, pages: int, poison: float
+    library: KernelLibrary, fp8: bool, dtype: torch.dtype, pages: int, poison: float
 ) -> None:
     """Whatever their bounds are: those of a full row, and of one whose last pages are empty."""
     case = step_case(
         lengths=(3 * pages - 1, 2 * pages), size=24, capacity=3 * pages, page=3, top_r=7, top_k=2 * pages,
-        token_budget=0, dtype=dtype, seed=pages,
+        token_budget=0, dtype=dtype, seed=pages, fp8=fp8,
     )  # fmt: skip
-    stored = case.bounds.shape[3]
-    assert stored == (pages if dtype == torch.float32 else -(-pages // 8) * 8)
+    stored, multiple = case.bounds.shape[3], 16 if fp8 else 1 if dtype == torch.float32 else 8
+    assert stored == -(-pages // multiple) * multiple
     after, output, selected = run(library, case)
-    case.bounds[..., pages:] = poison
+    case.bounds[..., pages:] = {torch.nan: 0x7F, torch.inf: 0x7C, 1e4: 0x70}[poison] if fp8 else poison
     poisoned, same_output, same_selected = run(library, case)
     assert torch.equal(selected, same_selected)
     assert_same_bits(output, same_output, "output")
@@ -69,14 +83,16 @@ def test_pages_past_the_last_slot_are_neither_scored_nor_changed(
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_groups(library: KernelLibrary, group: int, dtype: torch.dtype) -> None:
-    check_hybrid(library, small(heads=2 * group, dtype=dtype))
+@FP8
+def test_groups(library: KernelLibrary, fp8: bool, group: int, dtype: torch.dtype) -> None:
+    check_hybrid(library, small(heads=2 * group, dtype=dtype, fp8=fp8))
 
 
 @pytest.mark.parametrize("size", range(16, 257, 8))
-def test_head_sizes(library: KernelLibrary, size: int) -> None:
+@FP8
+def test_head_sizes(library: KernelLibrary, fp8: bool, size: int) -> None:
     for dtype, r in ((torch.bfloat16, size), (torch.float16, size // 2 + 1), (torch.float32, 3)):
-        check_hybrid(library, small(size=size, top_r=r, dtype=dtype, lengths=(100, 40)))
+        check_hybrid(library, small(size=size, top_r=r, dtype=dtype, lengths=(100, 40), fp8=fp8))
 
 
 @pytest.mark.parametrize(
@@ -89,16 +105,18 @@ def test_many_pages(library: KernelLibrary, capacity: int, page: int) -> None:
         top_k=700, token_budget=100, dtype=torch.float16,
     )  # fmt: skip
     check_hybrid(library, case)
-    ties = step_case(
-        lengths=(capacity - 1,), heads=1, kv_heads=1, size=16, capacity=capacity, page=page, top_r=16, top_k=700,
-        token_budget=100, ties=True, distinct=3,
-    )  # fmt: skip
-    assert check_hybrid(library, ties).near_ties == 0
+    for fp8 in (False, True):
+        ties = step_case(
+            lengths=(capacity - 1,), heads=1, kv_heads=1, size=16, capacity=capacity, page=page, top_r=16, top_k=700,
+            token_budget=100, ties=True, distinct=3, fp8=fp8,
+        )  # fmt: skip
+        assert check_hybrid(library, ties).near_ties == 0
 
 
 @pytest.mark.parametrize("page", [50, 99, 100, 101, 1000])
-def test_few_large_pages(library: KernelLibrary, page: int) -> None:
-    check_hybrid(library, small(page=page))
+@FP8
+def test_few_large_pages(library: KernelLibrary, fp8: bool, page: int) -> None:
+    check_hybrid(library, small(page=page, fp8=fp8))
 
 
 def test_the_largest_page(library: KernelLibrary) -> None:

@@ -24,10 +24,12 @@ from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.presets import list_presets, load_preset
 from kvc_trt.operators.schema import Operator
+from kvc_trt.operators.tensors import FP8_BOUNDS
 from tests.plugins_cuda.mutants import Mutation, compile_mutant
 from tests.plugins_cuda.toys import PLUGINS
 
 OPERATIONS = {one.kernel.operation: one for one in LIBRARY_OPERATORS if one.kernel is not None}
+OF_BOUNDS = [name for name, one in OPERATIONS.items() if FP8_BOUNDS in one.attributes]
 STEP, PROMPT = "kvc_hybrid_attention", "kvc_compact"
 OF_POLICY = {
     "rocketkv": tuple(OPERATIONS),
@@ -72,7 +74,8 @@ class Call:
             "pool_kernel": rule.pool_kernel, "page_size": rule.page_size, "prompt_length": stored,
             "prompt_budget": rule.prompt_budget, "capacity": capacity, "top_r": rule.top_r, "top_k": rule.top_k,
             "token_budget": rule.token_budget, "dense_until": rule.dense_until, "selected_width": rule.selected_width,
-            "block": TURN, "channels": 2 * size, "pages": rule.stored_pages(self.dtype.name.lower()), "reserved": 0,
+            "fp8_bounds": int(rule.fp8_bounds), "block": TURN,
+            "channels": 2 * size, "pages": rule.stored_pages(self.dtype.name.lower()), "reserved": 0,
             "kv_stride_token": size, "kv_stride_head": stored * size,
             "kv_stride_batch": model.num_key_value_heads * stored * size,
         }  # fmt: skip
@@ -118,6 +121,8 @@ def calls(heads: tuple[int, int, int], policy: str, dtype: Dtype) -> Iterator[Ca
             for batch in BATCHES:
                 for operation in OF_POLICY[policy]:
                     yield Call(operation, model, parameters, batch, dtype)
+                    if operation in OF_BOUNDS:
+                        yield Call(operation, model, replace(parameters, fp8_bounds=True), batch, dtype)
 
 
 def step(batch: int, context: int, budget: int, policy: str = "rocketkv", dtype: Dtype = Dtype.BFLOAT16) -> Call:

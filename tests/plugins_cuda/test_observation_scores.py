@@ -39,7 +39,7 @@ def votes(library: KernelLibrary, q_window: Tensor, k: Tensor, lengths: Sequence
     q_window, k = (t.to(device) for t in (q_window, k))
     prompt_lengths = torch.tensor(lengths, dtype=torch.int64, device=device)
     inputs = {"q_window": q_window, "k": k, "v": k, "prompt_lengths": prompt_lengths}
-    out = empty_outputs(COMPACT, {**inputs, "capacity": budget, "page_size": 1})
+    out = empty_outputs(COMPACT, {**inputs, "capacity": budget, "page_size": 1, "fp8_bounds": 0})
     params = struct_of(COMPACT)(
         dtype=DTYPES.index(k.dtype), batch=batch, heads=heads, kv_heads=kv_heads, head_size=size, window=window,
         pool_kernel=1, page_size=1, prompt_length=length, prompt_budget=budget, capacity=budget,

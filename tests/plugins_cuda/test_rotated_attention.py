@@ -19,7 +19,7 @@ from kvc_trt.kernels.c_library import ARCHITECTURES, KernelError
 from kvc_trt.kernels.library import KernelLibrary, empty_outputs
 from kvc_trt.kernels.rotated import ROTATED_DENSE_ATTENTION, ROTATED_HYBRID_ATTENTION
 from kvc_trt.operators.schema import Operator
-from tests.plugins_cuda.cases import DTYPES, StepCase, step_case
+from tests.plugins_cuda.cases import DTYPES, FP8, StepCase, step_case
 from tests.plugins_cuda.hybrid_steps import state_of, steps
 from tests.plugins_cuda.test_score_and_select import MANY_ROWS
 
@@ -93,8 +93,7 @@ def _compare(
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    kind = torch.int32 if one.element_size() == 4 else torch.int16
-    return torch.equal(one.view(kind), other.view(kind))
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 @pytest.fixture(params=ARCHITECTURES[:2])
@@ -122,15 +121,18 @@ def test_sizes_and_groups(library: KernelLibrary, dtype: torch.dtype, size: int,
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_many_rows(library: KernelLibrary, dtype: torch.dtype) -> None:
+@FP8
+def test_many_rows(library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
     """Of more than have room in clusters on any GPU."""
     lengths = [90 - row for row in range(MANY_ROWS)]
-    check(library, unrotated(step_case(lengths=lengths, heads=8, size=64, dtype=dtype)))
+    check(library, unrotated(step_case(lengths=lengths, heads=8, size=64, dtype=dtype, fp8=fp8)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_schedules_agree(scheduled_library: KernelLibrary, dtype: torch.dtype) -> None:
-    check(scheduled_library, unrotated(step_case(lengths=(300, 7), heads=8, size=64, top_r=23, dtype=dtype)))
+@FP8
+def test_schedules_agree(scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
+    case = step_case(lengths=(300, 7), heads=8, size=64, top_r=23, dtype=dtype, fp8=fp8)
+    check(scheduled_library, unrotated(case))
 
 
 def test_it_launches_nothing_more(either: KernelLibrary) -> None:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 
 from kvc_trt.kernels.c_library import ARCHITECTURES
 from kvc_trt.kernels.library import SCHEDULES, KernelLibrary
-from tests.plugins_cuda.cases import StepCase, step_case
+from tests.plugins_cuda.cases import FP8, StepCase, step_case
 from tests.plugins_cuda.checks import check_hybrid
 from tests.plugins_cuda.hybrid_steps import steps
 
@@ -56,7 +56,7 @@ def results(library: KernelLibrary, case: StepCase) -> dict[str, torch.Tensor]:
     output, selected = library.hybrid_attention(**moved.arguments())
     assert selected is not None
     written = {"output": output, "k_cache": moved.k_cache, "v_cache": moved.v_cache, "bounds": moved.bounds}
-    return {name: tensor.cpu().view(torch.int16) for name, tensor in written.items()} | {"selected": selected.cpu()}
+    return {name: tensor.cpu().view(torch.uint8) for name, tensor in written.items()} | {"selected": selected.cpu()}
 
 
 def check_same(library: KernelLibrary, case: StepCase) -> None:
@@ -90,17 +90,25 @@ def test_pages_around_the_blocks(later: KernelLibrary, pages: int, ties: bool) -
     check_same(later, pages_case(pages, ties=ties, seed=pages))
 
 
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("pages", [1, 15, 16, 17, 127, 128, 129, 136, 143, 144, 145, 300, 1023, 2049, 4097, 8191, 8192])
+def test_pages_around_the_blocks_in_fp8(later: KernelLibrary, pages: int, ties: bool) -> None:
+    check_same(later, pages_case(pages, ties=ties, seed=pages, fp8=True))
+
+
 @pytest.mark.parametrize("heads", [1, 3, 4, 5, 8, 9, 16])
-def test_groups(later: KernelLibrary, heads: int) -> None:
+@FP8
+def test_groups(later: KernelLibrary, fp8: bool, heads: int) -> None:
     """Whose softmax is divided otherwise between the warps of a block than in a block of its own."""
     for pages in (30, 300, 1100):
-        check_same(later, pages_case(pages, heads=heads, seed=heads))
+        check_same(later, pages_case(pages, heads=heads, seed=heads, fp8=fp8))
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3, 100, 599, 600])
-def test_a_query_of_zero_ties_every_page(later: KernelLibrary, top_k: int) -> None:
+@FP8
+def test_a_query_of_zero_ties_every_page(later: KernelLibrary, fp8: bool, top_k: int) -> None:
     """So the lowest slots are read: one block of the cluster serves ties until they are used up, then the next."""
-    case = pages_case(600, top_k=top_k, page=2, capacity=1200)
+    case = pages_case(600, top_k=top_k, page=2, capacity=1200, fp8=fp8)
     case.query.zero_()
     check_same(later, case)
     selected = results(later, case)["selected"][0, 0]
@@ -115,27 +123,34 @@ def test_scores_that_are_no_numbers(later: KernelLibrary, value: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_that_select_and_rows_that_do_not(later: KernelLibrary, dtype: torch.dtype) -> None:
+@FP8
+def test_rows_that_select_and_rows_that_do_not(later: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
     lengths = (400, 399, 0, -1, 401, 8, 20, 200)
-    sizes = {"heads": 8, "size": 40, "page": 3, "top_r": 19, "top_k": 20, "capacity": 401, "dtype": dtype}
+    sizes = {"heads": 8, "size": 40, "page": 3, "top_r": 19, "top_k": 20, "capacity": 401, "dtype": dtype, "fp8": fp8}
     check_same(later, step_case(lengths=lengths, token_budget=100, **sizes))
     check_same(later, step_case(lengths=lengths, token_budget=500, **sizes))
 
 
 @pytest.mark.parametrize("page", [50, 301, 2**31 - 1])
-def test_large_pages(later: KernelLibrary, page: int) -> None:
-    case = step_case(lengths=(300, 40), capacity=301, page=min(page, 301), top_k=9, token_budget=5, dtype=torch.float16)
+@FP8
+def test_large_pages(later: KernelLibrary, fp8: bool, page: int) -> None:
+    sizes = {"capacity": 301, "page": min(page, 301), "top_k": 9, "token_budget": 5}
+    case = step_case(lengths=(300, 40), dtype=torch.float16, fp8=fp8, **sizes)
     check_same(later, replace(case, page_size=page))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_reference(later_library: KernelLibrary, dtype: torch.dtype) -> None:
-    check_hybrid(later_library, step_case(lengths=(200, 64, 10, -1), heads=8, size=64, top_r=23, dtype=dtype, seed=3))
+@FP8
+def test_the_reference(later_library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
+    sizes = {"heads": 8, "size": 64, "top_r": 23, "dtype": dtype, "fp8": fp8}
+    check_hybrid(later_library, step_case(lengths=(200, 64, 10, -1), seed=3, **sizes))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_schedules_agree_on_every_bit(later: KernelLibrary, dtype: torch.dtype) -> None:
-    case = step_case(lengths=(700, 640), heads=8, size=64, page=2, top_r=23, top_k=50, dtype=dtype, ties=True)
+@FP8
+def test_schedules_agree_on_every_bit(later: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
+    sizes = {"heads": 8, "size": 64, "page": 2, "top_r": 23, "top_k": 50, "dtype": dtype, "fp8": fp8}
+    case = step_case(lengths=(700, 640), ties=True, **sizes)
     found = []
     for schedule in SCHEDULES:
         later.set_schedule(schedule, seed=5)
@@ -147,11 +162,14 @@ def test_schedules_agree_on_every_bit(later: KernelLibrary, dtype: torch.dtype) 
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_few_rows_have_the_bits_of_many(later_library: KernelLibrary, dtype: torch.dtype, ties: bool) -> None:
+@FP8
+def test_few_rows_have_the_bits_of_many(
+    later_library: KernelLibrary, fp8: bool, dtype: torch.dtype, ties: bool
+) -> None:
     """On a GPU too: few rows are scored and selected by clusters, many by one launch after another."""
     lengths = [500 - 11 * row for row in range(MANY_ROWS)]
     sizes = {"heads": 8, "kv_heads": 2, "size": 64, "page": 2, "top_r": 23, "top_k": 40, "capacity": 501}
-    many = step_case(lengths=lengths, dtype=dtype, ties=ties, **sizes)
+    many = step_case(lengths=lengths, dtype=dtype, ties=ties, fp8=fp8, **sizes)
     if later_library.executor == "emulation":
         assert launches(later_library, many) == APART
     expected = results(later_library, many)
@@ -182,7 +200,10 @@ def test_as_many_rows_as_have_multiprocessors(later: KernelLibrary, architecture
 def test_sizes_that_fit(later: KernelLibrary) -> None:
     assert launches(later, pages_case(4096)) == FUSED
     assert launches(later, pages_case(4097)) == APART, "a block would have more pages than a staged row"
-    assert launches(later, rows_case(1, dtype=torch.float32)) == APART
+    assert launches(later, pages_case(8192, fp8=True)) == FUSED
+    assert launches(later, pages_case(8193, fp8=True)) == APART
+    for fp8 in (False, True):
+        assert launches(later, rows_case(1, dtype=torch.float32, fp8=fp8)) == APART
     wide = {"size": 256, "heads": 2}
     assert launches(later, pages_case(4096, top_r=160, **wide)) == FUSED
     assert launches(later, pages_case(4096, top_r=256, **wide)) == APART, "more than shared memory holds"

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
+from kvc_trt.methods.verification import ByPageBounds, ByPages
 from kvc_trt.reference import hybrid
 from kvc_trt.reference.expected_attention import expected_attention
 from kvc_trt.reference.keydiff import distinctness
@@ -32,6 +33,8 @@ SLACK = 4096.0
 """That of fp16; the bound's first order has to hold there too."""
 OFF = SLACK * 2.0**-22
 """By how much of its length a vector may be off."""
+BOUNDS = ("full", "fp8", "fp8, of fp8 keys")
+"""A key that is an fp8 number moves its bound by a whole step as soon as it moves."""
 CASES = {
     "seed": st.integers(0, 2**32 - 1),
     "group": st.sampled_from([1, 2, 4]),
@@ -110,36 +113,40 @@ def test_channels(seed, group, length, scale, top_r):
 
 
 @settings(max_examples=40, deadline=None)
-@given(**CASES, page_size=st.integers(1, 5))
-def test_pages(seed, group, length, scale, page_size):
+@given(**CASES, page_size=st.integers(1, 5), bounds_in=st.sampled_from(BOUNDS))
+def test_pages(seed, group, length, scale, page_size, bounds_in):
     rng = np.random.default_rng(seed)
     query, keys = scale * rng.standard_normal(8), rng.standard_normal((length, 8)) * group
+    pages = ByPageBounds(page_size, bounds_in != "full")
+    keys = np.round(2 * keys) / 2 if bounds_in == "fp8, of fp8 keys" else keys
 
     def scored(query: np.ndarray, keys: np.ndarray) -> np.ndarray:
         query, keys = tensors(query[None], keys[None, None])
-        bounds = reference.page_bounds(keys, torch.tensor([length]), page_size)
+        bounds = reference.page_bounds(keys, torch.tensor([length]), page_size, fp8=pages.fp8_bounds)
         return page_scores(query, length, *(table[0] for table in bounds), page_size=page_size)[0].numpy()
 
-    scores = scores_of_pages(query, keys, page_size, SLACK)
+    scores = scores_of_pages(query, keys, pages, SLACK)
     np.testing.assert_allclose(scores.value, scored(query, keys), atol=1e-12)
     for towards in (None, query):
         assert_within(scores, scored(moved(rng, query), moved(rng, keys, towards)))
 
 
 @settings(max_examples=60, deadline=None)
-@given(**CASES, page_size=st.integers(1, 5), top_r=st.integers(1, 8))
-def test_tokens_of_pages(seed, group, length, scale, page_size, top_r):
+@given(**CASES, page_size=st.integers(1, 5), top_r=st.integers(1, 8), bounds_in=st.sampled_from(BOUNDS))
+def test_tokens_of_pages(seed, group, length, scale, page_size, top_r, bounds_in):
     """What a moved query chooses is among the possible choices, and its scores of moved keys are in their range."""
     rng = np.random.default_rng(seed)
     query, keys = scale * rng.standard_normal((group, 8)), scale * rng.standard_normal((length, 8))
+    pages = ByPages(page_size, top_r, bounds_in != "full")
+    keys = np.round(2 * keys) / 2 if bounds_in == "fp8, of fp8 keys" else keys
 
     def scored(query: np.ndarray, keys: np.ndarray) -> hybrid.StepScores:
         moved_query, moved_keys = tensors(query, keys[None, None])
-        bounds = reference.page_bounds(moved_keys, torch.tensor([length]), page_size)
+        bounds = reference.page_bounds(moved_keys, torch.tensor([length]), page_size, fp8=pages.fp8_bounds)
         return hybrid.row_scores(moved_query, length, *(table[0] for table in bounds), page_size=page_size, top_r=top_r)
 
     exact = next(possible_choices(query, top_r, SLACK))
-    value = scores_of_page_tokens(query, keys, page_size, exact, SLACK).value
+    value = scores_of_page_tokens(query, keys, pages, exact, SLACK).value
     np.testing.assert_allclose(value, scored(query, keys).tokens[0].numpy(), rtol=1e-9)
     choices = list(possible_choices(query, top_r, SLACK))
     for towards in (None, query[0], -query[0]):
@@ -150,14 +157,14 @@ def test_tokens_of_pages(seed, group, length, scale, page_size, top_r):
         (choice,) = (
             one for one in choices if np.array_equal(one.channels, channels) and np.array_equal(one.take_maximum, taken)
         )
-        assert_within(scores_of_page_tokens(query, keys, page_size, choice, SLACK), found.tokens[0].numpy())
+        assert_within(scores_of_page_tokens(query, keys, pages, choice, SLACK), found.tokens[0].numpy())
 
 
 def test_keys_that_each_move_the_maximum_of_a_channel_of_their_own_stay_in_range():
     """Together they move the bounds of the first page twice as far as one of its keys could, along the query."""
     query, keys = np.full((1, 4), 3.0), np.concatenate([8 * np.eye(4), 8 * np.eye(4), -np.eye(4)])
     choice = next(possible_choices(query, 4, SLACK))
-    scores = scores_of_page_tokens(query, keys, 4, choice, SLACK)
+    scores = scores_of_page_tokens(query, keys, ByPages(4, 4), choice, SLACK)
     keys[:4] *= 1 + OFF
     bounds = (table[0] for table in reference.page_bounds(*tensors(keys[None, None]), torch.tensor([12]), 4))
     found = hybrid.row_scores(*tensors(query), 12, *bounds, page_size=4, top_r=4).tokens[0].numpy()
@@ -169,7 +176,7 @@ def test_keys_that_each_move_the_maximum_of_a_channel_of_their_own_stay_in_range
 def test_equal_keys_that_each_move_on_a_channel_of_their_own_stay_in_range():
     """The corner of a page of Quest's is as long as each of its keys, and moves twice as far as one of them."""
     query, keys = np.full(4, 3.0), np.full((4, 4), 8.0)
-    scores = scores_of_pages(query, keys, 4, SLACK)
+    scores = scores_of_pages(query, keys, ByPageBounds(4), SLACK)
     keys += OFF * np.linalg.norm(keys[0]) * np.eye(4)
     query *= 1 + OFF
     assert_within(scores, np.array([query @ keys.max(0)]))
@@ -195,7 +202,7 @@ def test_sums_of_which_tensor_cores_cut_off_a_share_stay_in_range(seed, group, l
         weights = np.exp(logits - logits.max())
         found += weights / (weights @ np.minimum(page_size, length - starts)) / group
     tokens = np.repeat(found, page_size)[:length]
-    assert_within(scores_of_page_tokens(query, keys, page_size, choice, slack), tokens)
+    assert_within(scores_of_page_tokens(query, keys, ByPages(page_size, 5), choice, slack), tokens)
 
 
 def test_channels_that_rounding_cannot_swap_are_not_tried():

@@ -25,6 +25,7 @@ POLICIES = {
     "full": {}, "rocketkv": {"skip_layers": 1}, "rocketkv-mt": {"window": 16, "pool_kernel": 7}, "hybrid": {},
     "quest": {"skip_layers": 0}, "quest-matched": {"skip_layers": 0}, "sparq": {},
     "snapkv": {"token_budget": 128}, "keydiff": {"token_budget": 96}, "expected-attention-hybrid": {"sinks": 0},
+    "rocketkv, bounds in fp8": {"fp8_bounds": True},
 }  # fmt: skip
 READ, ERROR, LEFT = "drafts: tokens read", "drafts: max logit error", "drafts: traces of a rejection"
 
@@ -42,7 +43,7 @@ def failed(engine, **options):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_honest_engine_passes(policy, make_engine, parameters_for):
-    engine = make_engine(parameters_for(policy, **POLICIES[policy]), drafts=TOKENS)
+    engine = make_engine(parameters_for(policy.partition(",")[0], **POLICIES[policy]), drafts=TOKENS)
     found = drafts_of(engine)
     assert (READ in found) == engine.parameters.reads_a_part
     assert {ERROR, LEFT} <= found.keys()

@@ -97,7 +97,7 @@ class OnnxRuntimeBackend(Backend):
         from kvc_trt.backends.onnxruntime.native import native_operators
 
         found = native_operators(engine.state[0].dtype)
-        return None if found is None else found.describe()
+        return None if found is None else found.describe(fp8_bounds=engine.parameters.fp8_bounds)
 
     def program_runner(
         self, weights_directory: Path, *, threads: int | None, share_prefill: bool
@@ -117,7 +117,8 @@ class OnnxRuntimeBackend(Backend):
         """Return the benchmark of this machine's CPU and memory."""
         from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
 
-        return OnnxRuntimeBenchmark(threads, engine.state[0].dtype, self._prefill_precision)
+        dtype, fp8_bounds = engine.state[0].dtype, engine.parameters.fp8_bounds
+        return OnnxRuntimeBenchmark(threads, dtype, self._prefill_precision, fp8_bounds=fp8_bounds)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -55,9 +55,11 @@ class OnnxRuntimeBenchmark:
 
     weight_copies = 1
 
-    def __init__(self, threads: int, dtype: str, prefill_precision: PrefillPrecision = "f32") -> None:
+    def __init__(
+        self, threads: int, dtype: str, prefill_precision: PrefillPrecision = "f32", *, fp8_bounds: bool = False
+    ) -> None:
         """Measure engines whose caches have this type, on so many threads."""
-        self._prefill_precision = prefill_precision
+        self._prefill_precision, self._fp8_bounds = prefill_precision, fp8_bounds
         self._threads = threads
         self._dtype = dtype
 
@@ -127,7 +129,7 @@ class OnnxRuntimeBenchmark:
     def describe(self) -> dict[str, Any]:
         """Return the number of threads, what computes the operators, and the arithmetic of prefill."""
         native = native_operators(self._dtype)
-        operators = "bodies" if native is None else native.describe()
+        operators = "bodies" if native is None else native.describe(fp8_bounds=self._fp8_bounds)
         return {"threads": self._threads, "operators": operators, "prefill_precision": self._prefill_precision}
 
 

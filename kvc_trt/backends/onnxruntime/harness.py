@@ -66,11 +66,14 @@ class OnnxRuntimeHarness:
         """
         import onnx
 
+        from kvc_trt.graph.native import native_in
+
         native = native_operators(self._engine.state[0].dtype)
         if native is None:
             return False
         nodes = onnx.load(str(self._engine.decode_path), load_external_data=False).graph.node
-        return any(node.domain == KVC_DOMAIN and node.op_type not in native.operators for node in nodes)
+        computed = native_in(nodes, native.operators)
+        return any(node.domain == KVC_DOMAIN and node.op_type not in computed for node in nodes)
 
     def operators(self) -> list[EngineOperator]:
         """Return the operators of the graphs' nodes, with the graphs' function bodies."""
@@ -121,4 +124,6 @@ class OnnxRuntimeHarness:
 
         native = native_operators(self._engine.state[0].dtype)
         found = {"backend": f"onnxruntime {onnxruntime.__version__}"}
-        return found if native is None else {**found, "kernels": native.describe()}
+        if native is None:
+            return found
+        return {**found, "kernels": native.describe(fp8_bounds=self._engine.parameters.fp8_bounds)}

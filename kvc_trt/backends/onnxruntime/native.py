@@ -1,7 +1,7 @@
 """Native operators: a library of custom operators in C++ (plugins_cpu/) that ONNX Runtime runs instead of the bodies.
 
-The library is optional. An operator that it has wins over the function of the same name in a graph; all others, and all
-operators of caches that are not float32, run their bodies. The bodies remain the specification.
+The library is optional. An operator that it has wins over the function of the same name in a graph; all others, all
+operators of caches that are not float32, and those of fp8 bounds run their bodies. The bodies remain the specification.
 
 A library is executable code, so it is loaded only from KVC_TRT_CPU_KERNELS, from the package's `lib` folder, or from
 the `build` folder of the checkout that the package runs from.
@@ -61,9 +61,9 @@ class NativeOperators:
         """SHA-256 of the library, which tells measurements of one build from those of another."""
         return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
-    def describe(self) -> str:
-        """Return what runs, for the messages of every command."""
-        return f"native operators ({self.instructions})"
+    def describe(self, *, fp8_bounds: bool = False) -> str:
+        """Return what runs, for the messages of every command; those with fp8 page bounds are slower."""
+        return f"native operators ({self.instructions}{', fp8 bounds by bodies' if fp8_bounds else ''})"
 
 
 def native_operators(dtype: str = "float32") -> NativeOperators | None:

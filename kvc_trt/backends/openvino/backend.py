@@ -61,7 +61,8 @@ class OpenVinoBackend(OnnxRuntimeBackend):
         """Return the benchmark of this machine's CPU and memory."""
         from kvc_trt.backends.openvino.benchmark import OpenVinoBenchmark
 
-        return OpenVinoBenchmark(threads, engine.state[0].dtype, self._prefill_precision)
+        dtype, fp8_bounds = engine.state[0].dtype, engine.parameters.fp8_bounds
+        return OpenVinoBenchmark(threads, dtype, self._prefill_precision, fp8_bounds=fp8_bounds)
 
 
 BACKEND = OpenVinoBackend()

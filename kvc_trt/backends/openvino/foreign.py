@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
 from kvc_trt.backends.single_operator import SingleOperator
 from kvc_trt.methods.registry import operators
-from kvc_trt.operators.schema import CACHE, FLOAT, INT32, INT64, Operator
+from kvc_trt.operators.schema import CACHE, FLOAT, INT8, INT32, INT64, Element, Operator
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -29,6 +29,7 @@ class ForeignOperator:
     def __init__(self, single: SingleOperator, threads: int | None, dtype: str) -> None:
         self.schema: Operator = operators()[single.name]
         self.attributes = single.attributes
+        self.elements: list[Element] = [self.schema.element_of(one, self.attributes) for one in self.schema.outputs]
         self.dtype = dtype
         options = LoadOptions(threads, prepack=False, dtype=dtype)
         self._session: InferenceSession = load_graph(lambda: single.model, Path(), options)
@@ -44,11 +45,11 @@ class ForeignOperator:
         """Return the outputs of a new node of OpenVINO's graph, in the operator's types."""
         from openvino import opset13
 
-        types: dict[str, str] = {CACHE: _OPENVINO[self.dtype], FLOAT: "f32", INT64: "i64", INT32: "i32"}
+        types: dict[str, str] = {CACHE: _OPENVINO[self.dtype], FLOAT: "f32", INT64: "i64", INT32: "i32", INT8: "i8"}
         outputs = ForeignNode(self, inputs).outputs()
         return [
-            opset13.convert(output, types[one.element]).output(0)
-            for output, one in zip(outputs, self.schema.outputs, strict=True)
+            opset13.convert(output, types[element]).output(0)
+            for output, element in zip(outputs, self.elements, strict=True)
         ]
 
 
@@ -72,9 +73,9 @@ class ForeignNode(openvino.Op):  # type: ignore[misc]
         else:
             found = [[-1] * len(output.shape) for output in self._operator.schema.outputs]
         self.set_output_size(len(found))
-        for place, (output, shape) in enumerate(zip(self._operator.schema.outputs, found, strict=True)):
-            element = openvino.Type.i32 if output.element in (INT32, INT64) else openvino.Type.f32
-            self.set_output_type(place, element, openvino.PartialShape(shape))
+        for place, (element, shape) in enumerate(zip(self._operator.elements, found, strict=True)):
+            computed = openvino.Type.i32 if element in (INT8, INT32, INT64) else openvino.Type.f32
+            self.set_output_type(place, computed, openvino.PartialShape(shape))
 
     def clone_with_new_inputs(self, new_inputs: Sequence[Any]) -> ForeignNode:
         """Return a node of the same operator."""
@@ -106,4 +107,5 @@ _NUMPY = {
     "tensor(float16)": np.float16,
     "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
+    "tensor(int8)": np.int8,
 }

@@ -135,7 +135,8 @@ def _calling(name: str, loaded: Mapping[Identity, ForeignOperator]) -> Conversio
     schema = operators()[name]
 
     def convert(node: Any) -> list[openvino.Output]:
-        attributes = {one.name: node.get_attribute(one.name) for one in schema.attributes}
+        # 0: graphs of earlier versions do not say that their bounds are not fp8.
+        attributes = {one.name: node.get_attribute(one.name, 0) for one in schema.attributes}
         called = loaded[name, tuple(sorted(attributes.items()))]
         return called.place([node.get_input(place) for place in range(len(schema.inputs))])
 

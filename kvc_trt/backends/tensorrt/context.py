@@ -73,7 +73,9 @@ def _accepted(accepted: bool, what: str) -> None:
         raise UnsupportedEnvironment(f"TensorRT does not accept {what}", hint="kvc-trt inspect ENGINE_DIR")
 
 
-DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32", "INT64": "int64"}
+DTYPES = {
+    "FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32", "INT64": "int64", "INT8": "int8"
+}  # fmt: skip
 """TensorRT's type names -> numpy's."""
 
 

@@ -144,14 +144,13 @@ def check_rows(rows: int, what: str) -> None:
 
 
 def for_shapes(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:
-    """Return a copy of an operator's graph whose inputs have exactly these shapes and whose outputs have types.
+    """Return a copy of an operator's graph whose inputs have exactly these shapes.
 
     Attention of many tokens also outputs its keys as `k_cache`: the lowering reads type and head size from a graph's
     caches.
     """
     from onnx import ModelProto, helper
 
-    from kvc_trt.backends.tensorrt.in_memory import typed
     from kvc_trt.operators.extend_attention import EXTEND_ATTENTION
     from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 
@@ -161,9 +160,8 @@ def for_shapes(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Mode
     for value, element in zip(copy.graph.input, types, strict=True):
         value.CopyFrom(helper.make_tensor_value_info(value.name, element, shapes[value.name]))
     (node,) = copy.graph.node
-    declared = next(function.output for function in copy.functions if function.name == node.op_type)
     if node.op_type in (PREFILL_ATTENTION.name, EXTEND_ATTENTION.name):
         keys = node.input[1]
         copy.graph.node.append(helper.make_node("Identity", [keys], ["k_cache"], name="k_cache"))
         copy.graph.output.append(helper.make_tensor_value_info("k_cache", types[0], shapes[keys]))
-    return typed(copy, dict(zip(node.output, declared, strict=True)), types[0])
+    return copy

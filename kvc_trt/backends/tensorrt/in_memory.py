@@ -35,17 +35,16 @@ def build_program(toolkit: Toolkit, program: Program, rows: int, expose: Collect
     graphs = [read_graph(graph) for graph in (program.prefill, program.decode)]
     element = ELEMENT_TYPES[program.state[0].dtype]
     prefill, decode = (
-        toolkit.build(typed(exposed(graph, wanted), {}, element), program.weights_path, ranges)
+        toolkit.build(typed(exposed(graph, wanted), element), program.weights_path, ranges)
         for graph, wanted, ranges in zip(graphs, names, profiles, strict=True)
     )
     return toolkit.load({"prefill": prefill, "decode": decode}, program.state)
 
 
-def typed(model: ModelProto, declared: Mapping[str, str], element: int) -> ModelProto:
+def typed(model: ModelProto, element: int) -> ModelProto:
     """Return `model` with a type for every output: NVIDIA's parser infers none.
 
-    `declared` maps an output's name to its operator's name for it, if they differ; outputs that are not lists of
-    indices or lengths have the activations' type `element`.
+    Exposed values that are not lists of indices or lengths have the activations' type `element`.
     """
     from onnx import TensorProto
 
@@ -56,8 +55,7 @@ def typed(model: ModelProto, declared: Mapping[str, str], element: int) -> Model
     for output in model.graph.output:
         tensor = output.type.tensor_type
         if tensor.elem_type == TensorProto.UNDEFINED:
-            name = declared.get(output.name, output.name).partition(".")[0]
-            tensor.elem_type = integers.get(name, element)
+            tensor.elem_type = integers.get(output.name.partition(".")[0], element)
     return model
 
 

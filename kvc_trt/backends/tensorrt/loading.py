@@ -71,13 +71,15 @@ class TensorInfo:
     name: str
     is_input: bool
     dtype: str
-    """TensorRT's name of the type: FLOAT, HALF, BF16, INT32, INT64."""
+    """TensorRT's name of the type, one of DTYPES."""
     shape: tuple[int, ...]
     """Dimensions, -1 for an open one."""
     on_device: bool
 
 
-DTYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int64": "INT64", "int32": "INT32"}
+DTYPES = {
+    "float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int64": "INT64", "int32": "INT32", "int8": "INT8"
+}  # fmt: skip
 """TensorRT's names of the types of state tensors and small inputs."""
 
 

@@ -118,11 +118,12 @@ def differences(
         "causal mask (policy: over all tokens, the window's included, causal)",
     )
     bounds = "bfloat16" if rocket.kt_cache_dtype == "bfloat16" else "8-bit floating point (e5m2)"
+    own = "bounds in e5m2, rounded up" if parameters.fp8_bounds else "the cache's type"
     return (
         *(eviction if parameters.eviction.evicts else ()),
         "selection: whole pages, then every cache block that they touch is attended whole (policy: single tokens)",
         "selection: temperature sqrt(head size) (policy: sqrt(head size x share of the query in the chosen channels))",
-        f"selection: query and page bounds are rounded to {bounds} (policy: the cache's type, scores in fp32)",
+        f"selection: query and page bounds are rounded to {bounds} (policy: {own}, scores in fp32)",
         "selection: a partial last page of a prompt is padded with 0 (policy: infinities), so its bounds are wider",
         *shared,
     )

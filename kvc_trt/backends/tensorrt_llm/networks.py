@@ -137,8 +137,8 @@ def _last_queries(layers: NetworkLayers, query: Tensor, grid: Sequence[Tensor], 
 
 def _store(layers: NetworkLayers, parameters: PolicyParameters, layer: int, inputs: Mapping[str, Tensor]) -> Tensor:
     """Compact the layer's prompt, mark its state as outputs, and return its cache lengths [B]."""
-    pages, dtype = uses_pages(parameters, layer), layers.model.dtype
-    made = compact(layers.api, parameters, layer, inputs, pages)
-    for name in ("k_cache", "v_cache", *(["bounds"] if pages else [])):
-        made[name].mark_output(f"{name}.{layer}", dtype)
+    made = compact(layers.api, parameters, layer, inputs, uses_pages(parameters, layer))
+    for one in state_tensors(layers.model, parameters, layers.model.dtype):
+        if one.layer == layer:
+            made[one.name.partition(".")[0]].mark_output(one.name, one.dtype)
     return made["cache_lengths"]

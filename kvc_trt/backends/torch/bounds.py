@@ -1,9 +1,24 @@
-"""Bounds of pages made anew from the stored keys, after the last tokens of a row were taken back."""
+"""Bounds of the pages of one row: raised by a turn's keys, made anew after the row's last tokens were taken back."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from kvc_trt.reference.bounds import LARGEST_FP8, rounded_up
+
+
+def raise_bounds(keys: Tensor, bounds: Tensor, stored: int, page_size: int) -> None:
+    """Let the bounds [G,2D,P] of one row cover `keys` [G,n,D] in the slots from `stored` on, in place."""
+    columns = keys.transpose(1, 2)
+    columns = torch.cat([columns, -columns], dim=1)
+    pages = torch.arange(stored, stored + keys.shape[1], device=keys.device) // page_size
+    if bounds.dtype != torch.int8:
+        bounds.scatter_reduce_(2, pages.expand_as(columns), columns, "amax")
+        return
+    values = bounds.contiguous().view(torch.float8_e5m2).float()
+    values.scatter_reduce_(2, pages.expand_as(columns), rounded_up(columns.float()), "amax")
+    bounds.copy_(_codes(values))
 
 
 def rebuild_bounds(keys: Tensor, bounds: Tensor, dropped: range, page_size: int) -> None:
@@ -11,8 +26,16 @@ def rebuild_bounds(keys: Tensor, bounds: Tensor, dropped: range, page_size: int)
 
     Empty pages hold the lowest finite value.
     """
+    fp8 = bounds.dtype == torch.int8
     first, end = dropped.start // page_size, -(-dropped.stop // page_size)
-    bounds[:, :, first:end] = torch.finfo(bounds.dtype).min
+    lowest = -LARGEST_FP8 if fp8 else torch.finfo(keys.dtype).min
+    made = keys.new_full((*bounds.shape[:2], end - first), lowest)
     stored = keys[:, first * page_size : dropped.start]
     if stored.shape[1]:
-        bounds[:, :, first] = torch.cat([stored, -stored], dim=2).amax(dim=1)
+        made[:, :, 0] = torch.cat([stored, -stored], dim=2).amax(dim=1)
+    bounds[:, :, first:end] = _codes(rounded_up(made.float())) if fp8 else made
+
+
+def _codes(values: Tensor) -> Tensor:
+    """Return fp8 numbers as a cache keeps them: their bits, as INT8."""
+    return values.to(torch.float8_e5m2).view(torch.int8)

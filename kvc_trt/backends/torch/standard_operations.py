@@ -19,8 +19,8 @@ Attributes = Mapping[str, Any]
 Operation = Callable[[Sequence[Tensor], Attributes], Tensor | tuple[Tensor, ...]]
 
 DTYPES = {
-    1: torch.float32, 6: torch.int32, 7: torch.int64, 9: torch.bool, 10: torch.float16, 11: torch.float64,
-    16: torch.bfloat16,
+    1: torch.float32, 3: torch.int8, 6: torch.int32, 7: torch.int64, 9: torch.bool, 10: torch.float16,
+    11: torch.float64, 16: torch.bfloat16,
 }  # fmt: skip
 """PyTorch's types by the numbers of ONNX's TensorProto.DataType."""
 
@@ -247,6 +247,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "ArgMin": _place_of(torch.argmin),
     "Cast": _cast,
     "CastLike": _cast_like,
+    "Ceil": _pointwise(torch.ceil),
     "Clip": _pointwise(torch.clamp),
     "Concat": _joined,
     "CumSum": _cumulated,
@@ -263,6 +264,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "IsNaN": _pointwise(torch.isnan),
     "Less": _pointwise(torch.lt),
     "LessOrEqual": _pointwise(torch.le),
+    "Log": _pointwise(torch.log),
     "MatMul": _pointwise(torch.matmul),
     "Max": _folded(torch.maximum),
     "MaxPool": _max_pool,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from kvc_trt.backends.torch.bounds import raise_bounds
 from kvc_trt.kernels.ops import kvc, numbers_of
 from kvc_trt.operators.compact import COMPACT
 
@@ -90,10 +91,7 @@ class TurnRow:
         self.state["k_cache"][:, self.stored : after] = self.keys
         self.state["v_cache"][:, self.stored : after] = self.values
         if "bounds" in self.state:
-            columns = self.keys.transpose(1, 2)
-            columns = torch.cat([columns, -columns], dim=1)
-            pages = torch.arange(self.stored, after, device=columns.device) // page_size
-            self.state["bounds"].scatter_reduce_(2, pages.expand_as(columns), columns, "amax")
+            raise_bounds(self.keys, self.state["bounds"], self.stored, page_size)
         return after
 
     def compact(self, keys: Tensor, values: Tensor, rule: PolicyParameters) -> int:

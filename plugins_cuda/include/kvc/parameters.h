@@ -3,7 +3,7 @@
  *
  * Symbols: B batch, H heads, G kv heads, D head size, W window,
  * S prompt length, C capacity, M block, P pages, K selected width.
- * P = ceil(C / page_size), in 16 bit rounded up to a multiple of 8.
+ * P = ceil(C / page_size), in 16 bit rounded up to a multiple of 8, in fp8 of 16.
  * All tensors are contiguous except those whose strides are given. */
 #ifndef KVC_PARAMETERS_H
 #define KVC_PARAMETERS_H
@@ -33,17 +33,17 @@ typedef struct KvcAppendBlockParams {
 
 /* Let the bounds of the pages cover a turn's keys. */
 typedef struct KvcRaiseBoundsParams {
-    uint64_t struct_bytes;        /* sizeof(KvcRaiseBoundsParams) of the caller */
-    int32_t dtype;                /* KvcDtype */
-    int32_t batch;                /* B in 1..65535 */
-    int32_t kv_heads;             /* G in 1..65535 */
-    int32_t head_size;            /* D in 16..256, a multiple of 8 */
-    int32_t page_size;            /* 1..2^31-1: tokens of a page */
-    int32_t reserved;             /* 0 */
-    int64_t block;                /* M in 1..2^20 */
-    int64_t pages;                /* P in 1..2^20, ceil(C / page_size), in 16 bit rounded up to a multiple of 8 */
-    const void* k_new;            /* [B,G,M,D], after RoPE; padded on the right */
-    void* bounds;                 /* [B,G,2D,P], page maxima of K, then of -K; empty pages: the lowest finite value */
+    uint64_t struct_bytes; /* sizeof(KvcRaiseBoundsParams) of the caller */
+    int32_t dtype;         /* KvcDtype */
+    int32_t batch;         /* B in 1..65535 */
+    int32_t kv_heads;      /* G in 1..65535 */
+    int32_t head_size;     /* D in 16..256, a multiple of 8 */
+    int32_t page_size;     /* 1..2^31-1: tokens of a page */
+    int32_t fp8_bounds;    /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
+    int64_t block;         /* M in 1..2^20 */
+    int64_t pages;     /* P in 1..2^20, ceil(C / page_size), in 16 bit rounded up to a multiple of 8, in fp8 of 16 */
+    const void* k_new; /* [B,G,M,D], after RoPE; padded on the right */
+    void* bounds;      /* [B,G,2D,P], page maxima of K, then of -K; empty pages: the lowest finite value */
     const int64_t* cache_lengths; /* [B], on the device: entries before the append, where the new one goes */
     const int64_t* lengths;       /* [B], new tokens of each row, 1..M */
 } KvcRaiseBoundsParams;
@@ -59,6 +59,8 @@ typedef struct KvcCompactParams {
     int32_t window;                /* W in 1..1024, at most prompt_budget if any prompt can exceed the budget */
     int32_t pool_kernel;           /* odd, in 1..4095: width of the max-pooling over scores */
     int32_t page_size;             /* 1..2^31-1: tokens of a page */
+    int32_t fp8_bounds;            /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
+    int32_t reserved;              /* 0 */
     int64_t prompt_length;         /* S in 1..2^20 */
     int64_t prompt_budget;         /* 1..capacity: tokens kept per KV head, window included */
     int64_t capacity;              /* C in 1..2^20: slots of the cache */
@@ -87,6 +89,8 @@ typedef struct KvcCompactTurnParams {
     int32_t window;                /* W in 1..1024, at most prompt_budget if any prompt can exceed the budget */
     int32_t pool_kernel;           /* odd, in 1..4095: width of the max-pooling over scores */
     int32_t page_size;             /* 1..2^31-1: tokens of a page */
+    int32_t fp8_bounds;            /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
+    int32_t reserved;              /* 0 */
     int64_t prompt_length;         /* S in 1..2^20 */
     int64_t prompt_budget;         /* 1..capacity: tokens kept per KV head, window included */
     int64_t capacity;              /* C in 1..2^20: slots of the cache */
@@ -131,6 +135,7 @@ typedef struct KvcHybridAttentionParams {
     int32_t head_size;            /* D in 16..256, a multiple of 8 */
     int32_t page_size;            /* 1..2^31-1: tokens of a page */
     int32_t top_r;                /* 1..head_size: channels that score pages */
+    int32_t fp8_bounds;           /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
     int64_t capacity;             /* C in 1..2^20 */
     int64_t top_k;                /* 1..capacity: tokens that a sparse step reads */
     int64_t token_budget;         /* 0..2^31-1 */
@@ -185,13 +190,15 @@ typedef struct KvcReplaceCacheParams {
 
 /* Overwrite the bounds of a cache's pages. */
 typedef struct KvcReplaceBoundsParams {
-    uint64_t struct_bytes;   /* sizeof(KvcReplaceBoundsParams) of the caller */
-    int32_t dtype;           /* KvcDtype */
-    int32_t batch;           /* B in 1..65535 */
-    int32_t kv_heads;        /* G in 1..65535 */
-    int32_t channels;        /* 2D in 32..512, a multiple of 16 */
-    int64_t pages;           /* P in 1..2^20, ceil(C / page_size), in 16 bit rounded up to a multiple of 8 */
-    void* bounds;            /* [B,G,2D,P], page maxima of K, then of -K; empty pages: the lowest finite value */
+    uint64_t struct_bytes; /* sizeof(KvcReplaceBoundsParams) of the caller */
+    int32_t dtype;         /* KvcDtype */
+    int32_t batch;         /* B in 1..65535 */
+    int32_t kv_heads;      /* G in 1..65535 */
+    int32_t channels;      /* 2D in 32..512, a multiple of 16 */
+    int32_t fp8_bounds;    /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
+    int32_t reserved;      /* 0 */
+    int64_t pages; /* P in 1..2^20, ceil(C / page_size), in 16 bit rounded up to a multiple of 8, in fp8 of 16 */
+    void* bounds;  /* [B,G,2D,P], page maxima of K, then of -K; empty pages: the lowest finite value */
     const void* bounds_kept; /* [B,G,2D,P], the bounds from now on */
 } KvcReplaceBoundsParams;
 
@@ -205,6 +212,7 @@ typedef struct KvcRotatedHybridAttentionParams {
     int32_t heads;                /* H in 1..65535: query heads, a multiple of kv_heads, H / G in 1..16 */
     int32_t page_size;            /* 1..2^31-1: tokens of a page */
     int32_t top_r;                /* 1..head_size: channels that score pages */
+    int32_t fp8_bounds;           /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
     int64_t capacity;             /* C in 1..2^20 */
     int64_t top_k;                /* 1..capacity: tokens that a sparse step reads */
     int64_t token_budget;         /* 0..2^31-1 */

@@ -15,9 +15,10 @@ extern "C" {
 #endif
 
 /* Raised whenever an operation is added, or a parameter struct or the meaning of a field changes. */
-#define KVC_ABI_VERSION 3
+#define KVC_ABI_VERSION 4
 
-/* Type of queries, keys, values, bounds and outputs of one call. Scores and sums are always fp32. */
+/* Type of queries, keys, values and outputs of one call, and of its bounds where fp8_bounds is 0: else they are codes of
+ * fp8 E5M2, a byte each. Scores and sums are always fp32. */
 typedef enum KvcDtype { KVC_FLOAT32 = 0, KVC_FLOAT16 = 1, KVC_BFLOAT16 = 2 } KvcDtype;
 
 typedef enum KvcStatus {

@@ -17,6 +17,7 @@ constexpr FieldSpec kFields[] = {
     {.name = "capacity", .minimum = 1, .maximum = 1048576},
     {.name = "pool_kernel", .minimum = 1, .maximum = 4095, .odd = true},
     {.name = "page_size", .minimum = 1, .maximum = INT32_MAX},
+    {.name = "fp8_bounds", .minimum = 0, .maximum = 1},
 };
 
 constexpr TensorSpec kInputs[] = {
@@ -31,7 +32,7 @@ constexpr TensorSpec kInputs[] = {
 constexpr TensorSpec kOutputs[] = {
     {"k_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
     {"v_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
-    {"bounds", kCache, {kBatch, kKvHeads, kTwiceHeadSize, kPages}},
+    {"bounds", kBound, {kBatch, kKvHeads, kTwiceHeadSize, kPages}},
     {"cache_lengths", kInt64, {kBatch}},
     {"indices", kInt32, {kBatch, kKvHeads, kCapacity}},
 };
@@ -39,11 +40,12 @@ constexpr TensorSpec kOutputs[] = {
 void derive(const Fields& fields, Sizes& sizes) {
     const int64_t capacity = fields.get("capacity");
     const int64_t page_size = fields.get("page_size");
+    const int64_t fp8_bounds = fields.get("fp8_bounds");
     sizes.fix(kCapacity, capacity, "field capacity");
     if (sizes.known(kCapacity) && sizes.known(kBytesPerElement)) {
         const int64_t C = sizes.get(kCapacity);
         const int64_t element_bytes = sizes.get(kBytesPerElement);
-        sizes.fix(kPages, stored_pages(C, page_size, element_bytes), "field page_size");
+        sizes.fix(kPages, stored_pages(C, page_size, element_bytes, fp8_bounds), "fields page_size, fp8_bounds");
     }
     if (sizes.known(kHeadSize)) {
         const int64_t D = sizes.get(kHeadSize);
@@ -62,6 +64,7 @@ KvcCompactTurnParams params_of(const Call& call) {
     params.window = call.sizes.get(kWindow);
     params.pool_kernel = call.fields.get("pool_kernel");
     params.page_size = call.fields.get("page_size");
+    params.fp8_bounds = call.fields.get("fp8_bounds");
     params.prompt_length = call.sizes.get(kPromptLength);
     params.prompt_budget = call.fields.get("prompt_budget");
     params.capacity = call.fields.get("capacity");

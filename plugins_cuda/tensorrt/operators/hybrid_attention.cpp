@@ -19,6 +19,7 @@ constexpr FieldSpec kFields[] = {
     {.name = "top_k", .minimum = 1, .maximum = 1048576},
     {.name = "token_budget", .minimum = 0, .maximum = INT32_MAX},
     {.name = "dense_until", .minimum = 0, .maximum = INT32_MAX},
+    {.name = "fp8_bounds", .minimum = 0, .maximum = 1},
 };
 
 constexpr TensorSpec kInputs[] = {
@@ -27,7 +28,7 @@ constexpr TensorSpec kInputs[] = {
     {"v_new", kCache, {kBatch, kKvHeads, kHeadSize}},
     {"k_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
     {"v_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
-    {"bounds", kCache, {kBatch, kKvHeads, kTwiceHeadSize, kPages}},
+    {"bounds", kBound, {kBatch, kKvHeads, kTwiceHeadSize, kPages}},
     {"cache_lengths", kInt64, {kBatch}},
 };
 
@@ -36,7 +37,7 @@ constexpr TensorSpec kOutputs[] = {
     {"output", kCache, {kBatch, kHeads, kHeadSize}},
     {"k_cache_out", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}, 3},
     {"v_cache_out", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}, 4},
-    {"bounds_out", kCache, {kBatch, kKvHeads, kTwiceHeadSize, kPages}, 5},
+    {"bounds_out", kBound, {kBatch, kKvHeads, kTwiceHeadSize, kPages}, 5},
     {"selected", kInt32, {kBatch, kKvHeads, kSelectedWidth}},
 };
 
@@ -45,11 +46,12 @@ void derive(const Fields& fields, Sizes& sizes) {
     const int64_t token_budget = fields.get("token_budget");
     const int64_t dense_until = fields.get("dense_until");
     const int64_t page_size = fields.get("page_size");
+    const int64_t fp8_bounds = fields.get("fp8_bounds");
     sizes.fix(kSelectedWidth, std::max({top_k, token_budget, dense_until}), "fields top_k, token_budget, dense_until");
     if (sizes.known(kCapacity) && sizes.known(kBytesPerElement)) {
         const int64_t C = sizes.get(kCapacity);
         const int64_t element_bytes = sizes.get(kBytesPerElement);
-        sizes.fix(kPages, stored_pages(C, page_size, element_bytes), "field page_size");
+        sizes.fix(kPages, stored_pages(C, page_size, element_bytes, fp8_bounds), "fields page_size, fp8_bounds");
     }
     if (sizes.known(kHeadSize)) {
         const int64_t D = sizes.get(kHeadSize);
@@ -67,6 +69,7 @@ KvcHybridAttentionParams params_of(const Call& call) {
     params.head_size = call.sizes.get(kHeadSize);
     params.page_size = call.fields.get("page_size");
     params.top_r = call.fields.get("top_r");
+    params.fp8_bounds = call.fields.get("fp8_bounds");
     params.capacity = call.sizes.get(kCapacity);
     params.top_k = call.fields.get("top_k");
     params.token_budget = call.fields.get("token_budget");

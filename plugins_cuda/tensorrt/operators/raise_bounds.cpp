@@ -13,18 +13,19 @@ using enum Element;
 
 constexpr FieldSpec kFields[] = {
     {.name = "page_size", .minimum = 1, .maximum = INT32_MAX},
+    {.name = "fp8_bounds", .minimum = 0, .maximum = 1},
 };
 
 constexpr TensorSpec kInputs[] = {
     {"k_new", kCache, {kBatch, kKvHeads, kBlock, kHeadSize}},
-    {"bounds", kCache, {kBatch, kKvHeads, kTwiceHeadSize, kPages}},
+    {"bounds", kBound, {kBatch, kKvHeads, kTwiceHeadSize, kPages}},
     {"cache_lengths", kInt64, {kBatch}},
     {"lengths", kInt64, {kBatch}},
 };
 
 // The number after a shape is the input whose buffer the output is.
 constexpr TensorSpec kOutputs[] = {
-    {"bounds_out", kCache, {kBatch, kKvHeads, kTwiceHeadSize, kPages}, 1},
+    {"bounds_out", kBound, {kBatch, kKvHeads, kTwiceHeadSize, kPages}, 1},
 };
 
 void derive(const Fields&, Sizes& sizes) {
@@ -42,6 +43,7 @@ KvcRaiseBoundsParams params_of(const Call& call) {
     params.kv_heads = call.sizes.get(kKvHeads);
     params.head_size = call.sizes.get(kHeadSize);
     params.page_size = call.fields.get("page_size");
+    params.fp8_bounds = call.fields.get("fp8_bounds");
     params.block = call.sizes.get(kBlock);
     params.pages = call.sizes.get(kPages);
     return params;

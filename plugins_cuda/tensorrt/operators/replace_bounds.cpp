@@ -11,16 +11,18 @@ namespace {
 using enum Dim;
 using enum Element;
 
-constexpr std::span<const FieldSpec> kFields;
+constexpr FieldSpec kFields[] = {
+    {.name = "fp8_bounds", .minimum = 0, .maximum = 1},
+};
 
 constexpr TensorSpec kInputs[] = {
-    {"bounds", kCache, {kBatch, kKvHeads, kTwiceHeadSize, kPages}},
-    {"bounds_kept", kCache, {kBatch, kKvHeads, kTwiceHeadSize, kPages}},
+    {"bounds", kBound, {kBatch, kKvHeads, kTwiceHeadSize, kPages}},
+    {"bounds_kept", kBound, {kBatch, kKvHeads, kTwiceHeadSize, kPages}},
 };
 
 // The number after a shape is the input whose buffer the output is.
 constexpr TensorSpec kOutputs[] = {
-    {"bounds_out", kCache, {kBatch, kKvHeads, kTwiceHeadSize, kPages}, 0},
+    {"bounds_out", kBound, {kBatch, kKvHeads, kTwiceHeadSize, kPages}, 0},
 };
 
 void derive(const Fields&, Sizes&) {}
@@ -32,6 +34,7 @@ KvcReplaceBoundsParams params_of(const Call& call) {
     params.batch = call.sizes.get(kBatch);
     params.kv_heads = call.sizes.get(kKvHeads);
     params.channels = call.sizes.get(kTwiceHeadSize);
+    params.fp8_bounds = call.fields.get("fp8_bounds");
     params.pages = call.sizes.get(kPages);
     return params;
 }

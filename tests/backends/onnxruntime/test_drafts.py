@@ -19,7 +19,8 @@ from kvc_trt.runtime import Request, Session, Speculation
 from tests.runtime.test_speculation import Always
 
 DRAFT_TOKENS = 4
-POLICIES = ("full", "rocketkv", "hybrid", "quest", "sparq", "snapkv-gqa", "expected-attention-hybrid")
+FP8 = ("rocketkv, bounds in fp8", "quest, bounds in fp8")
+POLICIES = ("full", "rocketkv", "hybrid", "quest", "sparq", "snapkv-gqa", "expected-attention-hybrid", *FP8)
 
 
 def with_drafts(program: Program, draft_tokens: int = DRAFT_TOKENS) -> Program:
@@ -34,8 +35,9 @@ def programs(make_program):
 
     def program(policy: str) -> Program:
         if policy not in made:
-            budget = 100 if policy == "snapkv-gqa" else 48
-            made[policy] = with_drafts(make_program(policy, token_budget=budget, max_output_len=40))
+            settings = {"token_budget": 100 if policy == "snapkv-gqa" else 48, "max_output_len": 40}
+            settings |= {"fp8_bounds": True} if policy in FP8 else {}
+            made[policy] = with_drafts(make_program(policy.partition(",")[0], **settings))
         return made[policy]
 
     return program
@@ -101,7 +103,7 @@ def test_a_rejection_at_each_place_leaves_what_steps_leave(programs, policy, kep
 @given(
     lengths=st.lists(st.integers(1, 256), min_size=1, max_size=3),
     kept=st.lists(st.integers(1, 1 + DRAFT_TOKENS), min_size=1, max_size=6),
-    policy=st.sampled_from(["rocketkv", "quest", "sparq"]),
+    policy=st.sampled_from(["rocketkv", "quest", "sparq", *FP8]),
 )
 def test_any_lengths_and_any_pages(programs, lengths, kept, policy):
     rows = Rows(programs(policy), lengths)
@@ -109,7 +111,7 @@ def test_any_lengths_and_any_pages(programs, lengths, kept, policy):
         rows.check([count] * len(lengths), seed=number)
 
 
-@pytest.mark.parametrize("policy", ["rocketkv", "hybrid", "quest"])
+@pytest.mark.parametrize("policy", ["rocketkv", "hybrid", "quest", *FP8])
 def test_bounds_after_a_rejection_are_those_of_the_keys(programs, policy):
     program = programs(policy)
     rows = Rows(program, [200, 31, 6])

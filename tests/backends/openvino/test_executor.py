@@ -19,6 +19,8 @@ from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.graph.expose import index_lists
 from kvc_trt.models.quantisation import BLOCK, dequantise
 from kvc_trt.operators import CONTRIB_DOMAIN
+from kvc_trt.operators.fp8_bounds import may_be_of_close
+from kvc_trt.operators.tensors import FP8_BOUNDS
 
 LENGTHS = (200, 1, 31)
 
@@ -46,7 +48,10 @@ def assert_same(expected, found, tolerance=1e-5):
     assert found.state.keys() == expected.state.keys()
     for name, array in expected.state.items():
         assert found.state[name].dtype == array.dtype
-        assert np.abs(found.state[name].astype(np.float32) - array.astype(np.float32)).max() < tolerance, name
+        if array.dtype == np.int8:
+            assert may_be_of_close(found.state[name], array, tolerance), name
+        else:
+            assert np.abs(found.state[name] - array).max() < tolerance, name
 
 
 @pytest.mark.parametrize(
@@ -55,7 +60,9 @@ def assert_same(expected, found, tolerance=1e-5):
         ("full", {}),
         ("rocketkv", {"pool_kernel": 7, "skip_layers": 1}),
         ("snapkv", {"token_budget": 96}),
+        ("rocketkv", {"pool_kernel": 7, "fp8_bounds": True}),
         ("quest", {}),
+        ("quest", {"fp8_bounds": True}),
         ("h2o", {}),
         ("duo-attention", {}),
         ("expected-attention", {}),
@@ -68,6 +75,21 @@ def test_rows_of_unequal_length_keep_the_same_tokens(make_program, policy, overr
     assert_same(expected.prefill(ids, lengths), executor.prefill(ids, lengths))
     for name in names:
         assert np.array_equal(executor.exposed(name), expected.exposed(name)), name
+
+
+def test_graphs_of_earlier_versions_do_not_say_whether_bounds_are_fp8(make_program):
+    program = make_program("rocketkv", pool_kernel=7)
+    graph = read_graph(program.prefill)
+    for node in graph.graph.node:
+        kept = [one for one in node.attribute if one.name != FP8_BOUNDS.name]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+    for body in graph.functions:
+        body.attribute[:] = [name for name in body.attribute if name != FP8_BOUNDS.name]
+    earlier = dataclasses.replace(program, prefill=lambda: graph)
+    ids, lengths = padded(LENGTHS)
+    expected, found = (OpenVinoExecutor(one, threads=1).prefill(ids, lengths) for one in (program, earlier))
+    assert np.array_equal(found.logits, expected.logits)
 
 
 def test_the_lowest_index_wins_where_scores_are_equal(make_program):
@@ -99,8 +121,9 @@ def test_padding_never_reaches_a_real_token(make_program):
         assert np.array_equal(array, again.state[name]), name
 
 
-def test_decoding_goes_on_in_place(make_program):
-    expected, executor, _ = both(make_program("rocketkv", pool_kernel=7))
+@pytest.mark.parametrize("fp8_bounds", [False, True])
+def test_decoding_goes_on_in_place(make_program, fp8_bounds):
+    expected, executor, _ = both(make_program("rocketkv", pool_kernel=7, fp8_bounds=fp8_bounds))
     ids, lengths = padded(LENGTHS)
     steps = []
     for each in (expected, executor):

@@ -22,6 +22,7 @@ TYPES = {
     "tensor(float)": ("FLOAT", np.float32),
     "tensor(int64)": ("INT64", np.int64),
     "tensor(int32)": ("INT32", np.int32),
+    "tensor(int8)": ("INT8", np.int8),
 }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from kvc_trt.operators.compact import COMPACT, COMPACT_TURN
 from kvc_trt.operators.dimensions import INT32_MAX
 from kvc_trt.operators.registry import KERNEL_OPERATORS
 from kvc_trt.operators.schema import Operator
+from kvc_trt.operators.tensors import FP8_BOUNDS
 from tests.backends.tensorrt.weightless import WITH_AN_ENGINE, weightless_extend, weightless_graphs
 from tests.graph.small_models import LLAMA, resolve
 from tests.plugins_cuda import cases
@@ -25,6 +27,8 @@ from tests.plugins_cuda.test_compact_turn import turn_case
 from tests.plugins_cuda.test_turn import BlockCase, block_case
 
 BY_NAME = {operator.name: operator for operator in KERNEL_OPERATORS}
+KINDS = [(one, fp8) for one in KERNEL_OPERATORS for fp8 in (False, True) if not fp8 or FP8_BOUNDS in one.attributes]
+"""Every operator; those with page bounds also with bounds in fp8."""
 TYPES = {"INT32": 5, "INT64": 10, "FLOAT32": 1, "INT8": 3, "CHAR": 6}
 """PluginFieldType"""
 
@@ -53,10 +57,10 @@ class Malformed:
 
 @cache
 def graph_fields() -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
-    """(operator, attributes) of the plugin nodes of lowered graphs of every policy with an engine."""
+    """(operator, attributes) of the plugin nodes of lowered graphs of every policy with an engine, one in fp8 too."""
     found = {}
-    for policy in WITH_AN_ENGINE:
-        parameters = resolve(policy, **({} if policy == "full" else {"skip_layers": 1}))
+    for policy, fp8 in (*((policy, {}) for policy in WITH_AN_ENGINE), ("rocketkv", {"fp8_bounds": True})):
+        parameters = resolve(policy, **({} if policy == "full" else {"skip_layers": 1}), **fp8)
         graphs = [*weightless_graphs(LLAMA, parameters, "bf16"), weightless_extend(LLAMA, parameters, "bf16")]
         for graph in graphs:
             for node in lower(graph, tensorrt=(11, 4), plugins=PLUGINS).graph.node:
@@ -67,9 +71,10 @@ def graph_fields() -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
     return tuple(found)
 
 
-def good_fields(operator: str) -> dict[str, int]:
-    """One set of fields of a graph."""
-    return dict(next(fields for name, fields in graph_fields() if name == operator))
+def good_fields(operator: str, *, fp8: bool = False) -> dict[str, int]:
+    """One set of fields of a graph; `fp8` chooses the type of its bounds."""
+    fields = dict(next(fields for name, fields in graph_fields() if name == operator))
+    return {**fields, FP8_BOUNDS.name: int(fp8)} if FP8_BOUNDS.name in fields else fields
 
 
 def raw(fields: dict[str, int]) -> list[RawField]:
@@ -138,15 +143,17 @@ class Step:
     expected: list[Tensor]
 
 
-def compact_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
-    case = cases.compact_case(lengths=lengths, heads=6, kv_heads=2, page=3, dtype=dtype)
+def compact_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...], *, fp8: bool = False) -> Step:
+    case = cases.compact_case(lengths=lengths, heads=6, kv_heads=2, page=3, dtype=dtype, fp8=fp8)
     with use_library(emulation.path):
         expected = kvc.compact(**case.arguments())
     return _step("KvcCompact", case, list(expected))
 
 
-def hybrid_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
-    case = cases.step_case(lengths=lengths, heads=6, kv_heads=2, page=3, top_r=5, top_k=12, dense_until=18, dtype=dtype)
+def hybrid_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...], *, fp8: bool = False) -> Step:
+    case = cases.step_case(
+        lengths=lengths, heads=6, kv_heads=2, page=3, top_r=5, top_k=12, dense_until=18, dtype=dtype, fp8=fp8
+    )
     other = case.to("cpu")
     with use_library(emulation.path):
         output, selected = kvc.hybrid_attention(**other.arguments())
@@ -175,9 +182,9 @@ def _step(name: str, case, expected: list[Tensor]) -> Step:
     )
 
 
-def turn_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
+def turn_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...], *, fp8: bool = False) -> Step:
     """A compaction after a turn in which row i has i + 1 queries that vote."""
-    case = turn_case(lengths, [*range(1, len(lengths) + 1)], heads=6, kv_heads=2, page=3, dtype=dtype)
+    case = turn_case(lengths, [*range(1, len(lengths) + 1)], heads=6, kv_heads=2, page=3, dtype=dtype, fp8=fp8)
     return _computed("KvcCompactTurn", case, emulation)
 
 
@@ -185,16 +192,16 @@ def append_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int
     return _computed("KvcAppendBlock", _block(lengths, dtype), emulation)
 
 
-def bounds_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
-    return _computed("KvcRaiseBounds", _block(lengths, dtype), emulation)
+def bounds_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...], *, fp8: bool = False) -> Step:
+    return _computed("KvcRaiseBounds", _block(lengths, dtype, fp8=fp8), emulation)
 
 
 def join_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
     return _computed("KvcJoinBlock", _block(lengths, dtype), emulation)
 
 
-def _block(lengths: tuple[int, ...], dtype: torch.dtype) -> BlockCase:
-    return block_case(lengths, [7, 1, 4][: len(lengths)], dtype=dtype)
+def _block(lengths: tuple[int, ...], dtype: torch.dtype, *, fp8: bool = False) -> BlockCase:
+    return block_case(lengths, [7, 1, 4][: len(lengths)], dtype=dtype, fp8=fp8)
 
 
 @dataclass(frozen=True)
@@ -209,23 +216,26 @@ class Replaced:
     v_kept: Tensor
     positions_kept: Tensor
     bounds_kept: Tensor
+    fp8_bounds: int = 0
 
 
-def _replaced(lengths: tuple[int, ...], dtype: torch.dtype) -> Replaced:
+def _replaced(lengths: tuple[int, ...], dtype: torch.dtype, *, fp8: bool = False) -> Replaced:
     tables = []
     for seed in (1, 2):
-        case = cases.step_case(lengths=lengths, dtype=dtype, seed=seed)
+        case = cases.step_case(lengths=lengths, dtype=dtype, seed=seed, fp8=fp8)
         positions = torch.arange(seed, seed + case.k_cache[..., 0].numel(), dtype=torch.int32)
         tables += [case.k_cache, case.v_cache, positions.reshape(case.k_cache.shape[:3]), case.bounds]
-    return Replaced(*tables)
+    return Replaced(*tables, int(fp8))
 
 
 def replace_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
     return _computed("KvcReplaceCache", _replaced(lengths, dtype), emulation)
 
 
-def replace_bounds_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
-    return _computed("KvcReplaceBounds", _replaced(lengths, dtype), emulation)
+def replace_bounds_step(
+    emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...], *, fp8: bool = False
+) -> Step:
+    return _computed("KvcReplaceBounds", _replaced(lengths, dtype, fp8=fp8), emulation)
 
 
 def _computed(name: str, case, emulation: KernelLibrary) -> Step:
@@ -235,6 +245,17 @@ def _computed(name: str, case, emulation: KernelLibrary) -> Step:
     given = {key: value.clone() if isinstance(value := getattr(case, key), Tensor) else value for key in names}
     made = emulation.compute(operator, given)
     return _step(name, case, [made[one.name] if one.alias is None else given[one.alias] for one in operator.outputs])
+
+
+def in_fp8(make: Callable[..., Step]) -> Callable[..., Step]:
+    """Return what makes the same step with bounds in fp8."""
+
+    @wraps(make)
+    def made(*arguments: Any) -> Step:
+        return make(*arguments, fp8=True)
+
+    made.__name__ = f"fp8_{make.__name__}"
+    return made
 
 
 STEPS = [
@@ -250,6 +271,7 @@ STEPS = [
     (join_step, (61, 9, 40)),
     (replace_step, (61, 9, 40)),
     (replace_bounds_step, (61, 9, 40)),
+    *((in_fp8(make), (61, 9, 40)) for make in (compact_step, hybrid_step, turn_step, bounds_step, replace_bounds_step)),
 ]
 """Rows below and above the budget, empty and inactive ones."""
 

@@ -12,9 +12,11 @@ from kvc_trt.backends.single_operator import single_operators
 from kvc_trt.backends.tensorrt.harness import TensorRtHarness, for_shapes
 from kvc_trt.backends.tensorrt.in_memory import typed
 from kvc_trt.backends.tensorrt.lowering import PLUGINS, expected_aliases, lower
+from kvc_trt.cli.main import run
 from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.errors import InputError
 from kvc_trt.graph.expose import expose
+from kvc_trt.operators.fp8_bounds import codes_of
 from tests.backends.tensorrt.conftest import ask_parser, emulation
 
 __all__ = ["ask_parser", "emulation"]
@@ -25,6 +27,13 @@ BATCH, PROMPT = 2, 128
 @pytest.fixture
 def engine(tiny_engine):
     return open_engine(tiny_engine)
+
+
+@pytest.fixture(params=[False, True], ids=["own bounds", "bounds in fp8"])
+def any_engine(request, tiny_arguments, tmp_path):
+    fp8 = ("--set", "fp8_bounds=true") if request.param else ()
+    assert run([*tiny_arguments, *fp8, "-o", str(tmp_path / "any")]) == 0
+    return open_engine(tmp_path / "any")
 
 
 def shapes_of(operator, engine):
@@ -52,8 +61,8 @@ def lowered(model):
     return lower(model, tensorrt=(11, 4), plugins=PLUGINS)
 
 
-def test_every_operator_alone_is_built_as_the_plugin(engine, ask_parser):
-    dtype = engine.state[0].dtype
+def test_every_operator_alone_is_built_as_the_plugin(any_engine, ask_parser):
+    engine, dtype = any_engine, any_engine.state[0].dtype
     operators = [op for path in (engine.prefill_path, engine.decode_path) for op in single_operators(path, dtype)]
     assert [op.name for op in operators] == ["KvcPrefillAttention", "KvcCompact", "KvcHybridAttention"]
     graphs = [lowered(for_shapes(op.model, shapes_of(op, engine))) for op in operators]
@@ -65,13 +74,16 @@ def test_every_operator_alone_is_built_as_the_plugin(engine, ask_parser):
     assert answers[2]["aliases"] == {"result.1": "k_cache", "result.2": "v_cache", "result.3": "bounds"}
 
 
-def test_for_shapes_leaves_the_operator_as_it_is(engine):
+def test_for_shapes_leaves_the_operator_as_it_is(any_engine):
     """ONNX Runtime gives the same result for the graph with and without fixed shapes."""
+    engine = any_engine
     op = next(op for op in single_operators(engine.decode_path, "float32") if op.name == "KvcHybridAttention")
     shapes = shapes_of(op, engine)
     rng = np.random.default_rng(0)
     inputs = {name: rng.standard_normal(shapes[name]).astype(np.float32) for name in op.inputs}
     inputs["cache_lengths"] = np.array([3, 40], np.int64)
+    if engine.parameters.fp8_bounds:
+        inputs["bounds"] = codes_of(inputs["bounds"])
     fixed = for_shapes(op.model, {name: value.shape for name, value in inputs.items()})
     assert [len(value.type.tensor_type.shape.dim) for value in op.model.graph.input] == [0] * 7
     import onnxruntime
@@ -91,7 +103,7 @@ def test_graphs_with_their_inner_values_exposed_are_built(engine, ask_parser):
     for path, operators in wanted:
         values = [name for op in operators for name in (*op.inputs, *op.outputs)]
         graphs.append(
-            lowered(typed(expose(onnx.load(str(path), load_external_data=False), values), {}, onnx.TensorProto.FLOAT))
+            lowered(typed(expose(onnx.load(str(path), load_external_data=False), values), onnx.TensorProto.FLOAT))
         )
         names.append(values)
     for answer, values, graph in zip(_ask_beside(engine, graphs, ask_parser), names, graphs, strict=True):

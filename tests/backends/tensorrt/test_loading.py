@@ -15,6 +15,7 @@ from kvc_trt.backends.tensorrt.loading import DTYPES, TensorInfo, load, state_pr
 from kvc_trt.backends.tensorrt.plugins import check_trusted, fingerprint, named_path
 from kvc_trt.engine.manifest import rebuild_hint
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.graph.state import StateTensor
 from kvc_trt.kernels.structs import ABI_VERSION
 from tests.backends.compiled import as_compiled
 from tests.backends.tensorrt import rtx
@@ -70,8 +71,6 @@ def tensors(*changes: TensorInfo) -> list[TensorInfo]:
 class TestState:
     @pytest.fixture
     def wanted(self):
-        from kvc_trt.graph.state import StateTensor
-
         tensor = StateTensor(0, 0, "k_cache.0", "bfloat16", (2, 40, 16), 0.0, "k_cache_out.0")
         return [("k_cache.0", tensor, True)]
 
@@ -90,6 +89,13 @@ class TestState:
     def test_wrong(self, wanted, change, problem):
         (found,) = state_problems("decode", tensors(replace(tensors()[0], **change)), wanted)
         assert problem in found
+
+    def test_bounds_in_fp8_are_int8(self):
+        wanted = [("bounds.0", StateTensor(0, 0, "bounds.0", "int8", (2, 32, 16), -5.0, "bounds_out.0"), True)]
+        bounds = TensorInfo("bounds.0", True, "INT8", (-1, 2, 32, 16), True)
+        assert state_problems("decode", [bounds], wanted) == []
+        (found,) = state_problems("decode", [replace(bounds, dtype="BF16")], wanted)
+        assert "bounds.0: expected input INT8 [B,2,32,16], found input BF16 [B,2,32,16]" in found
 
     def test_missing(self, wanted):
         assert state_problems("decode", tensors()[1:], wanted) == ["decode: k_cache.0 is missing"]

@@ -60,7 +60,7 @@ def test_every_number_and_address_of_the_struct_is_set(operator):
     sizes = Dimensions(DTYPES[torch.float16].bytes)
     for tensor in operator.inputs:
         sizes.bind(tensor.name, tensor.shape, [{"2D": 32, "C+M": 32}.get(symbol, 16) for symbol in tensor.shape])
-    attributes = {one.name: 1 if one.name == "page_size" else 16 for one in operator.attributes}
+    attributes = {one.name: {"page_size": 1, "fp8_bounds": 1}.get(one.name, 16) for one in operator.attributes}
     operator.derive(attributes, sizes)
     passed = []
 

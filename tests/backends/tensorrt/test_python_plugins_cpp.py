@@ -18,7 +18,14 @@ from kvc_trt.operators.schema import Operator
 from tests.backends.tensorrt import rtx
 from tests.backends.tensorrt.plugin_cases import TYPES, RawField, good_fields, graph_fields, malformed, raw
 from tests.backends.tensorrt.python_plugins_program import NUMBERS
-from tests.backends.tensorrt.test_python_plugins_methods import SIZES, fixed, python_plugin, ranged, sizes_of
+from tests.backends.tensorrt.test_python_plugins_methods import (
+    SIZES,
+    every_operator,
+    fixed,
+    python_plugin,
+    ranged,
+    sizes_of,
+)
 from tests.plugins_cuda.tensorrt import toolchain
 from tests.plugins_cuda.tensorrt.conftest import plugins
 
@@ -111,9 +118,9 @@ class CppLibrary:
     def reason(self) -> str:
         return self.driver.kvc_test_reason(self.handle).decode()
 
-    def make(self, operator: Operator, fields: list[RawField] | None = None) -> CppPlugin | str:
+    def make(self, operator: Operator, fields: list[RawField] | None = None, *, fp8: bool = False) -> CppPlugin | str:
         """A plugin, or why there is none."""
-        fields = raw(good_fields(operator.name)) if fields is None else fields
+        fields = raw(good_fields(operator.name, fp8=fp8)) if fields is None else fields
         data = [np.array(field.values, NUMBERS[field.type]) for field in fields]
         rows = [
             CField(field.name.encode(), TYPES[field.type], len(field.values), values.ctypes.data)
@@ -131,9 +138,6 @@ def cpp(plugins) -> CppLibrary:
     for name, result in (("open", "void_p"), ("make", "void_p"), ("reason", "char_p"), ("workspace", "uint64")):
         getattr(driver, f"kvc_test_{name}").restype = getattr(ctypes, f"c_{result}")
     return CppLibrary(driver, ctypes.c_void_p(driver.kvc_test_open(str(plugins).encode())))
-
-
-every_operator = pytest.mark.parametrize("operator", KERNEL_OPERATORS, ids=lambda operator: operator.name)
 
 
 def test_fields_of_the_graphs_make_the_same_plugins(cpp):
@@ -178,24 +182,25 @@ class TextBuilder:
 SIGNS = SimpleNamespace(PROD="*", SUM="+")
 """DimensionOperation"""
 
-IN_16_BIT = {"CACHE": 1, "INT64": 8, "INT32": 3}
+IN_16_BIT = {"CACHE": 1, "INT64": 8, "INT32": 3, "INT8": 2}
 """DataType"""
 
 
-def python_shapes(operator: Operator, shapes: list[str]) -> list[str] | str:
+def python_shapes(operator: Operator, shapes: list[str], *, fp8: bool) -> list[str] | str:
     inputs = [[Text(word) for word in shape.split()] for shape in shapes]
     try:
-        found = output_shapes(operator, good_fields(operator.name), inputs, TextBuilder(), SIGNS, 2)
+        found = output_shapes(operator, good_fields(operator.name, fp8=fp8), inputs, TextBuilder(), SIGNS, 2)
     except Refusal as refusal:
         return f"kvc plugin: {operator.name}: {refusal}"
     return [" ".join(expr.text for expr in shape) for shape in found]
 
 
 @every_operator
-def test_output_shapes_are_the_same_expressions_or_refusals(cpp, operator):
-    plugin, sizes = cpp.make(operator), sizes_of(operator)
+def test_output_shapes_are_the_same_expressions_or_refusals(cpp, operator, fp8):
+    plugin, sizes = cpp.make(operator, fp8=fp8), sizes_of(operator, fp8=fp8)
     shapes = [list(tensor.shape) for tensor in operator.inputs]
-    assert isinstance(plugin.output_types([IN_16_BIT[tensor.element] for tensor in operator.inputs]), list)
+    elements = [operator.element_of(tensor, good_fields(operator.name, fp8=fp8)) for tensor in operator.inputs]
+    assert isinstance(plugin.output_types([IN_16_BIT[element] for element in elements]), list)
     refused = 0
     known_sets = ([], ["D"], ["C"], ["C", "P"], ["D", "2D"], ["H", "G", "D", "W", "C", "P", "2D"], list(sizes))
     for known in known_sets:
@@ -203,7 +208,7 @@ def test_output_shapes_are_the_same_expressions_or_refusals(cpp, operator):
         for variant in _variants(base):
             words = [" ".join(shape) for shape in variant]
             expected = plugin.output_shapes(words)
-            assert python_shapes(operator, words) == expected, words
+            assert python_shapes(operator, words, fp8=fp8) == expected, words
             refused += isinstance(expected, str)
     assert refused > 20
 
@@ -247,18 +252,18 @@ def same_refusal(python: str | None, cplusplus: str | None) -> bool:
 
 
 @every_operator
-def test_aliases_are_the_same(cpp, trt, python_plugin, operator):
-    python, plugin = python_plugin(operator), cpp.make(operator)
+def test_aliases_are_the_same(cpp, trt, python_plugin, operator, fp8):
+    python, plugin = python_plugin(operator, fp8=fp8), cpp.make(operator, fp8=fp8)
     for output in (-1, *range(9), 2**31 - 1):
         assert python.get_aliased_input(output) == plugin.aliased(output)
 
 
 @every_operator
-def test_types_of_outputs_are_the_same(cpp, trt, python_plugin, operator):
-    python, plugin = python_plugin(operator), cpp.make(operator)
+def test_types_of_outputs_are_the_same(cpp, trt, python_plugin, operator, fp8):
+    python, plugin = python_plugin(operator, fp8=fp8), cpp.make(operator, fp8=fp8)
     types = list(trt.DataType.__members__.values())
     for cache_type in types:
-        right = [desc.type for desc in fixed(trt, operator, cache_type)[0]]
+        right = [desc.type for desc in fixed(trt, operator, cache_type, fp8=fp8)[0]]
         wrong = [[*right[:i], kind, *right[i + 1 :]] for i in range(len(right)) for kind in types]
         for kinds in (right, *wrong):
             expected = plugin.output_types([int(kind) for kind in kinds])
@@ -270,12 +275,12 @@ def test_types_of_outputs_are_the_same(cpp, trt, python_plugin, operator):
 
 
 @every_operator
-def test_formats_are_the_same(cpp, trt, python_plugin, operator):
-    python, plugin = python_plugin(operator), cpp.make(operator)
+def test_formats_are_the_same(cpp, trt, python_plugin, operator, fp8):
+    python, plugin = python_plugin(operator, fp8=fp8), cpp.make(operator, fp8=fp8)
     served = 0
     for cache_type in trt.DataType.__members__.values():
-        tensors = [desc for part in ranged(trt, operator, (1, 4), (8, 64)) for desc in part]
-        kinds = [desc.type for part in fixed(trt, operator, cache_type) for desc in part]
+        tensors = [desc for part in ranged(trt, operator, (1, 4), (8, 64), fp8=fp8) for desc in part]
+        kinds = [desc.type for part in fixed(trt, operator, cache_type, fp8=fp8) for desc in part]
         for desc, kind in zip(tensors, kinds, strict=True):
             desc.desc.type = kind
         for position, (kind, layout) in product(
@@ -290,12 +295,12 @@ def test_formats_are_the_same(cpp, trt, python_plugin, operator):
 
 
 @every_operator
-def test_profiles_workspaces_and_their_refusals_are_the_same(cpp, trt, python_plugin, operator):
-    python, plugin = python_plugin(operator), cpp.make(operator)
+def test_profiles_workspaces_and_their_refusals_are_the_same(cpp, trt, python_plugin, operator, fp8):
+    python, plugin = python_plugin(operator, fp8=fp8), cpp.make(operator, fp8=fp8)
     refused = set()
     changes = ({}, {"H": 3}, {"H": 34}, {"D": 20, "2D": 40}, {"2D": 33}, {"P": 7}, {"W": 2000}, {"G": 0}, {"C": 5})
     for (batch, prompt), change in product([((1, 32), (1, 4096)), ((0, 4), (8, 64)), ((2, 2), (300, 300))], changes):
-        profile = ranged(trt, operator, batch, prompt, **change)
+        profile = ranged(trt, operator, batch, prompt, fp8=fp8, **change)
         raw_profile = [c_range(desc) for part in profile for desc in part]
         found, expected = refusal_of(python.configure_plugin, *profile), plugin.configure(raw_profile)
         assert same_refusal(found, expected), (found, expected)
@@ -306,15 +311,15 @@ def test_profiles_workspaces_and_their_refusals_are_the_same(cpp, trt, python_pl
 
 
 @every_operator
-def test_shapes_of_a_step_and_their_refusals_are_the_same(cpp, trt, python_plugin, operator):
-    python, plugin = python_plugin(operator), cpp.make(operator)
-    assert set(SIZES) <= set(sizes_of(operator))
+def test_shapes_of_a_step_and_their_refusals_are_the_same(cpp, trt, python_plugin, operator, fp8):
+    python, plugin = python_plugin(operator, fp8=fp8), cpp.make(operator, fp8=fp8)
+    assert set(SIZES) <= set(sizes_of(operator, fp8=fp8))
     tensors = [len(operator.inputs), len(operator.outputs)]
     refused = 0
     for part in range(2):
         for index in range(tensors[part]):
             for size, axis in product((-1, 0, 7, 2**31, 2**40, -(2**63), 2**63 - 1), range(4)):
-                described = fixed(trt, operator)
+                described = fixed(trt, operator, fp8=fp8)
                 dims = list(described[part][index].dims)
                 if axis >= len(dims):
                     continue

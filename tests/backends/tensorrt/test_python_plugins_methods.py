@@ -15,10 +15,18 @@ from kvc_trt.kernels.c_library import KernelLibraryError
 from kvc_trt.operators.append_block import APPEND_BLOCK, RAISE_BOUNDS
 from kvc_trt.operators.dimensions import stored_pages
 from kvc_trt.operators.join_block import JOIN_BLOCK
-from kvc_trt.operators.registry import KERNEL_OPERATORS
 from kvc_trt.operators.replace import REPLACE_BOUNDS, REPLACE_CACHE
 from tests.backends.tensorrt import rtx
-from tests.backends.tensorrt.plugin_cases import BY_NAME, STEPS, Step, Workspace, check_same, dense_step, good_fields
+from tests.backends.tensorrt.plugin_cases import (
+    BY_NAME,
+    KINDS,
+    STEPS,
+    Step,
+    Workspace,
+    check_same,
+    dense_step,
+    good_fields,
+)
 from tests.backends.tensorrt.python_plugins_program import collection
 from tests.plugins_cuda import cases
 
@@ -35,10 +43,10 @@ def trt():
 
 @pytest.fixture
 def python_plugin(trt, emulation):
-    """python_plugin(operator, fields=None) -> plugin over the emulated kernels."""
+    """python_plugin(operator, fields=None, fp8=False) -> plugin over the emulated kernels."""
 
-    def make(operator, fields=None):
-        fields = good_fields(operator.name) if fields is None else fields
+    def make(operator, fields=None, *, fp8=False):
+        fields = good_fields(operator.name, fp8=fp8) if fields is None else fields
         creator = make_creator(trt, operator, lambda: emulation)
         return creator.create_plugin("layer", collection(trt, fields), trt.TensorRTPhase.BUILD)
 
@@ -47,7 +55,7 @@ def python_plugin(trt, emulation):
 
 def type_of(trt, dtype: torch.dtype):
     names = {torch.float32: "FLOAT", torch.float16: "HALF", torch.bfloat16: "BF16", torch.int32: "INT32",
-             torch.int64: "INT64"}  # fmt: skip
+             torch.int64: "INT64", torch.int8: "INT8"}  # fmt: skip
     return getattr(trt.DataType, names[dtype])
 
 
@@ -66,37 +74,45 @@ def profile(trt, low, high, kind):
     return desc
 
 
-def sizes_of(operator, **changes) -> dict[str, int]:
+def sizes_of(operator, *, fp8=False, **changes) -> dict[str, int]:
     """Sizes that fit the operator's fields, in 16 bit."""
-    fields = good_fields(operator.name)
+    fields = good_fields(operator.name, fp8=fp8)
     capacity = fields.get("capacity", 300)
-    pages = stored_pages(capacity, fields.get("page_size", 1), 2)
+    pages = stored_pages(capacity, fields.get("page_size", 1), 2, fp8)
     selected = max(fields.get(name, 0) for name in ("top_k", "token_budget", "dense_until"))
     derived = {"C": capacity, "P": pages, "2D": 2 * SIZES["D"], "C+M": capacity + SIZES["M"], "K": selected}
     return {**SIZES, **derived, **changes}
 
 
-def descriptions(trt, operator, make, cache_type=None):
+def descriptions(trt, operator, make, cache_type=None, *, fp8):
     """(inputs, outputs), each by make(tensor, type)."""
     cache_type = cache_type or trt.DataType.HALF
-    kinds = {"CACHE": cache_type, "INT64": trt.DataType.INT64, "INT32": trt.DataType.INT32}
+    bounds = trt.DataType.INT8 if fp8 else cache_type
+    kinds = {"CACHE": cache_type, "BOUND": bounds, "INT64": trt.DataType.INT64, "INT32": trt.DataType.INT32}
     return [[make(tensor, kinds[tensor.element]) for tensor in part] for part in (operator.inputs, operator.outputs)]
 
 
-def fixed(trt, operator, cache_type=None, **changes):
-    sizes = sizes_of(operator, **changes)
-    return descriptions(trt, operator, lambda t, kind: describe(trt, [sizes[s] for s in t.shape], kind), cache_type)
-
-
-def ranged(trt, operator, batch, prompt, **changes):
-    low, high = (sizes_of(operator, B=b, S=s, **changes) for b, s in zip(batch, prompt, strict=True))
+def fixed(trt, operator, cache_type=None, *, fp8=False, **changes):
+    sizes = sizes_of(operator, fp8=fp8, **changes)
     return descriptions(
-        trt, operator, lambda t, kind: profile(trt, [low[s] for s in t.shape], [high[s] for s in t.shape], kind)
+        trt, operator, lambda t, kind: describe(trt, [sizes[s] for s in t.shape], kind), cache_type, fp8=fp8
+    )
+
+
+def ranged(trt, operator, batch, prompt, *, fp8=False, **changes):
+    low, high = (sizes_of(operator, fp8=fp8, B=b, S=s, **changes) for b, s in zip(batch, prompt, strict=True))
+    return descriptions(
+        trt,
+        operator,
+        lambda t, kind: profile(trt, [low[s] for s in t.shape], [high[s] for s in t.shape], kind),
+        fp8=fp8,
     )
 
 
 WITHOUT_SCRATCH = (APPEND_BLOCK, RAISE_BOUNDS, JOIN_BLOCK, REPLACE_CACHE, REPLACE_BOUNDS)
-every_operator = pytest.mark.parametrize("operator", KERNEL_OPERATORS, ids=lambda operator: operator.name)
+every_operator = pytest.mark.parametrize(
+    ("operator", "fp8"), KINDS, ids=[f"{one.name}{'-fp8' if fp8 else ''}" for one, fp8 in KINDS]
+)
 
 
 # --- enqueue on host memory ---
@@ -145,22 +161,22 @@ def test_a_copied_cache_is_refused_and_left_alone(trt, python_plugin, emulation)
 
 
 @every_operator
-def test_a_step_without_its_buffers_is_refused(trt, python_plugin, operator):
-    inputs, outputs = fixed(trt, operator)
+def test_a_step_without_its_buffers_is_refused(trt, python_plugin, operator, fp8):
+    inputs, outputs = fixed(trt, operator, fp8=fp8)
     with pytest.raises(Refusal, match="null") as caught:
-        python_plugin(operator).enqueue(inputs, outputs, [0] * len(inputs), [0] * len(outputs), 0, 0)
+        python_plugin(operator, fp8=fp8).enqueue(inputs, outputs, [0] * len(inputs), [0] * len(outputs), 0, 0)
     assert last_refusal() == str(caught.value)
     assert last_refusal().startswith(f"kvc plugin: {operator.name}: ")
 
 
 @every_operator
-def test_shapes_and_types_of_a_step_are_checked(trt, python_plugin, operator):
-    plugin = python_plugin(operator)
-    plugin.on_shape_change(*fixed(trt, operator))
+def test_shapes_and_types_of_a_step_are_checked(trt, python_plugin, operator, fp8):
+    plugin = python_plugin(operator, fp8=fp8)
+    plugin.on_shape_change(*fixed(trt, operator, fp8=fp8))
     for part, specs in enumerate((operator.inputs, operator.outputs)):
         for index in range(len(specs)):
-            for wrong in _wrong_descriptions(trt, operator, specs[index], fixed(trt, operator)[part][index]):
-                described = fixed(trt, operator)
+            for wrong in _wrong_descriptions(trt, operator, specs[index], fixed(trt, operator, fp8=fp8)[part][index]):
+                described = fixed(trt, operator, fp8=fp8)
                 described[part][index] = wrong
                 with pytest.raises(Refusal, match=f"kvc plugin: {operator.name}: "):
                     plugin.on_shape_change(*described)
@@ -175,15 +191,15 @@ def _wrong_descriptions(trt, operator, tensor, right):
         yield describe(trt, (*dims[:axis], size, *dims[axis + 1 :]), right.type)
     yield describe(trt, dims[:-1], right.type)
     yield describe(trt, (*dims, 1), right.type)
-    yield describe(trt, dims, trt.DataType.INT8)
+    yield describe(trt, dims, trt.DataType.INT32 if right.type == trt.DataType.INT8 else trt.DataType.INT8)
     other = describe(trt, dims, right.type)
     other.format = trt.TensorFormat.CHW32
     yield other
 
 
 @every_operator
-def test_numbers_of_tensors_are_checked(trt, python_plugin, operator):
-    plugin, (inputs, outputs) = python_plugin(operator), fixed(trt, operator)
+def test_numbers_of_tensors_are_checked(trt, python_plugin, operator, fp8):
+    plugin, (inputs, outputs) = python_plugin(operator, fp8=fp8), fixed(trt, operator, fp8=fp8)
     expected = f"expected {len(inputs)} inputs and {len(outputs)} outputs, found"
     with pytest.raises(Refusal, match=f"{expected} {len(inputs) - 1} and {len(outputs)}"):
         plugin.on_shape_change(inputs[1:], outputs)
@@ -197,60 +213,63 @@ def test_numbers_of_tensors_are_checked(trt, python_plugin, operator):
 
 
 @every_operator
-def test_profiles_are_configured_and_their_largest_workspace_is_declared(trt, python_plugin, operator):
-    plugin = python_plugin(operator)
-    largest = ranged(trt, operator, (1, 32), (1, 4096))
+def test_profiles_are_configured_and_their_largest_workspace_is_declared(trt, python_plugin, operator, fp8):
+    plugin = python_plugin(operator, fp8=fp8)
+    largest = ranged(trt, operator, (1, 32), (1, 4096), fp8=fp8)
     plugin.configure_plugin(*largest)
     declared = plugin.get_workspace_size(*largest)
     assert declared < 2**40
     assert (declared == 0) == (operator in WITHOUT_SCRATCH)
-    assert declared == plugin.get_workspace_size(*ranged(trt, operator, (32, 32), (4096, 4096)))
+    assert declared == plugin.get_workspace_size(*ranged(trt, operator, (32, 32), (4096, 4096), fp8=fp8))
     for batch, prompt in product((1, 31, 32), (1, 49, 108, 109, 4095)):
-        assert plugin.get_workspace_size(*ranged(trt, operator, (1, batch), (1, prompt))) <= declared
+        assert plugin.get_workspace_size(*ranged(trt, operator, (1, batch), (1, prompt), fp8=fp8)) <= declared
 
 
 @every_operator
-def test_a_profile_that_the_kernels_do_not_serve_is_refused(trt, python_plugin, operator, capfd):
-    plugin = python_plugin(operator)
+def test_a_profile_that_the_kernels_do_not_serve_is_refused(trt, python_plugin, operator, fp8, capfd):
+    plugin = python_plugin(operator, fp8=fp8)
     heads = any("H" in tensor.shape for tensor in operator.tensors)
     for changes in (*([{"H": 3}] if heads else []), {"D": 20, "2D": 40}):
-        wrong = ranged(trt, operator, (1, 4), (64, 128), **changes)
+        wrong = ranged(trt, operator, (1, 4), (64, 128), fp8=fp8, **changes)
         with pytest.raises(Refusal, match=r"heads is 3|head_size is 20|channels is 40"):
             plugin.configure_plugin(*wrong)
         assert plugin.get_workspace_size(*wrong) == IMPOSSIBLE_WORKSPACE
         assert last_refusal() in capfd.readouterr().err
     with pytest.raises(Refusal, match="batch"):
-        plugin.configure_plugin(*ranged(trt, operator, (0, 4), (64, 128)))
+        plugin.configure_plugin(*ranged(trt, operator, (0, 4), (64, 128), fp8=fp8))
 
 
 @every_operator
-def test_types_of_outputs_follow_the_cache(trt, python_plugin, operator):
-    plugin = python_plugin(operator)
+def test_types_of_outputs_follow_the_cache(trt, python_plugin, operator, fp8):
+    plugin = python_plugin(operator, fp8=fp8)
     for cache_type in (trt.DataType.FLOAT, trt.DataType.HALF, trt.DataType.BF16):
-        inputs, outputs = ([desc.type for desc in part] for part in fixed(trt, operator, cache_type))
+        inputs, outputs = ([desc.type for desc in part] for part in fixed(trt, operator, cache_type, fp8=fp8))
         assert plugin.get_output_data_types(inputs) == outputs
         for index, name in enumerate(tensor.name for tensor in operator.inputs[1:]):
             wrong = [*inputs]
-            wrong[index + 1] = trt.DataType.INT8
-            with pytest.raises(Refusal, match=f"{name}: expected DataType {int(inputs[index + 1])}, found 2"):
+            wrong[index + 1] = trt.DataType.FP8
+            with pytest.raises(Refusal, match=f"{name}: expected DataType {int(inputs[index + 1])}, found 6"):
                 plugin.get_output_data_types(wrong)
+    if fp8 and operator is REPLACE_BOUNDS:
+        return  # bounds in fp8 do not tell the type of the cache
     with pytest.raises(Refusal, match=r"type of the cache: expected float32, .* found DataType 2"):
         plugin.get_output_data_types([trt.DataType.INT8, *inputs[1:]])
 
 
 @every_operator
-def test_one_format_and_three_types_are_served(trt, python_plugin, operator):
-    plugin = python_plugin(operator)
+def test_one_format_and_three_types_are_served(trt, python_plugin, operator, fp8):
+    plugin = python_plugin(operator, fp8=fp8)
+    firsts = ("INT8",) if fp8 and operator is REPLACE_BOUNDS else ("FLOAT", "HALF", "BF16")
     served = 0
     for cache_type in trt.DataType.__members__.values():
-        inputs, outputs = fixed(trt, operator, cache_type)
+        inputs, outputs = fixed(trt, operator, cache_type, fp8=fp8)
         tensors = [_dynamic(trt, desc) for desc in (*inputs, *outputs)]
         for position, kind in product(range(len(tensors)), trt.DataType.__members__.values()):
             right = tensors[position].desc.type
             for layout in trt.TensorFormat.__members__.values():
                 tensors[position].desc.type, tensors[position].desc.format = kind, layout
                 found = plugin.supports_format_combination(position, tensors, len(inputs))
-                first = tensors[0].desc.type.name in ("FLOAT", "HALF", "BF16")
+                first = tensors[0].desc.type.name in firsts
                 same = position == 0 or kind == right
                 assert found == (first and same and layout == trt.TensorFormat.LINEAR)
                 served += found
@@ -269,8 +288,8 @@ def _dynamic(trt, desc):
 
 
 @every_operator
-def test_aliases_are_those_of_the_schema(python_plugin, operator):
-    plugin = python_plugin(operator)
+def test_aliases_are_those_of_the_schema(python_plugin, operator, fp8):
+    plugin = python_plugin(operator, fp8=fp8)
     names = [tensor.name for tensor in operator.inputs]
     aliases = [-1 if tensor.alias is None else names.index(tensor.alias) for tensor in operator.outputs]
     assert [plugin.get_aliased_input(output) for output in range(plugin.num_outputs)] == aliases
@@ -278,13 +297,13 @@ def test_aliases_are_those_of_the_schema(python_plugin, operator):
 
 
 @every_operator
-def test_a_clone_is_another_plugin_of_the_same_fields(python_plugin, operator):
-    plugin = python_plugin(operator)
+def test_a_clone_is_another_plugin_of_the_same_fields(python_plugin, operator, fp8):
+    plugin = python_plugin(operator, fp8=fp8)
     clone = plugin.clone()
     assert clone is not plugin
     for one in (plugin, clone, plugin.attach_to_context(None)):
         fields = {field.name: field.data.tolist() for field in one.get_fields_to_serialize()}
-        assert fields == {name: [value] for name, value in good_fields(operator.name).items()}
+        assert fields == {name: [value] for name, value in good_fields(operator.name, fp8=fp8).items()}
         assert (one.plugin_name, one.num_outputs) == (operator.name, len(operator.outputs))
 
 

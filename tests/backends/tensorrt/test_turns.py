@@ -24,14 +24,15 @@ from kvc_trt.backends.tensorrt.lowering.passes import EXECUTABLE_PASSES
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.operators import KVC_DOMAIN
+from kvc_trt.operators.fp8_bounds import may_be_of_close
 from kvc_trt.operators.registry import OPERATORS
 from kvc_trt.runtime import Request, Session
 from tests.backends.tensorrt.fake_cuda import FakeCuda, FakeEngine
 from tests.backends.tensorrt.weightless import weightless_extend, weights_as_inputs
 from tests.graph.small_models import LLAMA, make_small_engine, open_session, prompts_of, resolve
 
-KEEPING = ("full", "hybrid", "quest-matched")
-COMPACTING = ("rocketkv", "rocketkv-v1", "rocketkv-v2")
+KEEPING = ("full", "hybrid", "hybrid, fp8", "quest-matched")
+COMPACTING = ("rocketkv", "rocketkv, fp8", "rocketkv-v1", "rocketkv-v2")
 WITHOUT_PAGES = ("snapkv++", "snapkv-gqa", "pyramidkv")
 """Lowered and parsed, but no plan is made of them."""
 POLICIES = (*KEEPING, *COMPACTING)
@@ -42,10 +43,12 @@ ROWS, LONGEST = 3, 128
 
 def parameters_of(policy: str):
     """Room for the turns where everything stays; elsewhere budgets that a turn exceeds."""
+    name, *fp8 = policy.split(", ")
+    bounds = {"fp8_bounds": True} if fp8 else {}
     if policy in KEEPING:
-        return resolve(policy, max_input_len=248, max_output_len=200)
-    budget = {"pyramidkv": 64}.get(policy, 52)
-    return resolve(policy, max_input_len=450, max_output_len=8, token_budget=budget)
+        return resolve(name, max_input_len=248, max_output_len=200, **bounds)
+    budget = {"pyramidkv": 64}.get(name, 52)
+    return resolve(name, max_input_len=450, max_output_len=8, token_budget=budget, **bounds)
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +94,8 @@ def feeds_of(engine, lengths=(40, 1, 9), stored=(40, 3, 0)) -> dict[str, np.ndar
         shape = (len(lengths), *tensor.shape)
         if tensor.dtype == "int32":
             feeds[tensor.name] = np.broadcast_to(np.arange(shape[-1], dtype=np.int32), shape).copy()
+        elif tensor.dtype == "int8":
+            feeds[tensor.name] = generator.integers(0, 64, shape, np.int8)
         else:
             feeds[tensor.name] = generator.standard_normal(shape).astype(np.float32)
     return feeds
@@ -110,7 +115,9 @@ def test_a_lowered_turn_keeps_the_same_tokens_and_answers_the_same(engine_of, po
     before, after = results
     assert before.keys() == after.keys()
     for name, expected in before.items():
-        if expected.dtype.kind == "i":
+        if expected.dtype == np.int8:
+            assert may_be_of_close(after[name], expected, 2e-5), name
+        elif expected.dtype.kind == "i":
             np.testing.assert_array_equal(after[name], expected, err_msg=name)
         else:
             np.testing.assert_allclose(after[name], expected, atol=2e-5, rtol=2e-5, err_msg=name)
@@ -142,6 +149,13 @@ def test_the_plugins_of_a_turn():
     compacted = dict.fromkeys(("KvcJoinBlock", "KvcCompactTurn", "KvcReplaceCache"), layers)
     assert expected_plugins(lowered("snapkv++")) == compacted
     assert expected_plugins(lowered("rocketkv")) == {**compacted, "KvcReplaceBounds": layers}
+
+
+@pytest.mark.parametrize(("policy", "fp8_bounds"), [("rocketkv", 0), ("rocketkv, fp8", 1)])
+def test_what_overwrites_bounds_says_whether_they_are_fp8(policy, fp8_bounds):
+    nodes = [node for node in lowered(policy).graph.node if node.op_type == "KvcReplaceBounds"]
+    assert [{a.name: a.i for a in node.attribute}["fp8_bounds"] for node in nodes] == [fp8_bounds] * len(nodes)
+    assert nodes
 
 
 @pytest.mark.parametrize("policy", ALL)

@@ -21,6 +21,7 @@ from kvc_trt.kernels import reference_ops
 
 DTYPES = {
     "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int64": np.int64, "int32": np.int32,
+    "int8": np.int8,
 }  # fmt: skip
 
 

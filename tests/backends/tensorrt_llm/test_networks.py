@@ -30,6 +30,7 @@ QWEN3 = dataclasses.replace(LLAMA, architecture="Qwen3ForCausalLM", qk_norm=True
 BIASED = dataclasses.replace(LLAMA, qkv_bias=True, output_bias=True, num_key_value_heads=4)
 CASES = {
     "rocketkv": (LLAMA, {"policy": "rocketkv", "pool_kernel": 7, "skip_layers": 1}),
+    "rocketkv-fp8": (LLAMA, {"policy": "rocketkv", "pool_kernel": 7, "skip_layers": 1, "fp8_bounds": True}),
     "hybrid": (QWEN2, {"policy": "hybrid"}),
     "snapkv++": (QWEN3, {"policy": "snapkv++", "pool_kernel": 7}),
     "full": (BIASED, {"policy": "full"}),

@@ -26,6 +26,8 @@ FORMS = {
     "streaming-llm, positions of the cache": {"positions": "cache"},
     "quest, a skipped layer": {"skip_layers": 1},
     "sparq, without the mean value": {"reallocate": False},
+    "quest, bounds in fp8": {"fp8_bounds": True},
+    "rocketkv, bounds in fp8": {"fp8_bounds": True},
     "h2o, a budget for each layer": {"layer_budget": "squeeze", "layer_budgets": (120, 90, 78)},
 }
 EVERY = tuple(one.name for one in policies.describe() if not policies.named(one.name).selection.oracle)

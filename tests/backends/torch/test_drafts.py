@@ -13,11 +13,14 @@ from kvc_trt.runtime import Request, Session, Speculation
 from tests.runtime.test_speculation import Always
 
 DRAFT_TOKENS = 4
-POLICIES = {"full": {}, "hybrid": {"token_budget": 48}, "rocketkv": {"token_budget": 48, "skip_layers": 1}}
+POLICIES = {
+    "full": {}, "hybrid": {"token_budget": 48}, "rocketkv": {"token_budget": 48, "skip_layers": 1},
+    "rocketkv, bounds in fp8": {"token_budget": 48, "fp8_bounds": True},
+}  # fmt: skip
 
 
 def executor_of(make_program, policy: str) -> TorchExecutor:
-    program = make_program(policy, max_output_len=40, **POLICIES[policy])
+    program = make_program(policy.partition(",")[0], max_output_len=40, **POLICIES[policy])
     return TorchExecutor(replace(program, draft=program.decode, draft_tokens=DRAFT_TOKENS), device="cpu")
 
 

@@ -1,5 +1,6 @@
-// Conversions, order and vector accesses of kernels/numeric.cuh on whole arrays.
+// Conversions, order and vector accesses of kernels/numeric.cuh and kernels/fp8.cuh on whole arrays.
 #include "emulation/toy.h"
+#include "kernels/fp8.cuh"
 #include "kernels/numeric.cuh"
 
 namespace kvc {
@@ -13,6 +14,11 @@ void widen_array(const T* from, float* to, int64_t n) {
 template <class T>
 void narrow_array(const float* from, T* to, int64_t n) {
     for (int64_t i = 0; i < n; ++i) to[i] = from_float<T>(from[i]);
+}
+
+template <class T>
+void widen_bytes_array(const uint32_t* from, uint32_t* to, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) to[i] = widen_upper_bytes<T>(from[i]);
 }
 
 template <class T>
@@ -44,6 +50,13 @@ extern "C" {
 
 void widen_half(const kvc::half_t* from, float* to, int64_t n) { kvc::widen_array(from, to, n); }
 void widen_bfloat16(const kvc::bfloat16_t* from, float* to, int64_t n) { kvc::widen_array(from, to, n); }
+void widen_fp8(const kvc::fp8_t* from, float* to, int64_t n) { kvc::widen_array(from, to, n); }
+void widen_bytes_half(const uint32_t* from, uint32_t* to, int64_t n) {
+    kvc::widen_bytes_array<kvc::half_t>(from, to, n);
+}
+void widen_bytes_bfloat16(const uint32_t* from, uint32_t* to, int64_t n) {
+    kvc::widen_bytes_array<kvc::bfloat16_t>(from, to, n);
+}
 void narrow_half(const float* from, kvc::half_t* to, int64_t n) { kvc::narrow_array(from, to, n); }
 void narrow_bfloat16(const float* from, kvc::bfloat16_t* to, int64_t n) { kvc::narrow_array(from, to, n); }
 
@@ -57,6 +70,7 @@ void lowest(float* to) {
     to[0] = kvc::lowest_finite<float>();
     to[1] = kvc::lowest_finite<kvc::half_t>();
     to[2] = kvc::lowest_finite<kvc::bfloat16_t>();
+    to[3] = kvc::lowest_finite<kvc::fp8_t>();
 }
 
 const char* run_vectors(int dtype, const void* from, void* converted, void* copied) {

@@ -64,16 +64,14 @@ static std::string shapes_of(const Made& made, const std::vector<std::string>& i
 }
 
 TEST(output_shapes_follow_from_symbolic_inputs) {
-    for (const DataType type : kCacheTypes) {
-        for (const Example& example : examples(type)) {
-            std::vector<std::string> inputs;
-            for (const Tensor& tensor : example.inputs) inputs.push_back(tensor.shape);
-            std::string expected;
-            for (const Tensor& tensor : example.outputs) expected += (expected.empty() ? "" : ", ") + tensor.shape;
-            const Made made = make_typed(library, example);
-            CHECK_EQUAL(shapes_of(made, inputs), expected);
-            CHECK_EQUAL(shapes_of(Made(made.plugin->clone()), inputs), expected);
-        }
+    for (const Example& example : examples_of_all_types()) {
+        std::vector<std::string> inputs;
+        for (const Tensor& tensor : example.inputs) inputs.push_back(tensor.shape);
+        std::string expected;
+        for (const Tensor& tensor : example.outputs) expected += (expected.empty() ? "" : ", ") + tensor.shape;
+        const Made made = make_typed(library, example);
+        CHECK_EQUAL(shapes_of(made, inputs), expected);
+        CHECK_EQUAL(shapes_of(Made(made.plugin->clone()), inputs), expected);
     }
 }
 
@@ -88,22 +86,27 @@ TEST(a_head_size_that_is_not_known_yet_stays_symbolic) {
 }
 
 TEST(pages_are_rounded_up) {
-    const int32_t cases[][4] = {{1, 1, 1, 8},
-                                {1, 7, 1, 8},
-                                {58, 1, 58, 64},
-                                {48, 3, 16, 16},
-                                {57, 3, 19, 24},
-                                {58, 3, 20, 24},
-                                {59, 3, 20, 24},
-                                {1048576, 2147483647, 1, 8},
-                                {1048576, 1048575, 2, 8}};
-    for (const auto& [capacity, page_size, in_fp32, in_16_bit] : cases) {
-        for (const DataType type : kCacheTypes) {
-            Example example = examples(type)[0];
-            example.values = {
-                {"prompt_budget", 1}, {"capacity", capacity}, {"pool_kernel", 1}, {"page_size", page_size}};
-            const std::string slots = std::to_string(capacity);
-            const std::string pages = std::to_string(type == DataType::kFLOAT ? in_fp32 : in_16_bit);
+    const int32_t cases[][5] = {{1, 1, 1, 8, 16},
+                                {1, 7, 1, 8, 16},
+                                {58, 1, 58, 64, 64},
+                                {65, 1, 65, 72, 80},
+                                {48, 3, 16, 16, 16},
+                                {57, 3, 19, 24, 32},
+                                {58, 3, 20, 24, 32},
+                                {59, 3, 20, 24, 32},
+                                {1048576, 2147483647, 1, 8, 16},
+                                {1048576, 1048575, 2, 8, 16}};
+    for (const auto& [capacity, page_size, in_fp32, in_16_bit, in_fp8] : cases) {
+        for (Example example : examples_of_all_types()) {
+            if (example.name != std::string("KvcCompact")) continue;
+            const bool fp8 = example.outputs[2].type == DataType::kINT8;
+            example.values = {{"prompt_budget", 1},
+                              {"capacity", capacity},
+                              {"pool_kernel", 1},
+                              {"page_size", page_size},
+                              {"fp8_bounds", fp8 ? 1 : 0}};
+            const int32_t stored = fp8 ? in_fp8 : example.inputs[0].type == DataType::kFLOAT ? in_fp32 : in_16_bit;
+            const std::string slots = std::to_string(capacity), pages = std::to_string(stored);
             CHECK_EQUAL(shapes_of(make_typed(library, example), {"B 4 8 16", "B 2 S 16", "B 2 S 16", "B"}),
                         "B 2 " + slots + " 16, B 2 " + slots + " 16, B 2 32 " + pages + ", B, B 2 " + slots);
         }
@@ -119,7 +122,8 @@ TEST(selected_is_as_wide_as_the_longest_list) {
                                                {"top_r", 6},
                                                {"top_k", top_k},
                                                {"token_budget", token_budget},
-                                               {"dense_until", dense_until}});
+                                               {"dense_until", dense_until},
+                                               {"fp8_bounds", 0}});
         CHECK_EQUAL(shapes_of(made, {"B 4 16", "B 2 16", "B 2 16", "B 2 58 16", "B 2 58 16", "B 2 32 15", "B"}),
                     "B 4 16, B 2 58 16, B 2 58 16, B 2 32 15, B 2 " + std::to_string(width));
     }
@@ -137,7 +141,7 @@ TEST(shapes_that_contradict_each_other_are_refused) {
                               Case{2, "B 3 16", "v_new: expected kv heads = 2, found 3"},
                               Case{3, "B 2 58 24", "k_cache: expected head size = 16, found 24"},
                               Case{5, "B 2 16 16", "bounds: expected 2 x head size = 16, found 32"},
-                              Case{5, "B 2 32 15", "field page_size: expected pages = 15, found 16"},
+                              Case{5, "B 2 32 15", "fields page_size, fp8_bounds: expected pages = 15, found 16"},
                               Case{6, "B 1", "cache_lengths: expected 1 dimensions, found 2"},
                               Case{4, "B 2 9999999999 16", "v_cache: expected capacity in 0..2147483647"}}) {
         std::vector<std::string> inputs = good;
@@ -152,60 +156,79 @@ TEST(shapes_that_contradict_each_other_are_refused) {
 }
 
 TEST(output_types_follow_the_cache) {
-    for (const DataType type : kCacheTypes) {
-        for (const Example& example : examples(type)) {
+    for (const Example& example : examples_of_all_types()) {
+        const Made made = make(library, example);
+        std::vector<DataType> in, out(example.outputs.size());
+        for (const Tensor& tensor : example.inputs) in.push_back(tensor.type);
+        const auto ask = [&] {
+            return made.build()->getOutputDataTypes(out.data(), static_cast<int32_t>(out.size()), in.data(),
+                                                    static_cast<int32_t>(in.size()));
+        };
+        CHECK_EQUAL(ask(), 0);
+        for (size_t i = 0; i < out.size(); ++i) CHECK(out[i] == example.outputs[i].type);
+        const auto lengths = std::ranges::find(in, DataType::kINT64);
+        if (lengths != in.end()) {
+            *lengths = DataType::kINT32;
+            CHECK(ask() != 0);
+            CHECK_REASON("_lengths: expected DataType 8, found 3");
+            *lengths = DataType::kINT64;
+        }
+        // Bounds in fp8 do not tell the type of the cache.
+        const bool tells_the_cache = in[0] != DataType::kINT8;
+        in[0] = DataType::kFP8;
+        CHECK(ask() != 0);
+        CHECK_REASON(tells_the_cache ? "expected float32, float16 or bfloat16"
+                                     : "bounds: expected DataType 2, found 6");
+    }
+}
+
+TEST(bounds_have_the_type_that_the_attribute_says) {
+    for (const bool fp8 : {false, true}) {
+        for (const Example& example : examples(DataType::kHALF, fp8)) {
             const Made made = make(library, example);
             std::vector<DataType> in, out(example.outputs.size());
             for (const Tensor& tensor : example.inputs) in.push_back(tensor.type);
-            const auto ask = [&] {
-                return made.build()->getOutputDataTypes(out.data(), static_cast<int32_t>(out.size()), in.data(),
-                                                        static_cast<int32_t>(in.size()));
-            };
-            CHECK_EQUAL(ask(), 0);
-            for (size_t i = 0; i < out.size(); ++i) CHECK(out[i] == example.outputs[i].type);
-            const auto lengths = std::ranges::find(in, DataType::kINT64);
-            if (lengths != in.end()) {
-                *lengths = DataType::kINT32;
-                CHECK(ask() != 0);
-                CHECK_REASON("_lengths: expected DataType 8, found 3");
-                *lengths = DataType::kINT64;
+            for (size_t i = 0; i < in.size(); ++i) {
+                if (!example.inputs[i].shape.starts_with("B 2 32 ")) continue;
+                const DataType right = in[i];
+                in[i] = fp8 ? DataType::kHALF : DataType::kINT8;
+                CHECK(made.build()->getOutputDataTypes(out.data(), static_cast<int32_t>(out.size()), in.data(),
+                                                       static_cast<int32_t>(in.size())) != 0);
+                CHECK_REASON("kvc plugin: ", example.name, fp8 ? "expected DataType 2, found 1" : "found");
+                in[i] = right;
             }
-            in[0] = DataType::kFP8;
-            CHECK(ask() != 0);
-            CHECK_REASON("expected float32, float16 or bfloat16");
         }
     }
 }
 
 TEST(formats_are_linear_and_types_agree) {
-    for (const DataType type : kCacheTypes) {
-        for (const Example& example : examples(type)) {
-            const Made made = make(library, example);
-            std::vector<Tensor> tensors = example.inputs;
-            tensors.insert(tensors.end(), example.outputs.begin(), example.outputs.end());
-            std::vector<DynamicPluginTensorDesc> all = profile(tensors, {1, 4}, {1, 100});
-            const int32_t inputs = static_cast<int32_t>(example.inputs.size());
-            const int32_t outputs = static_cast<int32_t>(example.outputs.size());
-            for (int32_t position = 0; position < inputs + outputs; ++position) {
-                const DataType right = all[position].desc.type;
-                for (int32_t other = 0; other <= static_cast<int32_t>(DataType::kFP4); ++other) {
-                    for (int32_t format = 0; format <= static_cast<int32_t>(TensorFormat::kHWC16); ++format) {
-                        all[position].desc.type = static_cast<DataType>(other);
-                        all[position].desc.format = static_cast<TensorFormat>(format);
-                        const bool floating = std::ranges::count(kCacheTypes, all[position].desc.type) != 0;
-                        const bool typed = position == 0 ? floating : all[position].desc.type == right;
-                        CHECK_EQUAL(made.build()->supportsFormatCombination(position, all.data(), inputs, outputs),
-                                    typed && format == static_cast<int32_t>(TensorFormat::kLINEAR));
-                    }
+    for (const Example& example : examples_of_all_types()) {
+        const Made made = make(library, example);
+        std::vector<Tensor> tensors = example.inputs;
+        tensors.insert(tensors.end(), example.outputs.begin(), example.outputs.end());
+        std::vector<DynamicPluginTensorDesc> all = profile(tensors, {1, 4}, {1, 100});
+        const int32_t inputs = static_cast<int32_t>(example.inputs.size());
+        const int32_t outputs = static_cast<int32_t>(example.outputs.size());
+        for (int32_t position = 0; position < inputs + outputs; ++position) {
+            const DataType right = all[position].desc.type;
+            for (int32_t other = 0; other <= static_cast<int32_t>(DataType::kFP4); ++other) {
+                for (int32_t format = 0; format <= static_cast<int32_t>(TensorFormat::kHWC16); ++format) {
+                    all[position].desc.type = static_cast<DataType>(other);
+                    all[position].desc.format = static_cast<TensorFormat>(format);
+                    const bool floating = std::ranges::count(kCacheTypes, all[position].desc.type) != 0;
+                    const bool open = position == 0 && right != DataType::kINT8;
+                    const bool typed = open ? floating : all[position].desc.type == right;
+                    CHECK_EQUAL(made.build()->supportsFormatCombination(position, all.data(), inputs, outputs),
+                                typed && format == static_cast<int32_t>(TensorFormat::kLINEAR));
                 }
-                all[position].desc.type = right;
-                all[position].desc.format = TensorFormat::kLINEAR;
             }
-            for (const int32_t outside : {-1, inputs + outputs, 1 << 30}) {
-                CHECK(!made.build()->supportsFormatCombination(outside, all.data(), inputs, outputs));
-            }
-            CHECK(!made.build()->supportsFormatCombination(0, all.data(), inputs - 1, outputs));
+            all[position].desc.type = right;
+            all[position].desc.format = TensorFormat::kLINEAR;
         }
+        for (const int32_t outside : {-1, inputs + outputs, 1 << 30}) {
+            CHECK(!made.build()->supportsFormatCombination(outside, all.data(), inputs, outputs));
+        }
+        CHECK(!made.build()->supportsFormatCombination(0, all.data(), inputs - 1, outputs));
     }
 }
 

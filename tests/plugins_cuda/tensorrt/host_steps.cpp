@@ -16,12 +16,10 @@ static size_t workspace(const Made& made, const Example& example, Range batch, R
 }
 
 TEST(profiles_are_configured) {
-    for (const DataType type : kCacheTypes) {
-        for (const Example& example : examples(type)) {
-            const Made made = make(library, example);
-            CHECK_EQUAL(configure(made, example, {1, 32}, {8, 4096}), 0);
-            CHECK_EQUAL(configure(made, example, {1, 1}, {1, 1}), 0);
-        }
+    for (const Example& example : examples_of_all_types()) {
+        const Made made = make(library, example);
+        CHECK_EQUAL(configure(made, example, {1, 32}, {8, 4096}), 0);
+        CHECK_EQUAL(configure(made, example, {1, 1}, {1, 1}), 0);
     }
 }
 
@@ -68,17 +66,15 @@ TEST(a_profile_of_a_wrong_type_is_refused) {
 }
 
 TEST(workspace_is_declared_for_the_largest_sizes) {
-    for (const DataType type : kCacheTypes) {
-        for (const Example& example : examples(type)) {
-            const Made made = make(library, example);
-            const size_t largest = workspace(made, example, {1, 32}, {1, 4096});
-            CHECK(largest < size_t{1} << 40);
-            CHECK_EQUAL(largest, workspace(made, example, {32, 32}, {4096, 4096}));
-            CHECK_EQUAL(largest > 0, example.scratch);
-            for (const int64_t batch : {1, 2, 31, 32}) {
-                for (const int64_t prompt : {1, 49, 50, 51, 64, 1000, 4095}) {
-                    CHECK(workspace(made, example, {1, batch}, {1, prompt}) <= largest);
-                }
+    for (const Example& example : examples_of_all_types()) {
+        const Made made = make(library, example);
+        const size_t largest = workspace(made, example, {1, 32}, {1, 4096});
+        CHECK(largest < size_t{1} << 40);
+        CHECK_EQUAL(largest, workspace(made, example, {32, 32}, {4096, 4096}));
+        CHECK_EQUAL(largest > 0, example.scratch);
+        for (const int64_t batch : {1, 2, 31, 32}) {
+            for (const int64_t prompt : {1, 49, 50, 51, 64, 1000, 4095}) {
+                CHECK(workspace(made, example, {1, batch}, {1, prompt}) <= largest);
             }
         }
     }

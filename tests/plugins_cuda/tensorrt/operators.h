@@ -21,20 +21,21 @@ struct Example {
 
 inline constexpr DataType kCacheTypes[] = {DataType::kFLOAT, DataType::kHALF, DataType::kBF16};
 
-/// C = 58 slots in pages of 4: 15 pages, the last one partial, and room for a multiple of 8 in 16 bit.
-inline std::vector<Example> examples(DataType t = DataType::kHALF) {
+/// C = 58 slots in pages of 4: 15 pages, the last one partial, and room for a multiple of 8 in 16 bit, of 16 in fp8.
+inline std::vector<Example> examples(DataType t = DataType::kHALF, bool fp8 = false) {
     const DataType length = DataType::kINT64, index = DataType::kINT32;
-    const Tensor bounds{t, t == DataType::kFLOAT ? "B 2 32 15" : "B 2 32 16"};
+    const Tensor bounds{fp8 ? DataType::kINT8 : t, t == DataType::kFLOAT && !fp8 ? "B 2 32 15" : "B 2 32 16"};
+    const NamedValue kind{"fp8_bounds", fp8 ? 1 : 0};
     const Tensor block{t, "B 2 M 16"}, joined{t, "B 2 (58+M) 16"}, positions{index, "B 2 58"};
     const Tensor head{t, "B 2 16"}, cache{t, "B 2 58 16"}, query{t, "B 4 16"};
     return {
         {"KvcCompact",
-         {{"prompt_budget", 50}, {"capacity", 58}, {"pool_kernel", 7}, {"page_size", 4}},
+         {{"prompt_budget", 50}, {"capacity", 58}, {"pool_kernel", 7}, {"page_size", 4}, kind},
          {{t, "B 4 8 16"}, {t, "B 2 S 16"}, {t, "B 2 S 16"}, {length, "B"}},
          {cache, cache, bounds, {length, "B"}, {index, "B 2 58"}},
          {-1, -1, -1, -1, -1}},
         {"KvcHybridAttention",
-         {{"page_size", 4}, {"top_r", 6}, {"top_k", 16}, {"token_budget", 32}, {"dense_until", 24}},
+         {{"page_size", 4}, {"top_r", 6}, {"top_k", 16}, {"token_budget", 32}, {"dense_until", 24}, kind},
          {query, head, head, cache, cache, bounds, {length, "B"}},
          {query, cache, cache, bounds, {index, "B 2 32"}},
          {-1, 3, 4, 5, -1}},
@@ -44,7 +45,7 @@ inline std::vector<Example> examples(DataType t = DataType::kHALF) {
          {query, cache, cache},
          {-1, 3, 4}},
         {"KvcCompactTurn",
-         {{"prompt_budget", 50}, {"capacity", 58}, {"pool_kernel", 7}, {"page_size", 4}},
+         {{"prompt_budget", 50}, {"capacity", 58}, {"pool_kernel", 7}, {"page_size", 4}, kind},
          {{t, "B 4 8 16"}, {t, "B 2 S 16"}, {t, "B 2 S 16"}, {length, "B"}, {length, "B"}},
          {cache, cache, bounds, {length, "B"}, positions},
          {-1, -1, -1, -1, -1}},
@@ -54,7 +55,12 @@ inline std::vector<Example> examples(DataType t = DataType::kHALF) {
          {cache, cache},
          {2, 3},
          false},
-        {"KvcRaiseBounds", {{"page_size", 4}}, {block, bounds, {length, "B"}, {length, "B"}}, {bounds}, {1}, false},
+        {"KvcRaiseBounds",
+         {{"page_size", 4}, kind},
+         {block, bounds, {length, "B"}, {length, "B"}},
+         {bounds},
+         {1},
+         false},
         {"KvcJoinBlock",
          {},
          {block, block, cache, cache, {length, "B"}, {length, "B"}},
@@ -67,8 +73,20 @@ inline std::vector<Example> examples(DataType t = DataType::kHALF) {
          {cache, cache, positions},
          {0, 1, 2},
          false},
-        {"KvcReplaceBounds", {}, {bounds, bounds}, {bounds}, {0}, false},
+        {"KvcReplaceBounds", {kind}, {bounds, bounds}, {bounds}, {0}, false},
     };
+}
+
+/// With caches of every type, and bounds of that type or in fp8.
+inline std::vector<Example> examples_of_all_types() {
+    std::vector<Example> all;
+    for (const DataType type : kCacheTypes) {
+        for (const bool fp8 : {false, true}) {
+            const std::vector<Example> some = examples(type, fp8);
+            all.insert(all.end(), some.begin(), some.end());
+        }
+    }
+    return all;
 }
 
 /// Those that have attributes.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from kvc_trt.operators.registry import OPERATORS
 from tests.plugins_cuda import cases
 from tests.plugins_cuda.tensorrt import toolchain
 
-DATA_TYPES = {torch.float32: 0, torch.float16: 1, torch.int32: 3, torch.bfloat16: 7, torch.int64: 8}
+DATA_TYPES = {torch.float32: 0, torch.float16: 1, torch.int8: 2, torch.int32: 3, torch.bfloat16: 7, torch.int64: 8}
 REFUSED = -1
 
 
@@ -76,20 +77,24 @@ def check_same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
+@cases.FP8
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
 @pytest.mark.parametrize("lengths", [(61, 9, 40), (24,), (5, 0)], ids=str)
-def test_compaction(enqueue, emulation, dtype, lengths):
-    case = cases.compact_case(lengths=lengths, heads=6, kv_heads=2, page=3, dtype=dtype)
+def test_compaction(enqueue, emulation, dtype, lengths, fp8):
+    case = cases.compact_case(lengths=lengths, heads=6, kv_heads=2, page=3, dtype=dtype, fp8=fp8)
     expected = emulation.compact(**case.arguments())
     outputs = [poisoned(tensor.shape, tensor.dtype) for tensor in expected]
     assert enqueue("KvcCompact", case, outputs) == 0
     check_same(outputs, expected)
 
 
+@cases.FP8
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
 @pytest.mark.parametrize("lengths", [(61, 17, 40), (15, 3), (70, -1)], ids=str)
-def test_hybrid_attention(enqueue, emulation, dtype, lengths):
-    case = cases.step_case(lengths=lengths, heads=6, kv_heads=2, page=3, top_r=5, top_k=12, dense_until=18, dtype=dtype)
+def test_hybrid_attention(enqueue, emulation, dtype, lengths, fp8):
+    case = cases.step_case(
+        lengths=lengths, heads=6, kv_heads=2, page=3, top_r=5, top_k=12, dense_until=18, dtype=dtype, fp8=fp8
+    )
     direct = case.to("cpu")
     output, selected = emulation.hybrid_attention(**direct.arguments())
     case = case.to("cpu")
@@ -109,6 +114,13 @@ def test_dense_attention(enqueue, emulation, dtype, lengths):
     outputs = [poisoned(output.shape, dtype), case.k_cache, case.v_cache]
     assert enqueue("KvcDenseAttention", case, outputs) == 0
     check_same(outputs, [output, direct.k_cache, direct.v_cache])
+
+
+def test_bounds_in_fp8_are_overwritten_whatever_the_cache_is(enqueue):
+    case = cases.step_case(lengths=(61, 9), fp8=True)
+    call = SimpleNamespace(bounds=torch.zeros_like(case.bounds), bounds_kept=case.bounds, fp8_bounds=1)
+    assert enqueue("KvcReplaceBounds", call, [call.bounds]) == 0
+    check_same([call.bounds], [case.bounds])
 
 
 def test_a_cache_in_another_buffer_is_refused_and_left_alone(enqueue):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx
 import pytest
 
 from kvc_trt.graph.state import state_tensors
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.registry import KERNEL_OPERATORS, OPERATORS
-from kvc_trt.operators.schema import INT32, INT64, PLUGIN_ATTRIBUTES, Operator
+from kvc_trt.operators.schema import INT8, INT32, INT64, PLUGIN_ATTRIBUTES, Operator
 from tests.graph.small_models import LLAMA, make_small_engine, resolve
 
 POLICIES = ("full", "rocketkv", "snapkv++", "hybrid", "snapkv-gqa")
@@ -17,17 +20,24 @@ OF_TURNS = {
     "KvcAppendBlock", "KvcRaiseBounds", "KvcJoinBlock", "KvcCompactTurn", "KvcReplaceCache", "KvcReplaceBounds"
 }  # fmt: skip
 """In no graph of a prompt or a step; tests/backends/tensorrt/test_turns.py has the lowered extend graphs."""
-ONNX_TYPES = {INT64: onnx.TensorProto.INT64, INT32: onnx.TensorProto.INT32}
+ONNX_TYPES = {INT64: onnx.TensorProto.INT64, INT32: onnx.TensorProto.INT32, INT8: onnx.TensorProto.INT8}
+FP8_SUFFIX = " in fp8"
+FP8 = f"rocketkv{FP8_SUFFIX}"
 
 
 @pytest.fixture(scope="module")
 def graphs(tmp_path_factory) -> dict[str, list[onnx.ModelProto]]:
-    """Both graphs of a small model under every policy, its first layer skipped."""
+    """Both graphs of a small model under every policy, its first layer skipped; one with bounds in fp8 too."""
     built = {}
-    for policy in POLICIES:
-        engine = make_small_engine(tmp_path_factory.mktemp("engine"), resolve(policy, skip_layers=1))
+    for policy in (*POLICIES, FP8):
+        engine = make_small_engine(tmp_path_factory.mktemp("engine"), _parameters(policy))
         built[policy] = [engine.prefill_model, engine.decode_model]
     return built
+
+
+def _parameters(policy: str) -> PolicyParameters:
+    parameters = resolve(policy.removesuffix(FP8_SUFFIX), skip_layers=1)
+    return replace(parameters, fp8_bounds=policy.endswith(FP8_SUFFIX))
 
 
 def plugin_nodes(graphs) -> list[tuple[onnx.ModelProto, onnx.NodeProto]]:
@@ -78,9 +88,9 @@ def test_tensors_have_the_types_and_ranks_that_onnx_infers(graphs):
             for node in model.graph.node:
                 if node.domain != KVC_DOMAIN or node.op_type not in PLUGINS:
                     continue
-                tensors = PLUGINS[node.op_type].tensors
-                for name, row in zip([*node.input, *node.output], tensors, strict=True):
-                    expected = ONNX_TYPES.get(row.element, onnx.TensorProto.FLOAT)
+                operator, attributes = PLUGINS[node.op_type], {a.name: a.i for a in node.attribute}
+                for name, row in zip([*node.input, *node.output], operator.tensors, strict=True):
+                    expected = ONNX_TYPES.get(operator.element_of(row, attributes), onnx.TensorProto.FLOAT)
                     assert types[name].elem_type == expected, (node.name, row.name)
                     if types[name].HasField("shape"):
                         assert len(types[name].shape.dim) == len(row.shape), (node.name, row.name)
@@ -88,9 +98,10 @@ def test_tensors_have_the_types_and_ranks_that_onnx_infers(graphs):
     assert checked > 100
 
 
-def test_state_tensors_have_the_shapes_of_the_schema():
+@pytest.mark.parametrize("policy", ["rocketkv", FP8])
+def test_state_tensors_have_the_shapes_of_the_schema(policy):
     """The same symbols mean the same sizes in an engine's state and in the plugins."""
-    parameters = resolve("rocketkv", skip_layers=1)
+    parameters = _parameters(policy)
     rows = {row.name: row for row in PLUGINS["KvcHybridAttention"].inputs}
     sizes = {"G": 2, "D": 16, "C": parameters.capacity, "2D": 32, "P": parameters.stored_pages("float16")}
     tensors = [tensor for tensor in state_tensors(LLAMA, parameters, "float16") if tensor.layer == 1]
@@ -117,7 +128,7 @@ def test_aliases_are_those_of_the_engines_state(graphs):
     """Each output that an engine binds to an input's buffer is aliased to that input by the node's plugin."""
     aliased = 0
     for policy, (_, decode) in graphs.items():
-        tensors = state_tensors(LLAMA, resolve(policy, skip_layers=1), "float32")
+        tensors = state_tensors(LLAMA, _parameters(policy), "float32")
         inputs_of = {tensor.aliased_output: tensor.name for tensor in tensors}
         for node in decode.graph.node:
             if node.domain != KVC_DOMAIN:

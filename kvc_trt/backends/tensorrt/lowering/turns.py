@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from onnx import ModelProto, NodeProto, helper, inliner
+from onnx import ModelProto, NodeProto, TensorProto, helper, inliner
 
 from kvc_trt.backends.tensorrt.lowering.attention import cache_type, scale, scaled_query
 from kvc_trt.backends.tensorrt.lowering.checks import expected_aliases, updated_in_place
@@ -25,6 +25,7 @@ from kvc_trt.operators.keep_positions import KEEP_POSITIONS
 from kvc_trt.operators.replace import REPLACE_BOUNDS, REPLACE_CACHE
 from kvc_trt.operators.schema import Operator
 from kvc_trt.operators.shapes import HeadShape, Layout, count_to, int32, size
+from kvc_trt.operators.tensors import BOUNDS
 
 KEPT, UPDATED = "_kept.", "_out."
 
@@ -85,7 +86,7 @@ def overwrite_state(model: ModelProto, at_hand: Installation) -> list[str]:
     for operator in (REPLACE_CACHE, REPLACE_BOUNDS):
         sites = _sites(operator, left.values())
         for site in sites:
-            _overwrite(emit, operator, site)
+            _overwrite(emit, operator, site, _attributes(model, operator, site))
             for tensor in operator.outputs:
                 del left[f"{tensor.name}.{site}"]
         if sites:
@@ -105,14 +106,20 @@ def _sites(operator: Operator, states: Collection[str]) -> list[str]:
     return [site for site in sites if all(f"{name}.{site}" in states for name in others)]
 
 
-def _overwrite(emit: Emitter, operator: Operator, site: str) -> None:
+def _attributes(model: ModelProto, operator: Operator, site: str) -> dict[str, int]:
+    """Return the attributes of a node of `operator`; the only one there is says whether bounds are fp8."""
+    types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+    return {one.name: int(types[f"{BOUNDS.name}.{site}"] == TensorProto.INT8) for one in operator.attributes}
+
+
+def _overwrite(emit: Emitter, operator: Operator, site: str, attributes: Mapping[str, int]) -> None:
     """Append a node of `operator`: its first inputs are a cache's state, the others what is kept of it."""
     state = [f"{tensor.name}.{site}" for tensor in operator.state]
     kept = [f"{tensor.name}{KEPT}{site}" for tensor in operator.state]
     names = [tensor.name for tensor in operator.inputs]
     outputs = {tensor.name: f"{tensor.name}.{site}" for tensor in operator.outputs}
     with emit.scope(f"caches.{site}"):
-        operator.call(emit, dict(zip(names, [*state, *kept], strict=True)), outputs)
+        operator.call(emit, dict(zip(names, [*state, *kept], strict=True)), outputs, **attributes)
 
 
 def _rename(model: ModelProto, names: Mapping[str, str]) -> None:

@@ -73,12 +73,13 @@ class PluginMethods:
         """Return the types of the outputs; Refusal unless every input has its type."""
         with reporting(self.plugin_name):
             self._check_inputs(len(input_types))
-            self._element_bytes = _dtype_of(input_types[0]).bytes
+            cache_type = self._cache_type(input_types[0])
+            self._element_bytes = _dtype_of(cache_type).bytes
             for tensor, found in zip(self._operator.inputs, input_types, strict=True):
-                expected = self._type_of(tensor, input_types[0])
+                expected = self._type_of(tensor, cache_type)
                 if found != expected:
                     raise Refusal(f"{tensor.name}: expected DataType {int(expected)}, found {int(found)}")
-            return [self._type_of(tensor, input_types[0]) for tensor in self._operator.outputs]
+            return [self._type_of(tensor, cache_type) for tensor in self._operator.outputs]
 
     def get_output_shapes(
         self,
@@ -102,7 +103,7 @@ class PluginMethods:
         specs = (*self._operator.inputs, *self._operator.outputs)
         if inputs != len(self._operator.inputs) or len(tensors) != len(specs) or not 0 <= position < len(specs):
             return False
-        cache_type, desc = tensors[0].desc.type, tensors[position].desc
+        cache_type, desc = self._cache_type(tensors[0].desc.type), tensors[position].desc
         linear = desc.format == self._trt.TensorFormat.LINEAR
         return linear and cache_type.name in CACHE_TYPES and desc.type == self._type_of(specs[position], cache_type)
 
@@ -172,9 +173,10 @@ class PluginMethods:
 
     def _call_at(self, inputs: Sequence[tensorrt.DynamicPluginTensorDesc], end: str) -> Call:
         """Return the call at one end ("min" or "max") of an optimisation profile."""
-        call = self._empty_call(inputs[0].desc.type)
+        cache_type = self._cache_type(inputs[0].desc.type)
+        call = self._empty_call(cache_type)
         for tensor, found in zip(self._operator.inputs, inputs, strict=True):
-            self._check_type(tensor, found.desc, inputs[0].desc.type)
+            self._check_type(tensor, found.desc, cache_type)
             call.sizes.bind(tensor.name, tensor.shape, getattr(found, end))
         self._operator.derive(self._fields, call.sizes)
         return call
@@ -183,13 +185,14 @@ class PluginMethods:
         self, inputs: Sequence[tensorrt.PluginTensorDesc], outputs: Sequence[tensorrt.PluginTensorDesc]
     ) -> Call:
         """Return the call for concrete shapes of inputs and outputs."""
-        call = self._empty_call(inputs[0].type)
+        cache_type = self._cache_type(inputs[0].type)
+        call = self._empty_call(cache_type)
         for tensor, found in zip(self._operator.inputs, inputs, strict=True):
-            self._check_type(tensor, found, inputs[0].type)
+            self._check_type(tensor, found, cache_type)
             call.sizes.bind(tensor.name, tensor.shape, found.dims)
         self._operator.derive(self._fields, call.sizes)
         for tensor, found in zip(self._operator.outputs, outputs, strict=True):
-            self._check_type(tensor, found, inputs[0].type)
+            self._check_type(tensor, found, cache_type)
             call.sizes.bind(tensor.name, tensor.shape, found.dims)
         return call
 
@@ -220,8 +223,17 @@ class PluginMethods:
             dims[axis] = expr
         return dims
 
+    def _cache_type(self, first: tensorrt.DataType) -> tensorrt.DataType:
+        """Return the type of the cache, given that of the first input.
+
+        Bounds in fp8 do not tell it, and an operator of them alone does not look at it.
+        """
+        is_told = self._operator.element_of(self._operator.inputs[0], self._fields) == CACHE
+        return first if is_told else self._trt.DataType.FLOAT
+
     def _type_of(self, tensor: Tensor, cache_type: tensorrt.DataType) -> tensorrt.DataType:
-        return cache_type if tensor.element == CACHE else getattr(self._trt.DataType, tensor.element)
+        element = self._operator.element_of(tensor, self._fields)
+        return cache_type if element == CACHE else getattr(self._trt.DataType, element)
 
 
 def _dtype_of(cache_type: tensorrt.DataType) -> Dtype:
