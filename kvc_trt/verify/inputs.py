@@ -20,6 +20,8 @@ from kvc_trt.policies import PolicyParameters
 
 _LONGEST_PROMPT, _MOST_SLOTS = 4096, 4096
 """Where nothing depends on it, little enough for a quick check of a 128K engine."""
+_MOST_ELEMENTS = 1 << 26
+"""Of one cache of a case, as far as rows can be divided among cases."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +58,22 @@ def prompt_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, 
 
 
 def step_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, seed: int) -> Iterator[StepCase]:
-    """Steps at every border: rows that just fit, one over, a page boundary, and the last free slot."""
-    capacity = slots_for(parameters)
+    """Steps at every border: rows that just fit, one over, a page boundary, and the last free slot.
+
+    Rows of a case share a batch, unless their caches are so long that each gets a case of its own.
+    """
+    capacity = _step_slots(parameters)
     limit = min(parameters.dense_limit, capacity)
     over = sorted({min(limit + 1, capacity), min(limit + parameters.page_size + 1, capacity), capacity})
     mixed = sorted({max(1, parameters.page_size - 1), limit, *over})
     kinds = {"random": mixed, "all rows fit": [1, max(1, limit // 2), limit]}
     if limit < capacity:
         kinds |= {"opposed heads": over, "repeated pages": over, "zero query": over}
+    row_elements = config.num_key_value_heads * capacity * config.head_size
     for name, lengths in kinds.items():
-        yield _step_case(name, config, parameters, dtype, seed, np.array(lengths, np.int64))
+        together = len(lengths) * row_elements <= _MOST_ELEMENTS
+        for rows in [lengths] if together else [[length] for length in lengths]:
+            yield _step_case(name, config, parameters, dtype, seed, np.array(rows, np.int64))
 
 
 def _step_case(
@@ -73,7 +81,7 @@ def _step_case(
 ) -> StepCase:
     rng = np.random.default_rng([seed, len(name)])
     heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
-    batch, shape = len(lengths), (len(lengths), groups, slots_for(parameters), size)
+    batch, shape = len(lengths), (len(lengths), groups, _step_slots(parameters), size)
     query = _normal(rng, (batch, heads, size))
     keys, values = _normal(rng, shape), _normal(rng, shape)
     if name == "zero query":
@@ -112,9 +120,15 @@ def attention_cases(
     return cases
 
 
-def slots_for(parameters: PolicyParameters) -> int:
-    """Cache slots to test with: the engine's own, or enough of them to reach every branch."""
+def enough_slots(parameters: PolicyParameters) -> int:
+    """Cache slots to test with where bodies read their number from the cache: enough of them to reach every branch."""
     return min(parameters.capacity, max(_MOST_SLOTS, 2 * min(parameters.dense_limit, parameters.capacity)))
+
+
+def _step_slots(parameters: PolicyParameters) -> int:
+    """Cache slots to test steps with: the bodies of those that choose contain the engine's own number."""
+    chooses = parameters.reads_a_part or parameters.evicts_while_decoding
+    return parameters.capacity if chooses else enough_slots(parameters)
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Float:

@@ -21,7 +21,7 @@ from kvc_trt.operators.extend_attention import EXTEND_ATTENTION
 from kvc_trt.operators.join_block import JOIN_BLOCK, JOIN_IN_ORDER
 from kvc_trt.operators.keep_positions import KEEP_POSITIONS
 from kvc_trt.policies import PolicyParameters
-from kvc_trt.verify.inputs import repeated, slots_for
+from kvc_trt.verify.inputs import enough_slots, repeated
 
 LONGEST_TURN = 160
 """More than one block of queries, and few enough for a quick check."""
@@ -29,7 +29,7 @@ LONGEST_TURN = 160
 
 def turn_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, seed: int) -> Iterator[TurnCase]:
     """Turns of one token and of several blocks, onto caches with one token and with as many as a turn may find."""
-    slots = parameters.capacity if parameters.evicts_on_turns else slots_for(parameters)
+    slots = parameters.capacity if parameters.evicts_on_turns else enough_slots(parameters)
     most = slots - parameters.spare_slots
     longest = LONGEST_TURN if parameters.evicts_on_turns else max(1, min(LONGEST_TURN, slots // 2))
     full = most if parameters.evicts_on_turns else slots - longest

@@ -13,9 +13,9 @@ from kvc_trt.backends.harness import EngineOperator
 from kvc_trt.backends.registry import harness_for
 from kvc_trt.methods.registry import operators
 from kvc_trt.runtime.batch import batch_of
-from kvc_trt.verify import ops
+from kvc_trt.verify import inputs, ops
 from kvc_trt.verify.engine_run import observe
-from kvc_trt.verify.inputs import prompt_cases
+from kvc_trt.verify.inputs import prompt_cases, step_cases
 from kvc_trt.verify.ops import check_operators
 from kvc_trt.verify.outcome import maximum_error
 from kvc_trt.verify.prompts import random_prompts
@@ -101,6 +101,20 @@ def test_every_output_of_a_methods_own_operators_is_checked(policy, settings, ma
             damaged = Damaged(operator, index, "one more")
             failed = failing(engine, SimpleNamespace(truncates=False, operators=lambda damaged=damaged: [damaged]))
             assert any(name.startswith(operator.name) for name in failed), f"{operator.name}, output {index}"
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("policy", ["full", "hybrid", "quest", "sparq", "rocketkv"])
+def test_engines_of_longer_caches_than_cases_usually_have(policy, together, make_engine, parameters_for, monkeypatch):
+    """The bodies of steps that choose contain the number of slots; rows of long caches get a case each."""
+    monkeypatch.setattr(inputs, "_MOST_SLOTS", 40)
+    monkeypatch.setattr(inputs, "_MOST_ELEMENTS", 1 << 26 if together else 1)
+    engine = make_engine(parameters_for(policy, skip_layers=0))
+    assert engine.parameters.capacity > 40
+    assert not failing(engine, harness_for(engine, "onnxruntime", 1))
+    cases = list(step_cases(engine.model, engine.parameters, "float32", 0))
+    assert all(len(case.cache_lengths) == 1 for case in cases) is not together
+    assert len({case.name for case in cases}) == (2 if policy == "full" else 5)
 
 
 def test_prompts_of_heavy_hitters_are_no_longer_than_the_longest_case():
