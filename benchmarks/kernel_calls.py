@@ -21,7 +21,7 @@ from kvc_trt.kernels.ops import numbers_of
 from kvc_trt.operators.compact import COMPACT
 from kvc_trt.operators.dimensions import stored_pages
 from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
-from kvc_trt.reference.bounds import rounded_up
+from kvc_trt.reference.bounds import fp8_codes
 
 Maker = Callable[[KernelLibrary, Case, int], list[Call]]
 
@@ -133,7 +133,7 @@ def page_bounds(keys: Tensor, entries: int, page_size: int, *, fp8: bool) -> Ten
     both[:, :, :entries, :size] = keys[:, :, :entries]
     both[:, :, :entries, size:] = -keys[:, :, :entries]
     maxima = both.view(batch, heads, pages, page_size, 2 * size).amax(3).transpose(2, 3).contiguous()
-    return rounded_up(maxima.float()).to(torch.float8_e5m2).view(torch.int8) if fp8 else maxima
+    return fp8_codes(maxima) if fp8 else maxima
 
 
 def _step(device: str, case: Case, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

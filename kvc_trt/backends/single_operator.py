@@ -19,7 +19,7 @@ from kvc_trt.graph.state import CacheSite
 from kvc_trt.methods.registry import operators
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.schema import FLOAT, FLOAT16, INT8, INT32, INT64, UINT8, Element
-from kvc_trt.operators.tensors import FP8_BOUNDS
+from kvc_trt.operators.tensors import SINCE_BEFORE
 
 Array = NDArray[Any]
 
@@ -121,6 +121,6 @@ def _types(node: NodeProto, float_type: int) -> dict[str, int]:
 
 
 def _attributes(node: NodeProto) -> dict[str, int]:
-    """Return a node's numbers; graphs of earlier versions do not say that their bounds are not fp8."""
-    known = {FP8_BOUNDS.name: 0} if FP8_BOUNDS in operators()[node.op_type].attributes else {}
+    own = {one.name for one in operators()[node.op_type].attributes}
+    known = {name: value for name, value in SINCE_BEFORE.items() if name in own}
     return known | {a.name: a.i for a in node.attribute if a.type == onnx.AttributeProto.INT}

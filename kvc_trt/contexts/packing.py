@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -112,11 +112,17 @@ def fingerprint_of(engine: EngineDirectory) -> Fingerprint:
         engine=engine.digest,
         weights=engine.files[WEIGHTS_FILE].sha256,
         model=digest_of(dataclasses.asdict(engine.model)),
-        parameters=digest_of(dataclasses.asdict(parameters)),
+        parameters=digest_of(recorded(parameters)),
         state=_state_digest(engine.state),
         model_name=re.sub(r"[^\x20-\x7e]", "?", model_name)[:LONGEST_NAME],
         policy_name=f"{parameters.policy}, token budget {parameters.token_budget}",
     )
+
+
+def recorded(parameters: PolicyParameters) -> dict[str, Any]:
+    """Return what tells parameters apart; contexts of before know no bounds in fp8."""
+    numbers = dataclasses.asdict(parameters)
+    return numbers if parameters.fp8_bounds else {name: one for name, one in numbers.items() if name != "fp8_bounds"}
 
 
 def _other_turns(program: Program) -> OtherTurns | None:

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from kvc_trt import reference
 from kvc_trt.kernels.library import CompactResult
 from kvc_trt.operators.dimensions import stored_pages
-from kvc_trt.reference.bounds import LARGEST_FP8, append_in_place, rounded_outward
+from kvc_trt.reference.bounds import LARGEST_FP8, append_in_place, fp8_codes, rounded_outward
 from kvc_trt.reference.layers import rotated
 
 
@@ -164,15 +164,14 @@ def rotated_token(joined: Tensor, cosines: Tensor, sines: Tensor, heads: int) ->
 def channel_major(page_min: Tensor, page_max: Tensor, dtype: torch.dtype, *, fp8: bool = False) -> Tensor:
     """Turn the reference's bounds [B,G,n,D] into an engine's [B,G,2D,P]; empty pages get the lowest finite value.
 
-    `dtype` is the type of the cache. With `fp8` the bounds must be E5M2 numbers; the result is their bits as INT8.
+    `dtype` is the type of the cache. With `fp8` bounds are rounded up, and the result has the bits of E5M2, as INT8.
     """
-    pages, stored = page_max.shape[2], torch.float8_e5m2 if fp8 else dtype
+    pages = page_max.shape[2]
     bounds = torch.cat([page_max, -page_min], dim=3).transpose(2, 3)
     bounds = pad(bounds, (0, stored_pages(pages, 1, dtype.itemsize, fp8) - pages), value=-torch.inf)
-    bounds = bounds.masked_fill(bounds == -torch.inf, torch.finfo(stored).min)
-    if not fp8:
-        return bounds.to(stored).contiguous()
-    return (bounds + 0.0).to(stored).contiguous().view(torch.int8)  # a zero is +0
+    if fp8:
+        return fp8_codes(bounds.contiguous())
+    return bounds.masked_fill(bounds == -torch.inf, torch.finfo(dtype).min).to(dtype).contiguous()
 
 
 def page_major(bounds: Tensor, pages: int) -> tuple[Tensor, Tensor]:

@@ -56,7 +56,7 @@ class BestOfPages(DecodeSelection):
 
     def describe(self, rule: Constants) -> str:
         """Describe pages and channels."""
-        bounds = " of bounds in fp8" if rule.fp8_bounds else ""
+        bounds = ", bounds in fp8" if rule.fp8_bounds else ""
         return f"page size {rule.page_size}, {rule.top_r} channels{bounds}"
 
     def ranking(self, rule: Constants) -> ByPages:

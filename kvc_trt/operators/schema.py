@@ -184,13 +184,10 @@ class Operator:
         return dict(zip(names, (made,) if isinstance(made, str) else made, strict=True))
 
     def element_of(self, tensor: Tensor, values: Mapping[str, int]) -> Element:
-        """Return the element type of one of the operator's tensors, given the attributes: never BOUND.
-
-        Calls in the graphs of engines built earlier have no fp8_bounds, which means 0.
-        """
+        """Return the element type of one of the operator's tensors, given the attributes: never BOUND."""
         if tensor.element != BOUND:
             return tensor.element
-        return INT8 if values.get("fp8_bounds", 0) else CACHE
+        return INT8 if values["fp8_bounds"] else CACHE
 
     def check(self, values: Mapping[str, int]) -> None:
         """Raise Refusal for attributes that are out of range or do not fit together."""

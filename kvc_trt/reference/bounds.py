@@ -42,8 +42,17 @@ def rounded_outward(page_min: Tensor, page_max: Tensor) -> tuple[Tensor, Tensor]
     return -rounded_up(-page_min), rounded_up(page_max)
 
 
+def fp8_codes(maxima: Tensor) -> Tensor:
+    """Return maxima, rounded up, as a cache keeps them: the bits of their E5M2 numbers, INT8."""
+    finite = rounded_up(maxima).clamp(min=-LARGEST_FP8)
+    return finite.to(torch.float8_e5m2).view(torch.int8)
+
+
 def rounded_up(values: Tensor) -> Tensor:
-    """Return the smallest fp8 (E5M2) numbers that are not below `values`, as `rounded_outward` rounds maxima."""
+    """Return the smallest fp8 (E5M2) numbers that are not below `values`, of the same type.
+
+    Beyond +-57344 they are that; NaN gives 57344; minus infinity, the maximum of an empty page, stays.
+    """
     wide = values.double().nan_to_num(nan=LARGEST_FP8).clamp(-LARGEST_FP8, LARGEST_FP8)
     _, exponents = torch.frexp(wide)
     steps = torch.ldexp(torch.ones_like(wide), exponents.clamp(min=-13) - 3)  # two bits below the leading one

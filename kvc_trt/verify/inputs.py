@@ -60,7 +60,8 @@ def prompt_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, 
 def step_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, seed: int) -> Iterator[StepCase]:
     """Steps at every border: rows that just fit, one over, a page boundary, and the last free slot.
 
-    Rows of a case share a batch, unless their caches are so long that each gets a case of its own.
+    Rows of a case share a batch, unless caches are so long that each row gets a case of its own, the shortest and the
+    longest of each kind.
     """
     capacity = _step_slots(parameters)
     limit = min(parameters.dense_limit, capacity)
@@ -72,14 +73,14 @@ def step_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, se
     row_elements = config.num_key_value_heads * capacity * config.head_size
     for name, lengths in kinds.items():
         together = len(lengths) * row_elements <= _MOST_ELEMENTS
-        for rows in [lengths] if together else [[length] for length in lengths]:
+        for rows in [lengths] if together else [lengths[:1], lengths[-1:]]:
             yield _step_case(name, config, parameters, dtype, seed, np.array(rows, np.int64))
 
 
 def _step_case(
     name: str, config: ModelConfig, parameters: PolicyParameters, dtype: str, seed: int, lengths: Int64
 ) -> StepCase:
-    rng = np.random.default_rng([seed, len(name)])
+    rng = np.random.default_rng([seed, len(name), *([] if len(lengths) > 1 else lengths)])
     heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
     batch, shape = len(lengths), (len(lengths), groups, _step_slots(parameters), size)
     query = _normal(rng, (batch, heads, size))

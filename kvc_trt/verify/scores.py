@@ -167,7 +167,7 @@ def bounds_of_pages(
 ) -> tuple[Float64, Float64]:
     """Minima and maxima [P, r] of keys [m, r] by page, from `starts` on; in fp8 rounded outward.
 
-    They are taken of the minima lessened by `lower`, and of the maxima and `upper`, before they are rounded.
+    Before that `lower` is subtracted from the minima, and `upper` added to the maxima.
     """
     least, most = np.minimum.reduceat(keys, starts) - lower, np.maximum.reduceat(keys, starts) + upper
     return (-raised(-least), raised(most)) if fp8 else (least, most)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.backends.harness import Watched
 from kvc_trt.graph.state import cache_sites
-from kvc_trt.operators.fp8_bounds import LARGEST, may_be_of_close, values_of
+from kvc_trt.methods.verification import page_bounds
 from kvc_trt.runtime.batch import Batch
 from kvc_trt.verify.checks import Rung, at_most
 from kvc_trt.verify.engine_run import judge_compaction
@@ -78,13 +78,15 @@ class Judge:
             ),
         )[0]
         [verdicts] = compared.values()
-        judged, worst, wrong, after_ties = 0, 0.0, [], 0
+        judged, worst, wrong, after_ties, differently_rounded = 0, 0.0, [], 0, 0
         worst_name = ""
         for run, verdict in enumerate(verdicts):
             excused = self._excused(feeds[run], base[run], other[run], truncates)
+            rounded = self._rounded(feeds[run], base[run], other[run])
             for name in common:
-                if name in excused:
-                    after_ties += 1
+                if name in excused or name in rounded:
+                    after_ties += int(name in excused)
+                    differently_rounded += int(name not in excused)
                     continue
                 judged += 1
                 error = _error(verdict[name]) / _scale(name, base)
@@ -95,19 +97,18 @@ class Judge:
         rung = Rung(f"{self.graph}: {results[0][0]} | {results[side][0]}")
         sample = f"{len(common)} tensors" + (f" x {len(verdicts)} steps" if self.graph == "decode" else "")
         first = "" if not wrong else _first(self.graph, *wrong[0])
-        note = (
-            f"{after_ties} tensors follow from choices that rounding decided and are not judged" if after_ties else ""
+        notes = (
+            (after_ties, "tensors follow from choices that rounding decided and are not judged"),
+            (differently_rounded, "fp8 bounds differ, each exactly those of its side's keys"),
         )
+        note = "; ".join(f"{count} {text}" for count, text in notes if count)
         rung.checks.append(at_most("tensors beyond the bar", sample, len(wrong), 0, first, note))
         rung.checks.append(at_most("largest error", f"{judged} comparisons", worst, self.bar, worst_name))
         return rung
 
     def _excused(self, feed: Values, base: Values, other: Values, truncates: bool) -> set[str]:
-        """Tensors that follow from a choice on which the sides differ though each chose rightly among what it got.
-
-        And fp8 bounds that differ, but are of keys within the bar: these may be rounded to numbers a step apart.
-        """
-        excused = {name for name, bounds in base.items() if name in other and self._of_close(bounds, other[name])}
+        """Tensors that follow from a choice on which the sides differ though each chose rightly among what it got."""
+        excused: set[str] = set()
         for op in self.choosers:
             listed = op.outputs[-1]
             if listed not in other or np.array_equal(base[listed], other[listed]):
@@ -123,12 +124,27 @@ class Judge:
             excused |= _following(self.model, listed)
         return excused
 
-    def _of_close(self, bounds: Array, others: Array) -> bool:
-        if not bounds.dtype == others.dtype == np.int8 or bounds.shape != others.shape or (bounds == others).all():
+    def _rounded(self, feed: Values, base: Values, other: Values) -> set[str]:
+        """Return the fp8 bounds in which the sides differ though each has exactly those of its own keys.
+
+        Keys that differ within the bar may be rounded to numbers a step apart."""
+        differing = [
+            name
+            for name, bounds in base.items()
+            if bounds.dtype == np.int8 and name in other and not np.array_equal(bounds, other[name])
+        ]
+        return {name for name in differing if all(self._are_of_own_keys(name, feed, side) for side in (base, other))}
+
+    def _are_of_own_keys(self, name: str, feed: Values, side: Values) -> bool:
+        kind, _, where = name.partition(".")
+        sites = {site.name: site for site in cache_sites(self.engine.model, self.engine.parameters)}
+        keys = f"{kind.replace('bounds', 'k_cache')}.{where}"
+        if where not in sites or keys not in side:
             return False
-        magnitudes = np.abs(values_of(bounds))
-        scale = max(1.0, float(magnitudes.max(initial=0.0, where=magnitudes < LARGEST)))
-        return may_be_of_close(bounds, others, self.bar * scale)
+        site = sites[where]
+        step = kind.endswith("_out")
+        lengths = feed["cache_lengths"][site.cache] + 1 if step else side["cache_lengths"][site.cache]
+        return np.array_equal(side[name], page_bounds(side[keys], lengths, site.parameters.page_size, fp8=True))
 
     def _judged(self, op: Watched, feed: Values, side: Values, truncates: bool) -> IndexComparison | None:
         """One side's choice against the reference on the inputs it got; None where they are not known."""

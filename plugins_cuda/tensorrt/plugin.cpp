@@ -145,8 +145,8 @@ void Plugin::check_counts(int32_t inputs, int32_t outputs) const {
 
 Types Plugin::types_of(DataType first) const {
     if (!fields_.is_set("fp8_bounds")) return {.cache = first, .bounds = first};
-    // TensorRT's 8-bit floating-point type is E4M3. INT8 carries the codes of E5M2 unchanged: a strongly typed network
-    // has no scales to apply, and no layer but these plugins reads them.
+    // TensorRT's 8-bit floating-point type is E4M3. INT8 is to carry the codes of E5M2 unchanged: a strongly typed network
+    // has no scales to apply, and no layer but these plugins reads them. Plans are built so; none was run.
     // An operator of bounds alone is not told the type of the cache; with fp8 it does not look at it.
     const bool tells_the_cache = operator_.inputs[0].element != Element::kBound;
     return {.cache = tells_the_cache ? first : DataType::kFLOAT, .bounds = DataType::kINT8};

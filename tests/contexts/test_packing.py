@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvc_trt import policies
 from kvc_trt.backends.registry import open_engine
-from kvc_trt.contexts.packing import context_bytes, fingerprint_of
+from kvc_trt.contexts.packing import context_bytes, fingerprint_of, recorded
 from tests.contexts.conftest import ENGINES, packing_without_graphs, random_context, settings_of
 from tests.small_model import SMALL
 
@@ -111,3 +113,10 @@ def test_what_is_kept_and_what_is_read():
     kept = {policy for policy, packing in packings.items() if packing.keeps_every_token}
     assert kept == {"full", "quest", "quest-matched", "sparq", "hybrid", "rocketkv-mt"}
     assert [policy for policy in kept if packings[policy].reads_everything] == ["full"]
+
+
+def test_contexts_of_before_fp8_bounds_still_fit():
+    """Their digest of the parameters knows no such field."""
+    parameters = policies.resolve("hybrid", model=SMALL, **settings_of("hybrid"))
+    assert set(recorded(parameters)) == {field.name for field in dataclasses.fields(parameters)} - {"fp8_bounds"}
+    assert recorded(dataclasses.replace(parameters, fp8_bounds=True))["fp8_bounds"] is True

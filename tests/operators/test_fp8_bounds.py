@@ -13,13 +13,13 @@ from kvc_trt.operators.fp8_bounds import (
     EMPTY,
     LARGEST,
     codes_of,
-    may_be_of_close,
     raised,
     values_of,
     write_codes,
     write_ranks,
     write_values,
 )
+from tests.close_bounds import may_be_of_close
 from tests.graph.small_models import IR_VERSION, open_session
 
 NUMBERS = np.unique(values_of(np.arange(256, dtype=np.uint8).view(np.int8)))

@@ -21,6 +21,7 @@ from tests.plugins_cuda.cases import FP8, bounds_of
 
 LAYERS = kernel_cases.MODEL.num_hidden_layers
 CASES = [Case(batch, context, budget) for batch in (1, 32) for context in (16384, 131072) for budget in (256, 2048)]
+CASES.append(Case(8, 32768, 512, policy=kernel_cases.FP8))
 
 
 # ---- Bytes and floors

@@ -241,3 +241,15 @@ def test_truncation_is_admitted_where_tensor_cores_are():
     assert (admitted.near_ties, admitted.wrong) == (1, ())
     keys[0, 0, 1, 0] += 20 * share / 4 * np.sqrt(128)
     assert compare_selection(query, keys, np.array([2]), right, other, **shape, truncates=True).wrong
+
+
+def test_pages_with_equal_fp8_bounds_tie_exactly():
+    """1.1 and 1.2 are 1.25 rounded up, and 1.0 rounded down: keys differ, bounds do not, and the lower page wins."""
+    query, keys = np.ones((1, 1, 4), np.float32), np.zeros((1, 1, 9, 4), np.float32)
+    keys[0, 0, 0:3], keys[0, 0, 3:6] = 1.1, 1.2
+    lower, higher = np.array([[[0, 1, 2]]]), np.array([[[3, 4, 5]]])
+    shape = {"page_size": 3, "top_r": 4}
+    assert compare_selection(query, keys, np.array([9]), higher, higher, **shape).wrong == ()
+    found = compare_selection(query, keys, np.array([9]), lower, higher, **shape, fp8_bounds=True)
+    assert "exact copies" in found.wrong[0]
+    assert "differ by" in compare_selection(query, keys, np.array([9]), higher, lower, **shape).wrong[0]

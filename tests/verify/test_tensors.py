@@ -7,18 +7,22 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
 
 import kvc_trt
+from kvc_trt import policies
 from kvc_trt.backends.tensorrt.lowering import passes
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError
+from kvc_trt.methods.verification import page_bounds
 from kvc_trt.verify import tensor_differences, tensor_runners
 from kvc_trt.verify.near_ties import IndexComparison
+from tests.small_model import SMALL
 
 POLYGRAPHY = Path(sys.executable).parent / "polygraphy"
 
@@ -156,6 +160,32 @@ def test_other_tokens_are_a_difference_unless_they_are_a_proven_near_tie(proven,
         assert "follow from choices that rounding decided" in check.note
     else:
         assert "the first is model.layers.1.attended" in failed(report)["decode: onnxruntime | torch"]
+
+
+def test_fp8_bounds_may_differ_as_far_as_the_keys_of_each_side_say():
+    parameters = policies.resolve(
+        "hybrid", model=SMALL, token_budget=32, max_input_len=60, max_output_len=4, fp8_bounds=True
+    )
+    engine = SimpleNamespace(model=SMALL, parameters=parameters)
+    judge = tensor_differences.Judge("decode", None, engine, (), None, 1e-4, None)
+    keys = np.full((1, 2, parameters.capacity, SMALL.head_size), 1.25, np.float32)  # an fp8 number
+    feed = {"cache_lengths": np.full((SMALL.num_hidden_layers, 1), 40)}
+
+    def side(keys):
+        bounds = page_bounds(keys, np.array([41]), parameters.page_size, fp8=True)
+        return {"k_cache_out.1": keys, "bounds_out.1": bounds}
+
+    base, other = side(keys), side(np.nextafter(keys, np.float32(2)))
+    assert not np.array_equal(base["bounds_out.1"], other["bounds_out.1"])
+    assert judge._rounded(feed, base, other) == {"bounds_out.1"}
+    assert judge._rounded(feed, base, side(keys)) == set()
+    other["bounds_out.1"][0, 0, 0, 0] += 1
+    assert judge._rounded(feed, base, other) == set()
+
+
+def test_an_engine_with_fp8_bounds_passes(tmp_path):
+    engine = kvc_trt.build("retrieval-tiny", output=tmp_path / "engine", verify=False, token_budget=64, fp8_bounds=True)
+    assert engine.verify("tensors", steps=1).passed
 
 
 def test_values_that_are_no_numbers_differ(engine, monkeypatch):

@@ -62,7 +62,7 @@ class NativeOperators:
         return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
     def describe(self, *, fp8_bounds: bool = False) -> str:
-        """Return what runs, for the messages of every command; those with fp8 page bounds are slower."""
+        """Return what runs, for the messages of every command; operators with fp8 page bounds run their bodies."""
         return f"native operators ({self.instructions}{', fp8 bounds by bodies' if fp8_bounds else ''})"
 
 

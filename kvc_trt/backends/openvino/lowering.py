@@ -24,6 +24,7 @@ from kvc_trt.methods.registry import operators
 from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN
 from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
+from kvc_trt.operators.tensors import SINCE_BEFORE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,8 +136,8 @@ def _calling(name: str, loaded: Mapping[Identity, ForeignOperator]) -> Conversio
     schema = operators()[name]
 
     def convert(node: Any) -> list[openvino.Output]:
-        # 0: graphs of earlier versions do not say that their bounds are not fp8.
-        attributes = {one.name: node.get_attribute(one.name, 0) for one in schema.attributes}
+        names = [one.name for one in schema.attributes]
+        attributes = {name: node.get_attribute(name, SINCE_BEFORE.get(name)) for name in names}
         called = loaded[name, tuple(sorted(attributes.items()))]
         return called.place([node.get_input(place) for place in range(len(schema.inputs))])
 

@@ -118,7 +118,7 @@ def differences(
         "causal mask (policy: over all tokens, the window's included, causal)",
     )
     bounds = "bfloat16" if rocket.kt_cache_dtype == "bfloat16" else "8-bit floating point (e5m2)"
-    own = "bounds in e5m2, rounded up" if parameters.fp8_bounds else "the cache's type"
+    own = "the cache's type, bounds in e5m2, rounded up" if parameters.fp8_bounds else "the cache's type"
     return (
         *(eviction if parameters.eviction.evicts else ()),
         "selection: whole pages, then every cache block that they touch is attended whole (policy: single tokens)",

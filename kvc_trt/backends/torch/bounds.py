@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvc_trt.reference.bounds import LARGEST_FP8, rounded_up
+from kvc_trt.reference.bounds import LARGEST_FP8, fp8_codes
 
 
 def raise_bounds(keys: Tensor, bounds: Tensor, stored: int, page_size: int) -> None:
@@ -17,8 +17,8 @@ def raise_bounds(keys: Tensor, bounds: Tensor, stored: int, page_size: int) -> N
         bounds.scatter_reduce_(2, pages.expand_as(columns), columns, "amax")
         return
     values = bounds.contiguous().view(torch.float8_e5m2).float()
-    values.scatter_reduce_(2, pages.expand_as(columns), rounded_up(columns.float()), "amax")
-    bounds.copy_(_codes(values))
+    values.scatter_reduce_(2, pages.expand_as(columns), columns.float(), "amax")
+    bounds.copy_(fp8_codes(values))
 
 
 def rebuild_bounds(keys: Tensor, bounds: Tensor, dropped: range, page_size: int) -> None:
@@ -33,9 +33,4 @@ def rebuild_bounds(keys: Tensor, bounds: Tensor, dropped: range, page_size: int)
     stored = keys[:, first * page_size : dropped.start]
     if stored.shape[1]:
         made[:, :, 0] = torch.cat([stored, -stored], dim=2).amax(dim=1)
-    bounds[:, :, first:end] = _codes(rounded_up(made.float())) if fp8 else made
-
-
-def _codes(values: Tensor) -> Tensor:
-    """Return fp8 numbers as a cache keeps them: their bits, as INT8."""
-    return values.to(torch.float8_e5m2).view(torch.int8)
+    bounds[:, :, first:end] = fp8_codes(made.float()) if fp8 else made

@@ -19,8 +19,8 @@ from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.graph.expose import index_lists
 from kvc_trt.models.quantisation import BLOCK, dequantise
 from kvc_trt.operators import CONTRIB_DOMAIN
-from kvc_trt.operators.fp8_bounds import may_be_of_close
 from kvc_trt.operators.tensors import FP8_BOUNDS
+from tests.close_bounds import may_be_of_close
 
 LENGTHS = (200, 1, 31)
 

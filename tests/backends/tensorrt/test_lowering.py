@@ -311,6 +311,14 @@ def test_a_renamed_attribute():
         lowered(decode)
 
 
+def test_graphs_of_earlier_versions_have_no_bounds_in_fp8():
+    _, decode = small_graphs()
+    for node in nodes_of(decode, "KvcHybridAttention"):
+        del node.attribute[[one.name for one in node.attribute].index("fp8_bounds")]
+    found = nodes_of(lowered(decode), "KvcHybridAttention")
+    assert [one.i for node in found for one in node.attribute if one.name == "fp8_bounds"] == [0] * len(found)
+
+
 @pytest.mark.parametrize(
     ("operator", "domain", "message"),
     [

@@ -24,11 +24,11 @@ from kvc_trt.backends.tensorrt.lowering.passes import EXECUTABLE_PASSES
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.operators import KVC_DOMAIN
-from kvc_trt.operators.fp8_bounds import may_be_of_close
 from kvc_trt.operators.registry import OPERATORS
 from kvc_trt.runtime import Request, Session
 from tests.backends.tensorrt.fake_cuda import FakeCuda, FakeEngine
 from tests.backends.tensorrt.weightless import weightless_extend, weights_as_inputs
+from tests.close_bounds import may_be_of_close
 from tests.graph.small_models import LLAMA, make_small_engine, open_session, prompts_of, resolve
 
 KEEPING = ("full", "hybrid", "hybrid, fp8", "quest-matched")

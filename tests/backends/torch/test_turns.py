@@ -12,8 +12,9 @@ from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.graph.state import cache_sites, state_tensors
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.methods.registry import method
-from kvc_trt.operators.fp8_bounds import codes_of, may_be_of_close
+from kvc_trt.operators.fp8_bounds import codes_of
 from kvc_trt.reference.decoder import ReferenceDecoder
+from tests.close_bounds import may_be_of_close
 
 POLICIES = {
     "full": {}, "hybrid": {"token_budget": 48}, "rocketkv": {"token_budget": 48}, "snapkv++": {"token_budget": 48},

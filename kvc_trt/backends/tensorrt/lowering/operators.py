@@ -16,6 +16,7 @@ from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN, OPSET
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
 from kvc_trt.operators.registry import KERNEL_OPERATORS
 from kvc_trt.operators.schema import PLUGIN_ATTRIBUTES
+from kvc_trt.operators.tensors import SINCE_BEFORE
 
 QUANTISED = (QUANTISED_LINEAR.name, QUANTISED_ROWS.name)
 """Operators whose matrices no version of TensorRT reads."""
@@ -102,7 +103,7 @@ def _rewrite(node: NodeProto, at_hand: Installation) -> None:
             f"{place}: its plugin is not in the registry, found {known}",
             hint="kvc-trt doctor shows the plugin library in use",
         )
-    fields = {attribute.name: attribute.i for attribute in node.attribute}
+    fields = SINCE_BEFORE | {attribute.name: attribute.i for attribute in node.attribute}
     if missing := [name for name in FIELDS[node.op_type] if name not in fields]:
         raise InputError(f"{place}: no attribute {', '.join(missing)}")
     del node.attribute[:]

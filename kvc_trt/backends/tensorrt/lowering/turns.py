@@ -25,7 +25,7 @@ from kvc_trt.operators.keep_positions import KEEP_POSITIONS
 from kvc_trt.operators.replace import REPLACE_BOUNDS, REPLACE_CACHE
 from kvc_trt.operators.schema import Operator
 from kvc_trt.operators.shapes import HeadShape, Layout, count_to, int32, size
-from kvc_trt.operators.tensors import BOUNDS
+from kvc_trt.operators.tensors import BOUNDS, FP8_BOUNDS
 
 KEPT, UPDATED = "_kept.", "_out."
 
@@ -107,9 +107,11 @@ def _sites(operator: Operator, states: Collection[str]) -> list[str]:
 
 
 def _attributes(model: ModelProto, operator: Operator, site: str) -> dict[str, int]:
-    """Return the attributes of a node of `operator`; the only one there is says whether bounds are fp8."""
+    """Return the attributes of a node of `operator`: whether the bounds of a cache are fp8, where it has bounds."""
+    if FP8_BOUNDS not in operator.attributes:
+        return {}
     types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
-    return {one.name: int(types[f"{BOUNDS.name}.{site}"] == TensorProto.INT8) for one in operator.attributes}
+    return {FP8_BOUNDS.name: int(types[f"{BOUNDS.name}.{site}"] == TensorProto.INT8)}
 
 
 def _overwrite(emit: Emitter, operator: Operator, site: str, attributes: Mapping[str, int]) -> None:
