@@ -51,8 +51,9 @@ def test_fp8_bounds_are_the_nearest_outward() -> None:
     """Every E5M2 number, each number next to one, and what lies beyond the largest."""
     numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e5m2).double()
     numbers = numbers[numbers.isfinite()].unique()
-    inside = torch.cat([numbers, (numbers[1:] + numbers[:-1]) / 2, *(numbers * (1 + off) for off in (-1e-15, 1e-15))])
-    outside = torch.tensor([60000.0, 1e300, torch.inf, -60000.0, -1e300])
+    beside = [(numbers * (1 + off)).clamp(numbers[0], numbers[-1]) for off in (-1e-15, 1e-15)]
+    inside = torch.cat([numbers, (numbers[1:] + numbers[:-1]) / 2, *beside])
+    outside = torch.tensor([60000.0, 1e300, -60000.0, -1e300], dtype=torch.float64)
     values = torch.cat([inside, outside])
     page_min, page_max = page_bounds(values.reshape(1, 1, -1, 1), torch.tensor([len(values)]), 1, fp8=True)
     place = torch.searchsorted(numbers, values).clamp(max=len(numbers) - 1)

@@ -34,7 +34,8 @@ def test_the_cells_are_those_of_the_requirement():
     places = [(batch, context) for batch in (1, 8, 32) for context in (32768, 131072)]
     sparse = {("rocketkv", *place, budget) for place in places for budget in (256, 512, 1024, 2048)}
     dense = {(name, *place, None) for place in places for name in torch_cases.DENSE}
-    assert set(found) == sparse | dense | {("quest-matched", 1, 32768, 512)}
+    points = {("quest-matched", 1, 32768, 512), *((kernel_cases.FP8, batch, 32768, 512) for batch in (8, 32))}
+    assert set(found) == sparse | dense | points
     assert len(found) == len(set(found))
 
 

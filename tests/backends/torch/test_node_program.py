@@ -141,7 +141,7 @@ def test_a_name_that_nobody_writes_is_named():
 
 def test_equal_calls_share_a_body_and_unused_outputs_cost_nothing():
     operators = Operators(Layout(HeadShape(4, 2, 16), 32, 4), torch.device("cpu"))
-    numbers = {"page_size": 8, "top_k": 16, "token_budget": 16, "dense_until": 0}
+    numbers = {"page_size": 8, "top_k": 16, "token_budget": 16, "dense_until": 0, "fp8_bounds": 0}
     emit = Emitter()
     for call in range(2):
         names = {one.name: f"{one.name}.{call}" for one in (*QUEST_ATTENTION.inputs, *QUEST_ATTENTION.outputs)}

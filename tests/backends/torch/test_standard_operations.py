@@ -19,7 +19,7 @@ from kvc_trt.operators.registry import OPERATORS
 from kvc_trt.operators.shapes import HeadShape, Layout
 
 NUMBERS = {"pool_kernel": 7, "reallocate": True, "budgeted_layers": 3, "squeeze_share": 0.35}
-LAYOUT = Layout(HeadShape(4, 2, 16), 32, 4, "float32", NUMBERS)
+LAYOUT = Layout(HeadShape(4, 2, 16), 32, 4, "float32", numbers=NUMBERS)
 OF_A_GRAPH = {"Constant", "If", "Loop", "Range"}
 """Those that `NodeProgram` runs itself."""
 
