@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -58,9 +60,10 @@ def operators_in(nodes):
                 yield from operators_in(attribute.g.node)
 
 
+@pytest.mark.parametrize("fp8_bounds", [False, True])
 @pytest.mark.parametrize("name", sorted(OPERATORS.keys() - {QUANTISED_LINEAR.name, QUANTISED_ROWS.name}))
-def test_every_operator_that_a_body_uses_is_there(name):
-    used = set(operators_in(OPERATORS[name].body(LAYOUT).node))
+def test_every_operator_that_a_body_uses_is_there(name, fp8_bounds):
+    used = set(operators_in(OPERATORS[name].body(replace(LAYOUT, fp8_bounds=fp8_bounds)).node))
     assert used <= OPERATIONS.keys() | OF_A_GRAPH
 
 
