@@ -26,11 +26,6 @@ def entries_by_cache(model: ModelConfig, parameters: PolicyParameters, prompt_to
     return [_entries(site.parameters, prompt_tokens, 0) for site in cache_sites(model, parameters)]
 
 
-def pairs_read(parameters: PolicyParameters, layer: int, entries: int, head_size: int, itemsize: int = 2) -> float:
-    """Return the pairs per head of its cache that one layer reads in a step with `entries` tokens cached."""
-    return _pairs(parameters.groups(layer)[0].parameters, entries, head_size, itemsize)
-
-
 def _entries(rule: PolicyParameters, prompt_tokens: int, generated: int) -> int:
     kept = min(prompt_tokens, rule.prompt_budget) if rule.eviction.evicts else prompt_tokens
     return min(kept + generated, rule.capacity)

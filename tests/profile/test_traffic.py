@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.models.presets import load_preset
 from kvc_trt.policies import describe, resolve
-from kvc_trt.profile.traffic import cache_bytes, entries_cached, full_cache_bytes, pairs_read, row_traffic
+from kvc_trt.profile.traffic import cache_bytes, entries_cached, full_cache_bytes, row_traffic
 
 LLAMA = load_preset("llama3.1-8b").config
 
@@ -40,11 +40,18 @@ def parameters_of(policy, sequence, budget, output=128, **overrides):
     )
 
 
+def pairs_with(parameters, entries):
+    """Pairs that a compressed layer reads with that many tokens cached, all but one of them generated."""
+    traffic = row_traffic(LLAMA, parameters, 2, 1, entries - 1)
+    assert traffic.entries == entries
+    return traffic.pairs
+
+
 @pytest.mark.parametrize(("sequence", "budget", "output", "adaptive", "even"), TRAFFIC)
 def test_pairs_of_the_golden_table(sequence, budget, output, adaptive, even):
     for split, expected in (("adaptive", adaptive), ("even", even)):
         parameters = parameters_of("rocketkv", sequence, budget, output, split=split)
-        found = pairs_read(parameters, 0, parameters.capacity, LLAMA.head_size)
+        found = pairs_with(parameters, parameters.capacity)
         # The table divides capacity by page size without rounding up: at most one page more.
         assert expected - 0.06 <= found <= expected + 0.06 + parameters.top_r / (2 * LLAMA.head_size)
 
@@ -65,12 +72,12 @@ def test_modelled_cache_is_the_state_that_is_allocated(policy, sequence, budget,
 
 def test_short_rows_read_everything_and_long_ones_their_budget():
     parameters = parameters_of("rocketkv", 32768, 512)
-    read = [pairs_read(parameters, 0, entries, 128) for entries in (1, 512, 513, parameters.capacity)]
+    read = [pairs_with(parameters, entries) for entries in (1, 512, 513, parameters.capacity)]
     assert read[:2] == [1, 512]
     assert read[2] < 512
     assert read[3] <= 512
     denser = dataclasses.replace(parameters, dense_until=2000)
-    assert pairs_read(denser, 0, 2000, 128) == 2000
+    assert pairs_with(denser, 2000) == 2000
 
 
 def test_skipped_layers_keep_and_read_the_whole_row():
@@ -78,7 +85,6 @@ def test_skipped_layers_keep_and_read_the_whole_row():
     assert entries_cached(parameters, 0, 30000, 10) == 30010
     assert entries_cached(parameters, 2, 30000, 10) == parameters.prompt_budget + 10
     assert entries_cached(parameters, 2, 100, 10) == 110
-    assert pairs_read(parameters, 1, 30010, 128) == 30010
     traffic = row_traffic(LLAMA, parameters, 2, 30000, 10)
     compressed = parameters_of("rocketkv", 32768, 512)
     rest = row_traffic(LLAMA, compressed, 2, 30000, 10)
