@@ -95,9 +95,11 @@ class Trials:
         """Return the median time of a part over the tokens `first` to `last`; its buffers stay."""
         inputs = self._zeros(part, first, last)
         part.run(inputs, shrink=False)  # prepares
-        times = [_timed(part, inputs)]
-        while sum(times) < TRIAL_SECONDS:
+        times: list[float] = []
+        spent = 0.0
+        while spent < TRIAL_SECONDS:
             times.append(_timed(part, inputs))
+            spent += times[-1]
         return statistics.median(times)
 
     def _measured(self, part: LoadedPart, first: int, last: int) -> Measured:
