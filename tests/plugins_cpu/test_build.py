@@ -44,6 +44,7 @@ def test_nor_is_it_where_the_compiler_inlines_nothing(source: str, tmp_path: Pat
     assert [name for kind, name in symbols(made, "-C") if kind in "WVu"] == []
 
 
+@pytest.mark.slow
 def test_a_wheel_carries_the_library_where_that_is_asked_for(tmp_path: Path) -> None:
     name = backend(f"build_wheel({str(tmp_path)!r})", KVC_TRT_NATIVE="1")
     with zipfile.ZipFile(tmp_path / name) as archive:

@@ -14,6 +14,8 @@ from tests.plugins_cuda.mutants import RARELY_INLINED, Mutation, check_noticed
 from tests.plugins_cuda.test_rotated_attention import check_hybrid as check_rotated
 from tests.plugins_cuda.test_rotated_attention import unrotated
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 CHANNELS, SCORES = "kernels/score_channels.cuh", "kernels/page_scores.cuh"
 PREPARE, PREPARED = "kernels/prepare_step.cuh", "kernels/prepared_query.cuh"

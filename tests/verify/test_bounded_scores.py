@@ -44,10 +44,11 @@ CASES = {
 
 
 def moved(rng: np.random.Generator, vectors: np.ndarray, towards: np.ndarray | None = None) -> np.ndarray:
-    """Vectors [..., D] off by as much as they may be, in random directions or along `towards` [D]."""
+    """Vectors [..., D] off by as much as they may be: in random directions, or along `towards` [D] if it has one."""
     step = rng.standard_normal(vectors.shape) if towards is None else np.broadcast_to(towards, vectors.shape)
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return vectors + OFF * lengths * step / np.linalg.norm(step, axis=-1, keepdims=True)
+    norms = np.linalg.norm(step, axis=-1, keepdims=True)
+    return vectors + OFF * lengths * step / np.where(norms > 0, norms, 1)
 
 
 def assert_within(scores: BoundedScores, found: np.ndarray) -> None:
