@@ -51,6 +51,7 @@ def test_a_scheduler_refuses_what_its_memory_does_not_hold(retrieval):
     assert retrieval.scheduler(memory_bytes=1 << 30).submit(Request([5] * 20)).done is False
 
 
+@pytest.mark.slow
 def test_the_guide_runs_from_beginning_to_end(tmp_path, monkeypatch):
     blocks = re.findall(r"^```pycon\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     example = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, "docs/python.md", str(GUIDE), 0)

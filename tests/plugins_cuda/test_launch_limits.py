@@ -131,6 +131,7 @@ def step(batch: int, context: int, budget: int, policy: str = "rocketkv", dtype:
     return Call(STEP, model, resolved(policy, model, context, budget), batch, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [Dtype.BFLOAT16, Dtype.FLOAT32], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("policy", OF_POLICY)
 @pytest.mark.parametrize("heads", models(), ids=str)

@@ -26,7 +26,7 @@ WITHOUT_PROOFS = {
         ["duo-attention", "h2o", "sliding-window", "streaming-llm", "tova"], "drops tokens at decode steps"
     ),
 }
-WEIGHTS = ("fp32", "fp16", "int8", "int4", "keep")
+WEIGHTS = ("fp32", "int8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fp16", "int4", "keep")))
 
 
 @pytest.fixture(scope="module")

@@ -117,6 +117,7 @@ def test_a_wrong_graph_is_named_against_another_executor(engine, monkeypatch, tm
     assert "lowered: tensors beyond" not in streams.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "other", "left_out"),
     [

@@ -99,6 +99,7 @@ def test_a_rejection_at_each_place_leaves_what_steps_leave(programs, policy, kep
         rows.check([kept] * 2, seed=number)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 256), min_size=1, max_size=3),
