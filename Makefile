@@ -15,8 +15,9 @@ TRITON_PYTHON ?= $(PYTHON)
 # CMake and ninja come from the environment, and so does nvcc where the machine has none of its own.
 NATIVE := VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(RUN)):$$PATH" CMAKE_GENERATOR=Ninja
 CXX_SOURCES := find plugins_cuda plugins_cpu tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp'
-COMPARISONS := $(addprefix tests/plugins_cuda/test_, every_kernel.py bad_input.py compact.py dense_attention.py \
-	hybrid_attention.py hybrid_rows.py hybrid_sizes.py observation_scores.py rotated_attention.py score_and_select.py)
+COMPARISONS := $(addprefix tests/plugins_cuda/test_, every_kernel.py bad_numbers.py bad_addresses.py compact.py \
+	dense_attention.py hybrid_attention.py hybrid_rows.py hybrid_sizes.py observation_scores.py rotated_attention.py \
+	score_and_select.py)
 # What is marked `gpu` and is more than the same comparison on another library, with the emulation for the GPU.
 AS_ON_A_GPU := tests/kernels tests/backends/torch tests/plugins_cuda/test_every_kernel.py
 # libstdc++ beside libasan: Python itself does not load it, and ASan looks for the exception functions when it starts.

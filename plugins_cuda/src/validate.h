@@ -1,7 +1,7 @@
 // Host-side checks of the parameter structs, made before anything is launched or written.
 //
 // Each function throws Error with one line: the field, its value, and the values that are allowed. The ranges are
-// those of the comments in include/kvc; tests/plugins_cuda/test_bad_input.py tries every one of them.
+// those of the comments in include/kvc; tests/plugins_cuda/test_bad_numbers.py tries every one of them.
 #pragma once
 
 #include "kvc/kvc.h"

@@ -108,7 +108,7 @@ def test_the_operations_round_alike(library: KernelLibrary, dtype: torch.dtype) 
 @pytest.mark.parametrize("operator", [COMPACT_TURN, RAISE_BOUNDS, REPLACE_BOUNDS], ids=lambda one: one.name)
 @pytest.mark.parametrize("value", [-1, 2])
 def test_a_third_type_of_bounds_is_refused(library: KernelLibrary, operator: Operator, value: int) -> None:
-    """test_bad_input.py tries the other operations."""
+    """test_bad_numbers.py tries the other operations."""
     assert operator.kernel is not None
     sizes = {
         "batch": 1, "heads": 1, "kv_heads": 1, "head_size": 16, "channels": 32, "window": 1, "pool_kernel": 1,
