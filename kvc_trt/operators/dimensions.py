@@ -82,7 +82,7 @@ def page_multiple(bound_bytes: int) -> int:
     return {1: 16, 2: 8}.get(bound_bytes, 1)
 
 
-def stored_pages(capacity: int, page_size: int, element_bytes: int, fp8_bounds: int = 0) -> int:
+def stored_pages(capacity: int, page_size: int, element_bytes: int, fp8_bounds: int) -> int:
     """Return P, the pages that the bounds of `capacity` slots have room for; those past the last slot stay empty.
 
     `element_bytes` are those of the cache's type, which bounds have too unless they are fp8."""

@@ -148,7 +148,7 @@ def test_half_precision_caches_select_the_same_tokens(poison):
     """The pages past the last slot take no part, whatever their bounds are."""
     case, lengths = Case(dtype="float16"), np.array([10, 45, 62])
     arrays = [np.maximum(array, LOWEST["float16"]).astype(np.float16) for array in inputs(case, lengths)]
-    more = stored_pages(CAPACITY, case.page_size, 2) - arrays[5].shape[3]
+    more = stored_pages(CAPACITY, case.page_size, 2, 0) - arrays[5].shape[3]
     assert more == 3
     padding = ((0, 0), (0, 0), (0, 0), (0, more))
     found = quest(case)(*arrays[:5], np.pad(arrays[5], padding, constant_values=np.float16(poison)), lengths)

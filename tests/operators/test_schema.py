@@ -168,9 +168,9 @@ def test_pages_follow_from_the_size_of_the_caches_elements_as_soon_as_it_is_know
 @given(st.integers(1, MAX_TOKENS), st.integers(1, INT32_MAX))
 def test_in_16_and_8_bit_rows_of_bounds_start_at_a_multiple_of_16_bytes(capacity, page_size):
     pages = -(-capacity // page_size)
-    assert stored_pages(capacity, page_size, 4) == pages
+    assert stored_pages(capacity, page_size, 4, 0) == pages
     for stored, multiple in (
-        (stored_pages(capacity, page_size, 2), 8),
+        (stored_pages(capacity, page_size, 2, 0), 8),
         (stored_pages(capacity, page_size, 2, 1), 16),
         (stored_pages(capacity, page_size, 4, 1), 16),
     ):
@@ -196,7 +196,7 @@ def test_formulas():
     assert evaluate("(C + page_size - 1) // page_size", values) == 9
     assert evaluate("max(top_k + 1, token_budget * 2)", values) == 8
     assert evaluate("min(C, 5)", values) == 5
-    assert evaluate("stored_pages(C, page_size, 2)", values) == 16
+    assert evaluate("stored_pages(C, page_size, 2, 0)", values) == 16
     assert names_in("max(top_k + 1, token_budget, top_k)") == ("top_k", "token_budget")
     for formula in ("C ** 2", "abs(C)", "C if C else 1", "1.5"):
         with pytest.raises(ValueError, match="expected whole numbers"):
