@@ -15,6 +15,8 @@ TRITON_PYTHON ?= $(PYTHON)
 # CMake and ninja come from the environment, and so does nvcc where the machine has none of its own.
 NATIVE := VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(RUN)):$$PATH" CMAKE_GENERATOR=Ninja
 CXX_SOURCES := find plugins_cuda plugins_cpu tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp'
+# In the order of the folders: pytest-xdist would leave the files with few tests, which take longest, for the end.
+ON_TWO_CORES := -n 2 --dist loadfile --no-loadscope-reorder
 COMPARISONS := $(addprefix tests/plugins_cuda/test_, every_kernel.py bad_numbers.py bad_addresses.py compact.py \
 	dense_attention.py hybrid_attention.py hybrid_rows.py hybrid_sizes.py observation_scores.py rotated_attention.py \
 	score_and_select.py)
@@ -25,7 +27,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving peers-env dynamo-env triton-env aiperf-env serve clean generate
+.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving peers-env dynamo-env triton-env aiperf-env serve clean generate
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
@@ -123,10 +125,12 @@ native: env
 emulation: emulation-plain
 	$(NATIVE) cmake --build $(BUILD) --target kvc_emulation_sanitized kvc_emulation_races
 
-plugins: $(VENV)/.cuda-build
+plugins: everything-compiled
+	$(NATIVE) python -m benchmarks.kernel_resources $(BUILD)
+
+everything-compiled: $(VENV)/.cuda-build
 	$(NATIVE) cmake -S . -B $(BUILD) -DKVC_SANITIZE=ON -DKVC_CUDA=ON
 	$(NATIVE) cmake --build $(BUILD)
-	$(NATIVE) python -m benchmarks.kernel_resources $(BUILD)
 
 # What the kernels' machine code promises on a GPU, into benchmarks/results/ and docs/kernels.md: no GPU is needed.
 predict: $(VENV)/.cuda-build
@@ -140,18 +144,19 @@ $(VENV)/.cuda-build: $(VENV)/.installed
 	@touch $@
 
 test: lint types emulation-plain
-	$(NATIVE) pytest -m "not slow" -n 2 --dist loadfile
+	$(NATIVE) pytest -m "not slow" $(ON_TWO_CORES)
 
-test-all: lint types types-tensorrt plugins test-sanitized dynamo-env triton-env aiperf-env
+test-all: lint types types-tensorrt everything-compiled test-sanitized
+	$(MAKE) --jobs=3 dynamo-env triton-env aiperf-env
 	$(NATIVE) python -m benchmarks.kernel_resources $(BUILD) --check
-	$(NATIVE) KVC_TRT_GPU_TESTS=emulation pytest -m gpu -q $(AS_ON_A_GPU)
-	$(NATIVE) pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
+	$(NATIVE) KVC_TRT_GPU_TESTS=emulation pytest -m gpu -q $(AS_ON_A_GPU) $(ON_TWO_CORES)
+	$(NATIVE) pytest $(ON_TWO_CORES) --cov --cov-report=term:skip-covered
 
 # The comparisons alone: what tests the build or compiles kernels of its own brings its own flags.
 test-sanitized: emulation
-	$(SANITIZED) $(RUN)/pytest $(COMPARISONS) -m "not gpu" -n 2 --dist loadfile
+	$(SANITIZED) $(RUN)/pytest $(COMPARISONS) -m "not gpu" $(ON_TWO_CORES)
 	KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_races.so" $(RUN)/pytest \
-		tests/plugins_cuda/test_every_kernel.py -m "not gpu"
+		tests/plugins_cuda/test_every_kernel.py -m "not gpu" $(ON_TWO_CORES)
 
 gpu: $(VENV)/.cuda-build
 	$(NATIVE) BUILD=$(BUILD) sh benchmarks/gpu_day.sh
