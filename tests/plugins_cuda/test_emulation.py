@@ -30,6 +30,7 @@ def scheduled(request: pytest.FixtureRequest, toy_library: Toys) -> Iterator[Toy
     toy_library.set_schedule("forward")
 
 
+@pytest.mark.slow
 def test_reductions_give_every_thread_the_same_bits_in_every_schedule(scheduled):
     blocks, threads = 64, 96
     x = np.random.default_rng(0).standard_normal((blocks, threads), dtype=np.float32)

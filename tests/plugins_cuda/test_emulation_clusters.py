@@ -51,6 +51,7 @@ def run(name: str, schedule: str, right: bool, blocks: int = 2, grid: int | None
     return library.run("run_clusters", name, int(right), count, blocks, out), out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("blocks", [1, 2, 4, 8])
 def test_blocks_exchange_through_shared_memory(blocks: int, schedule: str) -> None:

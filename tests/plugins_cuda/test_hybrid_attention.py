@@ -209,6 +209,7 @@ def test_nothing_hangs_on_garbage(scheduled_library: KernelLibrary, fp8: bool, d
 # ---- The append
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page", [1, 3, 4])
 @FP8

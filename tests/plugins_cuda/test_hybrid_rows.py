@@ -51,6 +51,7 @@ def test_a_row_alone_has_the_bits_of_the_batch(
             assert_same_bits(getattr(after, name)[0], getattr(together, name)[row], name)
 
 
+@pytest.mark.slow
 @FP8
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_larger_chunks_of_a_larger_batch_change_nothing(library: KernelLibrary, dtype: torch.dtype, fp8: bool) -> None:

@@ -22,6 +22,7 @@ def test_the_last_tile_of_pages(library: KernelLibrary, pages: int, heads: int, 
         check_hybrid(library, last_tile(pages, heads, dtype, top_r))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [4, 8, 16])
 @pytest.mark.parametrize("pages", [1, 2, 15, 16, 17, 31, 32, 33, 48, 255, 256, 257, 273, 512, 513])

@@ -144,6 +144,7 @@ def test_rule(data: st.DataObject, n: int, threads: int, distinct: int) -> None:
     check(values, quota, weights, threads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 4096, 8191, 8192, 8193])
 def test_lengths_around_the_sizes_of_warps_blocks_and_batches(n: int) -> None:
     values = (np.arange(n) * 7919 % 101).astype(np.float32)

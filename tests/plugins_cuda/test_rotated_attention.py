@@ -104,6 +104,7 @@ def either(request: pytest.FixtureRequest, emulation: KernelLibrary) -> Iterator
     emulation.set_device(ARCHITECTURES[0])
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -69,6 +69,7 @@ def test_one_line(template, message):
         assert raised.value.message.startswith("MODEL: the chat template ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [FOREVER, "{{ 10 ** (10 ** 8) }}", "{% set n = 10 ** 8 %}{{ 7 ** n }}"])
 def test_endless_work_ends(template):
     """Two of these are one expression each, which no thread could be stopped in."""
@@ -118,6 +119,7 @@ def test_failures_leave_nothing_behind():
     assert held == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("character", ["\N{SNOWMAN}", "\x01", "\N{GRINNING FACE}"])
 def test_the_longest_conversation(character):
     """Whatever its characters take in memory and on the way to the process."""

@@ -72,6 +72,7 @@ def polygraphy(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", ["prefill", "decode"])
 def test_a_wrong_rewriting_is_named_at_its_first_tensor(graph, engine, monkeypatch):
     """One normalisation of the second layer with another epsilon: everything before it is equal."""
@@ -135,6 +136,7 @@ def test_every_kind_of_engine_has_something_to_compare(settings, other, left_out
     assert len(report.left_out) == left_out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("proven", [True, False])
 def test_other_tokens_are_a_difference_unless_they_are_a_proven_near_tie(proven, engine, monkeypatch):
     """What follows from a near-tie in layer 1 is not judged; layer 0 and layer 1's own query are."""
@@ -184,11 +186,13 @@ def test_fp8_bounds_may_differ_as_far_as_the_keys_of_each_side_say():
     assert judge._rounded(feed, base, other) == set()
 
 
+@pytest.mark.slow
 def test_an_engine_with_fp8_bounds_passes(tmp_path):
     engine = kvc_trt.build("retrieval-tiny", output=tmp_path / "engine", verify=False, token_budget=64, fp8_bounds=True)
     assert engine.verify("tensors", steps=1).passed
 
 
+@pytest.mark.slow
 def test_values_that_are_no_numbers_differ(engine, monkeypatch):
     exposed = TorchExecutor.exposed
     broken = "attended.2"

@@ -91,6 +91,7 @@ class Rows:
                 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kept", range(1, 2 + DRAFT_TOKENS))
 def test_a_rejection_at_each_place_leaves_what_steps_leave(programs, policy, kept):

@@ -27,6 +27,7 @@ def budget_of(policy):
     return {"token_budget": 256 if policy == "snapkv" else 96}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [one for one in EVICTING if one != "duo-attention"])
 def test_bytes_are_equal_over_two_hundred_turns(policy, make_program):
     made = make_program(

@@ -53,6 +53,7 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(found.state[name], values, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_gets_the_whole_graphs_result_bit_for_bit(make_program, policy):
     program = make_program(policy, **ROOM)
@@ -79,6 +80,7 @@ def executors(make_program):
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     st.sampled_from(["rocketkv", "squeeze", "h2o"]),
@@ -213,6 +215,7 @@ print(peak.above)
 """
 
 
+@pytest.mark.slow
 def test_a_prompt_in_slices_takes_no_more_memory_than_in_one_piece(make_program, tmp_path):
     program = make_program("rocketkv", max_input_len=8000, token_budget=96)
     (tmp_path / "program").write_bytes(pickle.dumps(program))

@@ -149,6 +149,7 @@ def test_rows_answer_alone_as_in_a_batch(name, program):
         assert Session(executor, None, 1).generate([request])[0].token_ids == expected.token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKING_DRAFTS)
 def test_drafts_change_no_answer(name, program, monkeypatch):
     monkeypatch.setattr("kvc_trt.runtime.speculation.Balance", Always)

@@ -13,6 +13,8 @@ from kvc_trt.errors import Busy, Cancelled, HandoffRefused, InputError
 from kvc_trt.serving.dynamo import handing_over
 from tests.serving.dynamo.handed_over import all_of, asked, tokens_of, whole
 
+pytestmark = pytest.mark.slow
+
 
 def test_memory_is_given_back_once_it_was_read(pair, needle):
     prefill, decode = pair

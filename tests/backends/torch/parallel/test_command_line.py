@@ -17,6 +17,8 @@ from kvc_trt.cli.main import run
 from kvc_trt.serving.engine import ServedEngine, ServingSettings
 from tests.backends.torch.parallel.test_failures import SECONDS, gone
 
+pytestmark = pytest.mark.slow
+
 ASKED = ("--max-new-tokens", "6", "--ignore-eos", "--json")
 
 

@@ -19,6 +19,8 @@ from kvc_trt.kernels import loading
 from tests.backends.prompts import padded, prompts
 from tests.kernels.double import compile_double
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 20.0
 """Until everything has ended, on a machine that is busy with other things too."""
 ONE = np.zeros(1, np.int64)

@@ -50,6 +50,7 @@ def test_ranks_give_what_one_process_gives(case, make_program, on_ranks):
     assert several.state_bytes() == copies * one.state_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_answers_of_many_rows_are_those_of_one_process(ranks, make_program, on_ranks):
     """Seven requests through three rows: rows join, move and leave. Differences count only at a clear best token."""
@@ -67,6 +68,7 @@ def test_answers_of_many_rows_are_those_of_one_process(ranks, make_program, on_r
     assert close <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_what_a_rank_chooses_is_the_references_choice_on_what_it_got(ranks, make_program, on_ranks):
     """Indices per head on equal inputs, near-ties aside, and in the first layer those of one process."""
@@ -113,6 +115,7 @@ def test_layer_budgets_and_other_policies_share_the_ranks(make_program, on_ranks
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_row_moves_between_one_process_and_several(ranks, make_program, on_ranks):
     """What a stored context holds is of all KV heads, whatever has run it."""

@@ -14,6 +14,7 @@ __all__ = ["emulation"]
 QUESTION = "What is the capital of France, and what is the capital of Italy? Answer in one sentence."
 
 
+@pytest.mark.slow
 def test_ranks_call_the_kernel_library_that_was_chosen(emulation, tmp_path):
     """Two ranks through the emulated kernels, judged at every rung."""
     path = tmp_path / "two"

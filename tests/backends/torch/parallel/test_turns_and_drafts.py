@@ -10,6 +10,8 @@ import pytest
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.graph.state import state_tensors
 
+pytestmark = pytest.mark.slow
+
 DRAFT_TOKENS = 3
 
 
