@@ -15,8 +15,7 @@ TRITON_PYTHON ?= $(PYTHON)
 # CMake and ninja come from the environment, and so does nvcc where the machine has none of its own.
 NATIVE := VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(RUN)):$$PATH" CMAKE_GENERATOR=Ninja
 CXX_SOURCES := find plugins_cuda plugins_cpu tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp'
-# In the order of the folders: pytest-xdist would leave the files with few tests, which take longest, for the end.
-ON_TWO_CORES := -n 2 --dist loadfile --no-loadscope-reorder
+ON_TWO_CORES := -n 2 --dist loadfile
 COMPARISONS := $(addprefix tests/plugins_cuda/test_, every_kernel.py bad_numbers.py bad_addresses.py compact.py \
 	dense_attention.py hybrid_attention.py hybrid_rows.py hybrid_sizes.py observation_scores.py rotated_attention.py \
 	score_and_select.py)
@@ -149,14 +148,14 @@ test: lint types emulation-plain
 test-all: lint types types-tensorrt everything-compiled test-sanitized
 	$(MAKE) --jobs=3 dynamo-env triton-env aiperf-env
 	$(NATIVE) python -m benchmarks.kernel_resources $(BUILD) --check
-	$(NATIVE) KVC_TRT_GPU_TESTS=emulation pytest -m gpu -q $(AS_ON_A_GPU) $(ON_TWO_CORES)
+	$(NATIVE) KVC_TRT_GPU_TESTS=emulation pytest -m gpu -q $(AS_ON_A_GPU)
 	$(NATIVE) pytest $(ON_TWO_CORES) --cov --cov-report=term:skip-covered
 
 # The comparisons alone: what tests the build or compiles kernels of its own brings its own flags.
 test-sanitized: emulation
 	$(SANITIZED) $(RUN)/pytest $(COMPARISONS) -m "not gpu" $(ON_TWO_CORES)
 	KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_races.so" $(RUN)/pytest \
-		tests/plugins_cuda/test_every_kernel.py -m "not gpu" $(ON_TWO_CORES)
+		tests/plugins_cuda/test_every_kernel.py -m "not gpu"
 
 gpu: $(VENV)/.cuda-build
 	$(NATIVE) BUILD=$(BUILD) sh benchmarks/gpu_day.sh
