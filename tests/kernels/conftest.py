@@ -4,9 +4,16 @@ import pytest
 
 from kvc_trt.kernels.library import KernelLibrary
 from tests.kernels.double import compile_double
-from tests.plugins_cuda.conftest import emulation, gpu, library, no_chosen_library, one_thread
+from tests.plugins_cuda.conftest import (
+    emulation,
+    gpu,
+    library,
+    no_chosen_library,
+    one_thread,
+    pytest_generate_tests,
+)
 
-__all__ = ["double", "emulation", "gpu", "library", "no_chosen_library", "one_thread"]
+__all__ = ["double", "emulation", "gpu", "library", "no_chosen_library", "one_thread", "pytest_generate_tests"]
 
 
 @pytest.fixture(autouse=True)

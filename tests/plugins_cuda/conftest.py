@@ -1,8 +1,8 @@
 """The kernel library under test, on every executor that this machine has.
 
-`library` is the emulation, and a GPU's library under `-m gpu`; `scheduled_library` repeats a test under each schedule
-of the emulation. KVC_TRT_KERNELS replaces the library that would be built (a sanitised one, or one for another GPU);
-`tests/gpu.py` says how the emulation stands in for a GPU.
+`library` is the emulation, and a GPU's library too where tests on one are asked for (`tests.gpu.asked_for`);
+`scheduled_library` repeats a test under each schedule of the emulation. KVC_TRT_KERNELS replaces the library that would
+be built (a sanitised one, or one for another GPU); `tests/gpu.py` says how the emulation stands in for a GPU.
 """
 
 from __future__ import annotations
@@ -17,12 +17,19 @@ import torch
 
 from kvc_trt.kernels.library import SCHEDULES, KernelLibrary
 from kvc_trt.kernels.loading import VARIABLE
-from tests.gpu import Gpu
+from tests.gpu import Gpu, asked_for
 from tests.gpu import executor as gpu_executor
 from tests.plugins_cuda import build
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 _loaded: dict[str, KernelLibrary] = {}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    for name, executors in (("library", ["emulation"]), ("scheduled_library", list(SCHEDULES))):
+        if name in metafunc.fixturenames:
+            on_a_gpu = [CUDA] if asked_for(metafunc.config) else []
+            metafunc.parametrize(name, [*executors, *on_a_gpu], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -34,13 +41,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=["emulation", CUDA])
+@pytest.fixture
 def library(request: pytest.FixtureRequest) -> KernelLibrary:
     """One library per executor; the emulation in its forward schedule."""
     return _prepared(request.param, "forward")
 
 
-@pytest.fixture(params=[*SCHEDULES, CUDA])
+@pytest.fixture
 def scheduled_library(request: pytest.FixtureRequest) -> Iterator[KernelLibrary]:
     """The emulation in each of its schedules, and the GPU, which orders threads as it likes."""
     if request.param == "cuda":

@@ -25,7 +25,7 @@ INTERFACES = [["PLUGIN_V3ONE_CORE", 1, 0], ["PLUGIN_V3ONE_BUILD", 2, 0], ["PLUGI
 
 
 @pytest.fixture(params=["emulation", "cuda"])
-def library(request) -> Path:
+def plugin_library(request) -> Path:
     """The plugins over the emulated kernels, and the library that an engine loads."""
     if importlib.util.find_spec("tensorrt_lean_bindings") is None:
         pytest.skip("no lean runtime of TensorRT in this Python: pip install '.[tensorrt-lean]'")
@@ -53,8 +53,8 @@ def request_of(operator: str, *, phase: str = "build", **changes) -> dict:
     }
 
 
-def test_the_library_registers_its_creators_and_leaves_nothing_behind(library):
-    answer = ask(library)
+def test_the_library_registers_its_creators_and_leaves_nothing_behind(plugin_library):
+    answer = ask(plugin_library)
     assert answer["loaded"]
     expected = {
         one.name: [VERSION, [[attribute.name, "INT32"] for attribute in one.attributes]] for one in KERNEL_OPERATORS
@@ -64,12 +64,12 @@ def test_the_library_registers_its_creators_and_leaves_nothing_behind(library):
     assert answer["left"] == []
 
 
-def test_good_fields_make_plugins_in_both_phases(library):
+def test_good_fields_make_plugins_in_both_phases(plugin_library):
     requests = [request_of(operator, phase=phase) for operator in GOOD for phase in ("build", "runtime")]
-    assert ask(library, *requests)["created"] == [{"created": True, "interfaces": INTERFACES}] * 6
+    assert ask(plugin_library, *requests)["created"] == [{"created": True, "interfaces": INTERFACES}] * 6
 
 
-def test_bad_fields_make_none_and_say_why(library):
+def test_bad_fields_make_none_and_say_why(plugin_library):
     refused = [
         ("KvcCompact", {"capacity": None}, "field capacity: missing"),
         ("KvcCompact", {"pool_kernel": ("int32", [8])}, "field pool_kernel: expected an odd number, found 8"),
@@ -83,13 +83,13 @@ def test_bad_fields_make_none_and_say_why(library):
         ("KvcDenseAttention", {"page_size": ("int32", [4])}, "number of fields: expected 1, found 2"),
         ("KvcDenseAttention", {"dense_until": ("int32", [-1])}, "field dense_until: expected 0..2147483647, found -1"),
     ]
-    answers = ask(library, *(request_of(operator, **changes) for operator, changes, _ in refused))["created"]
+    answers = ask(plugin_library, *(request_of(operator, **changes) for operator, changes, _ in refused))["created"]
     for (operator, _, reason), answer in zip(refused, answers, strict=True):
         assert not answer["created"]
         assert answer["reason"].startswith(f"kvc plugin: {operator}: {reason}")
 
 
-def test_a_library_without_creators_is_not_loaded(library, emulation):
+def test_a_library_without_creators_is_not_loaded(plugin_library, emulation):
     """What a runtime has to check for: the registry answers nothing instead of an error."""
-    del library
+    del plugin_library
     assert not ask(emulation.path)["loaded"]

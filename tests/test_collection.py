@@ -1,0 +1,73 @@
+"""The sample of a product of parameters has every pair of values, and few tests."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.collection import covering_pairs
+
+pytest_plugins = ["pytester"]
+
+
+def pairs_of(products):
+    return {pair for values in products for pair in combinations(sorted(values.items()), 2)}
+
+
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=4))
+def test_every_pair_of_a_full_product_is_in_the_sample(counts):
+    products = [dict(enumerate(values)) for values in product(*map(range, counts))]
+    chosen = covering_pairs(products)
+    assert pairs_of(products[place] for place in chosen) == pairs_of(products)
+    largest, second = sorted(counts)[:-3:-1]
+    assert largest * second <= len(chosen) <= len(products)
+
+
+@given(
+    st.lists(st.fixed_dictionaries({"a": st.integers(0, 3), "b": st.integers(0, 3), "c": st.booleans()}), max_size=40)
+)
+def test_pairs_that_do_not_occur_are_not_asked_for(products):
+    assert pairs_of(products[place] for place in covering_pairs(products)) == pairs_of(products)
+
+
+def test_a_single_parameter_keeps_all_its_values():
+    assert covering_pairs([{"a": value} for value in range(7)]) == list(range(7))
+
+
+def test_a_large_product_becomes_small():
+    products = [dict(enumerate(values)) for values in product(range(15), range(3), range(3), range(2))]
+    assert 45 <= len(covering_pairs(products)) <= 50
+
+
+PRODUCT = """
+    import pytest
+
+    @pytest.mark.pairwise
+    @pytest.mark.parametrize("a", range(4))
+    @pytest.mark.parametrize("b", range(3))
+    @pytest.mark.parametrize("c", range(2))
+    def test_product(a, b, c): pass
+
+    @pytest.mark.exhaustive
+    def test_long(): pass
+
+    def test_short(): pass
+"""
+
+
+@pytest.mark.parametrize(("arguments", "passed", "deselected"), [((), 13, 13), (("--everything",), 26, 0)])
+def test_a_run_takes_the_sample_and_one_of_everything_takes_all(pytester, arguments, passed, deselected):
+    pytester.makeconftest(
+        """
+        import pytest
+        from tests import collection
+        pytest_addoption = collection.add_option
+        pytest_collection_modifyitems = pytest.hookimpl(trylast=True)(collection.choose)
+        """
+    )
+    pytester.makepyfile(PRODUCT)
+    pytester.makeini("[pytest]\nmarkers =\n    pairwise\n    exhaustive\n    slow\n")
+    pytester.runpytest_inprocess(*arguments).assert_outcomes(passed=passed, deselected=deselected)
