@@ -9,11 +9,16 @@ PEERS  ?= $(BUILD)/peers
 DYNAMO ?= $(BUILD)/dynamo
 TRITON ?= $(BUILD)/triton
 AIPERF ?= $(BUILD)/aiperf
+UV     ?= $(BUILD)/uv
 # Its wheels have no NumPy for Python 3.13.
 TRITON_PYTHON ?= $(PYTHON)
 
 # CMake and ninja come from the environment, and so does nvcc where the machine has none of its own.
 NATIVE := VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(RUN)):$$PATH" CMAKE_GENERATOR=Ninja
+# What each environment asks for, beside its file of versions in environments/ (`make lock`).
+EXTRAS := test cuda-build tensorrt-lean tensorrt-rtx tensorrt-types
+FOR_TRITON := 'numpy<2' 'tritonclient[grpc]==2.51.0'
+FOR_AIPERF := aiperf==0.13.0
 CXX_SOURCES := find plugins_cuda plugins_cpu tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp'
 # Three processes for two cores: tests of servers wait more than they compute. Files come in the order of tests/collection.py.
 IN_PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
@@ -31,7 +36,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-sanitized test-races test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving peers-env dynamo-env triton-env aiperf-env serve clean generate
+.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-sanitized test-races test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving peers-env dynamo-env triton-env aiperf-env serve clean generate lock
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
@@ -57,16 +62,17 @@ help:
 	@echo "make bench-accuracy-smollm2  a real chat model under every policy, and beside kvpress (about two hours)"
 	@echo "make bench-accuracy-turns  a second question under every policy, on the shipped model and a real chat model"
 	@echo "make generate   the C++ that follows from the operators' schemas"
+	@echo "make lock       the versions that every environment installs, into environments/ (ARGUMENTS=--upgrade for the newest)"
 	@echo "make format     lay out Python by ruff and C++ by clang-format"
 
 env: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml environments/development.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
 		|| { echo "error: kvc-trt needs Python 3.10 to 3.13, found $$($(PYTHON) --version); set PYTHON=python3.x"; exit 3; }
 	@echo "Making the environment in $(VENV); the first time this takes some minutes."
 	$(PYTHON) -m venv $(VENV)
-	$(RUN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(RUN)/pip install --quiet --disable-pip-version-check --constraint environments/development.txt --editable '.[test]'
 # Alone, for tests/oracles: its presses need torch and transformers, the rest of it an older transformers and data sets.
 	$(RUN)/pip install --quiet --disable-pip-version-check --no-deps kvpress==0.5.5
 	@touch $@
@@ -106,7 +112,8 @@ types-tensorrt: $(VENV)/.tensorrt
 
 # TensorRT's registry, parser, builder and bindings as far as they run on a CPU: judges for the tests, nothing to run engines.
 $(VENV)/.tensorrt: $(VENV)/.installed
-	$(RUN)/pip install --quiet --disable-pip-version-check --editable '.[tensorrt-lean,tensorrt-rtx,tensorrt-types]'
+	$(RUN)/pip install --quiet --disable-pip-version-check --constraint environments/development.txt \
+		--editable '.[tensorrt-lean,tensorrt-rtx,tensorrt-types]'
 	@touch $@
 
 generate: env
@@ -145,8 +152,8 @@ predict: $(VENV)/.cuda-build
 	$(NATIVE) python -m benchmarks.predict $(BUILD) $(ARGUMENTS)
 
 $(VENV)/.cuda-build: $(VENV)/.installed
-	@if command -v nvcc && command -v cuobjdump && command -v nvdisasm; then :; \
-	else $(RUN)/pip install --quiet --disable-pip-version-check --editable '.[cuda-build]'; fi
+	@if command -v nvcc && command -v cuobjdump && command -v nvdisasm; then :; else $(RUN)/pip install --quiet \
+		--disable-pip-version-check --constraint environments/development.txt --editable '.[cuda-build]'; fi
 	@touch $@
 
 test: env
@@ -226,19 +233,20 @@ bench-serving: native smollm2 triton-env dynamo-env aiperf-env
 # The load generator alone: it pins what neither kvc-trt nor Dynamo may have.
 aiperf-env: $(AIPERF)/.installed
 
-$(AIPERF)/.installed:
+$(AIPERF)/.installed: environments/aiperf.txt
 	$(PYTHON) -m venv $(AIPERF)
-	$(AIPERF)/bin/pip install --quiet --disable-pip-version-check aiperf==0.13.0
+	$(AIPERF)/bin/pip install --quiet --disable-pip-version-check --constraint environments/aiperf.txt $(FOR_AIPERF)
 	@touch $@
 
 # Triton Inference Server, without root and without a GPU, from a wheel whose own dependencies the bare server does not
 # need. Its Python models run kvc-trt as it is here; with NumPy 2 this server reads no text.
 triton-env: $(TRITON)/.installed
 
-$(TRITON)/.installed: pyproject.toml
+$(TRITON)/.installed: pyproject.toml environments/triton.txt
 	@echo "Making the environment of Triton Inference Server in $(TRITON)."
 	$(TRITON_PYTHON) -m venv $(TRITON)
-	$(TRITON)/bin/pip install --quiet --disable-pip-version-check 'numpy<2' 'tritonclient[grpc]==2.51.0' --editable .
+	$(TRITON)/bin/pip install --quiet --disable-pip-version-check --constraint environments/triton.txt \
+		$(FOR_TRITON) --editable .
 	$(TRITON)/bin/pip install --quiet --disable-pip-version-check --no-deps nvidia-pytriton==0.7.0
 	@touch $@
 
@@ -246,10 +254,11 @@ $(TRITON)/.installed: pyproject.toml
 # nothing here needs.
 dynamo-env: $(DYNAMO)/.installed
 
-$(DYNAMO)/.installed: pyproject.toml
+$(DYNAMO)/.installed: pyproject.toml environments/dynamo.txt
 	@echo "Making the environment of NVIDIA Dynamo in $(DYNAMO)."
 	$(PYTHON) -m venv $(DYNAMO)
-	$(DYNAMO)/bin/pip install --quiet --disable-pip-version-check --editable '.[dynamo]'
+	$(DYNAMO)/bin/pip install --quiet --disable-pip-version-check --constraint environments/dynamo.txt \
+		--editable '.[dynamo]'
 	$(DYNAMO)/bin/pip install --quiet --disable-pip-version-check --no-deps nixl-cu12==1.5.1
 	@touch $@
 
@@ -269,6 +278,22 @@ $(PEERS)/.installed: benchmarks/peers/requirements.txt
 	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --no-deps optimum==2.3.0 optimum-intel==2.2.0
 	CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" $(PEERS)/bin/pip install --quiet --disable-pip-version-check \
 		--no-binary llama-cpp-python llama-cpp-python==0.3.36
+	@touch $@
+
+# The versions of every package that the environments install, for each Python: pip's constraints. A version that still
+# fits stays. ARGUMENTS: --upgrade for the newest of all, --upgrade-package NAME of one.
+LOCK = UV_PYTHON_DOWNLOADS=never $(UV)/bin/uv pip compile --quiet --universal --no-annotate \
+	--custom-compile-command 'make lock' $(ARGUMENTS)
+lock: $(UV)/.installed
+	$(LOCK) --python-version 3.10 pyproject.toml $(addprefix --extra ,$(EXTRAS)) --output-file environments/development.txt
+	$(LOCK) --python-version 3.10 pyproject.toml --extra dynamo --output-file environments/dynamo.txt
+	printf '%s\n' $(FOR_TRITON) | $(LOCK) --python-version 3.10 pyproject.toml - --output-file environments/triton.txt
+# It is made for Python 3.11 and newer.
+	echo $(FOR_AIPERF) | $(LOCK) --python-version 3.11 - --output-file environments/aiperf.txt
+
+$(UV)/.installed:
+	$(PYTHON) -m venv $(UV)
+	$(UV)/bin/pip install --quiet --disable-pip-version-check --no-deps uv==0.13.9
 	@touch $@
 
 clean:
