@@ -15,6 +15,7 @@ from kvc_trt.graph.weights import EngineWeights, GraphWeights
 from kvc_trt.methods.registry import method
 from kvc_trt.reference.decoder import ReferenceDecoder
 from tests.graph.small_models import SmallEngine, make_small_engine, open_session, prompts_of
+from tests.rounding import assert_close
 
 POLICIES = (
     "full", "hybrid", "quest", "quest-matched", "sparq", "rocketkv", "rocketkv-mt", "snapkv++", "snapkv-gqa", "snapkv",
@@ -72,10 +73,10 @@ def compare(draft: DraftEngine, prompts: list[np.ndarray], tokens: np.ndarray, s
     found = draft.check(tokens, positions, lengths, result)
     for number, of_rows in enumerate(tokens):
         result = engine.decode(of_rows, positions + number, lengths + number, result)
-        np.testing.assert_allclose(found["logits"][number], result["logits"], atol=1e-5, rtol=0)
+        assert_close(found["logits"][number], result["logits"])
         for tensor in engine.state:
             after = found[tensor.outputs(len(tokens))[number]]
-            np.testing.assert_allclose(after, result[tensor.name], atol=1e-5, rtol=0, err_msg=tensor.name)
+            assert_close(after, result[tensor.name], name=tensor.name)
         end = "" if number == len(tokens) - 1 else f".token{number}"
         for name in (name for name in result if name.startswith("selected.")):
             np.testing.assert_array_equal(found[name + end], result[name], err_msg=name)

@@ -11,6 +11,7 @@ from kvc_trt.engine.program import build_twin_decode, build_twin_prefill
 from kvc_trt.graph.state import cache_sites
 from tests.graph.rolling import reference_roll, roll
 from tests.graph.small_models import FAMILIES, prompts_of, resolve
+from tests.rounding import assert_close
 
 STEPS = 90
 ENGINES = {
@@ -62,8 +63,8 @@ def check_caches(engine, result, cache, prompts, step):
             m = int(layer.lengths[row])
             positions, keys, values = by_position(result, site, row, len(prompt), step)
             np.testing.assert_array_equal(positions, layer.positions[row, :, :m].numpy())
-            np.testing.assert_allclose(keys, layer.keys[row, :, :m].numpy(), atol=1e-5)
-            np.testing.assert_allclose(values, layer.values[row, :, :m].numpy(), atol=1e-5)
+            assert_close(keys, layer.keys[row, :, :m])
+            assert_close(values, layer.values[row, :, :m])
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -74,7 +75,7 @@ def test_logits_and_what_stays_equal_the_reference(make_engine, name):
     prompts = prompts_of(250, 7, 32, 33, 100)
     runs = zip(roll(engine, prompts, STEPS), reference_roll(engine, prompts, STEPS), strict=True)
     for step, (result, (logits, cache)) in enumerate(runs):
-        np.testing.assert_allclose(result["logits"], logits.numpy(), atol=1e-5)
+        assert_close(result["logits"], logits)
         if step % 10 == 0 or step < 3:
             check_caches(engine, result, cache, prompts, step)
     assert all(layer.lengths.max() <= engine.parameters.capacity for layer in cache.caches[1:])
@@ -89,7 +90,7 @@ def test_other_families(make_engine, family, policy):
     engine = make_engine(policy, model=FAMILIES[family], max_output_len=40, **changes)
     prompts = prompts_of(60, 33)
     for result, (logits, _) in zip(roll(engine, prompts, 40), reference_roll(engine, prompts, 40), strict=True):
-        np.testing.assert_allclose(result["logits"], logits.numpy(), atol=1e-5)
+        assert_close(result["logits"], logits)
 
 
 def test_a_sliding_window_is_streaming_without_sinks(make_engine):
@@ -131,7 +132,7 @@ def test_a_row_does_not_depend_on_its_neighbours(make_engine, name):
         lengths, position = result["cache_lengths"], np.array([len(prompts[row])])
         for step in range(40):
             result = engine.decode(tokens[step, row : row + 1], position + step, lengths + step, result)
-            np.testing.assert_allclose(result["logits"][0], together[step + 1][row], atol=1e-5)
+            assert_close(result["logits"][0], together[step + 1][row])
 
 
 @pytest.mark.parametrize("policy", ["streaming-llm", "h2o", "tova"])
@@ -142,7 +143,7 @@ def test_a_sequence_that_always_fits_needs_no_more_than_its_own_slots(make_engin
     assert engine.parameters.capacity == 26 + (policy != "streaming-llm")
     prompts = prompts_of(20, 3)
     for result, (logits, _) in zip(roll(engine, prompts, 6), reference_roll(engine, prompts, 6), strict=True):
-        np.testing.assert_allclose(result["logits"], logits.numpy(), atol=1e-5)
+        assert_close(result["logits"], logits)
 
 
 @pytest.mark.parametrize("policy", ["streaming-llm", "h2o", "tova"])
@@ -157,6 +158,6 @@ def test_layers_may_have_budgets_of_their_own(make_engine, policy):
     prompts = prompts_of(90, 20)
     runs = zip(roll(engine, prompts, 60), reference_roll(engine, prompts, 60), strict=True)
     for step, (result, (logits, cache)) in enumerate(runs):
-        np.testing.assert_allclose(result["logits"], logits.numpy(), atol=1e-5)
+        assert_close(result["logits"], logits)
         if step % 30 == 0:
             check_caches(engine, result, cache, prompts, step)

@@ -18,6 +18,7 @@ from kvc_trt.methods.registry import method
 from kvc_trt.reference.cache import ReferenceCache
 from kvc_trt.reference.decoder import ReferenceDecoder
 from tests.graph.small_models import FAMILIES, LLAMA, SmallEngine, make_small_engine, open_session, prompts_of, resolve
+from tests.rounding import assert_close
 
 KEEPING = ("full", "hybrid", "quest", "quest-matched", "sparq")
 COMPACTING = (
@@ -159,9 +160,9 @@ def test_prompt_and_turn_are_one_prompt_where_nothing_was_evicted(engines, polic
     found = engine.extend(blocks, positions, lengths, state)
     whole = engine.prefill([np.concatenate(both) for both in zip(prompts, blocks, strict=True)])
     np.testing.assert_array_equal(found["cache_lengths"], whole["cache_lengths"])
-    np.testing.assert_allclose(found["logits"], whole["logits"], atol=1e-5)
+    assert_close(found["logits"], whole["logits"])
     for tensor in engine.state:
-        np.testing.assert_allclose(found[tensor.name], whole[tensor.name], atol=1e-4, err_msg=tensor.name)
+        assert_close(found[tensor.name], whole[tensor.name], name=tensor.name)
 
 
 def test_all_logits_are_those_of_every_token(engines, tmp_path):

@@ -19,6 +19,7 @@ from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.shapes import LOWEST, HeadShape, Layout
 from kvc_trt.verify.near_ties import compare_selection
 from tests.graph.small_models import SingleNode, normal
+from tests.rounding import assert_close
 
 HEADS, SIZE, CAPACITY = 8, 16, 64
 
@@ -115,7 +116,7 @@ def check_step(case: Case, state, step, lengths, node: SingleNode | None = None)
     assert not comparison.wrong
     if not comparison.near_ties:
         np.testing.assert_array_equal(found["selected"], selected.numpy())
-        np.testing.assert_allclose(found["output"], output.numpy(), atol=2e-6)
+        assert_close(found["output"], output, 2e-6)
     return found["k_cache_out"], found["v_cache_out"], found["bounds_out"]
 
 
@@ -184,7 +185,7 @@ def test_a_batch_with_one_long_row_is_dense_to_rounding_where_rows_fit():
     step = new_entry(case, 2)
     sparse = hybrid(case)(*step, keys, values, bounds, lengths)["output"]
     exact = dense()(*step, keys, values, lengths)["output"]
-    np.testing.assert_allclose(sparse[0], exact[0], atol=2e-6)
+    assert_close(sparse[0], exact[0], 2e-6)
     assert np.abs(sparse[1] - exact[1]).max() > 1e-3
 
 
@@ -196,7 +197,7 @@ def test_dense_attention_equals_the_reference_sliced_or_in_place(lengths, dense_
     query, k_new, v_new = new_entry(case, 2)
     found = dense(2, dense_until)(query, k_new, v_new, keys, values, lengths)
     tensors = (torch.from_numpy(a) for a in (query, found["k_cache_out"], found["v_cache_out"], lengths + 1))
-    np.testing.assert_allclose(found["output"], reference.dense_attention(*tensors).numpy(), atol=2e-6)
+    assert_close(found["output"], reference.dense_attention(*tensors), 2e-6)
 
 
 @pytest.mark.parametrize("poison", [LOWEST["float16"], np.nan, np.inf, 6e4])

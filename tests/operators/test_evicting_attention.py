@@ -20,6 +20,7 @@ from kvc_trt.operators.heavy_hitter_attention import HEAVY_HITTER_ATTENTION
 from kvc_trt.operators.recent_attention import RANKED_RECENT_ATTENTION, RECENT_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
+from tests.rounding import assert_close
 
 ROOT = Path(__file__).parents[2]
 HEADS, SIZE = 8, 16
@@ -70,7 +71,7 @@ def run_ring(prompts, steps, capacity, sinks, *, ranked, kv_heads=2, seed=0, nam
             if ranked:
                 ranks = np.arange(len(tokens))
                 keys, asked = rotated(keys, ranks), rotated(asked[:, None], ranks[-1:])[:, 0]
-            np.testing.assert_allclose(found["output"][row], dense(asked, keys, values), atol=2e-6)
+            assert_close(found["output"][row], dense(asked, keys, values), 2e-6)
             stored = {tuple(key) for key in tables[0][row, 0, : len(tokens)].tolist()}
             assert stored == {tuple(key) for key in history[0][row, tokens, 0].tolist()}
 
@@ -153,7 +154,7 @@ def run_heavy(prompts, steps, capacity, recent, *, kv_heads=2, seed=0, named=Tru
                 query[None], keys[None], values[None], torch.tensor([keys.shape[1]]), sums[None],
                 heavy=capacity - 1 - recent, recent=recent,
             )  # fmt: skip
-            np.testing.assert_allclose(found["output"][row], step_of.output[0].numpy(), atol=2e-6)
+            assert_close(found["output"][row], step_of.output[0], 2e-6)
             kept = step_of.kept[0]
             sums, positions = step_of.scores[0].gather(1, kept), positions.gather(1, kept)
             keys, values = (t.gather(1, kept[..., None].expand(-1, -1, SIZE)) for t in (keys, values))
@@ -161,7 +162,7 @@ def run_heavy(prompts, steps, capacity, recent, *, kv_heads=2, seed=0, named=Tru
             found_keys, found_sums, found_positions = ordered(found, row, kept.shape[1])
             np.testing.assert_array_equal(found_positions, positions.numpy())
             np.testing.assert_array_equal(found_keys, keys.numpy())
-            np.testing.assert_allclose(found_sums, sums.numpy(), atol=1e-5)
+            assert_close(found_sums, sums)
             assert (found["slot_positions_out"][row] >= 0).sum() == kv_heads * kept.shape[1]
 
 

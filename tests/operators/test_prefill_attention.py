@@ -10,6 +10,7 @@ import pytest
 from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
+from tests.rounding import assert_close
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +31,7 @@ def causal(query, keys, values):
 def test_equals_plain_causal_attention_across_blocks(heads, kv_heads):
     node = SingleNode(PREFILL_ATTENTION.body(LAYOUT), {})
     query, keys, values = normal(0, 2, heads, 384, 16), normal(1, 2, kv_heads, 384, 16), normal(2, 2, kv_heads, 384, 16)
-    np.testing.assert_allclose(node(query, keys, values)["o"], causal(query, keys, values), atol=2e-6)
+    assert_close(node(query, keys, values)["o"], causal(query, keys, values), 2e-6)
 
 
 def test_right_padding_never_reaches_a_real_token():

@@ -16,6 +16,7 @@ from kvc_trt.operators.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
 from kvc_trt.operators.sparq_attention import SPARQ_ATTENTION
 from tests.graph.small_models import SingleNode, normal
+from tests.rounding import assert_close
 
 HEADS, SIZE, CAPACITY = 8, 16, 64
 
@@ -63,7 +64,7 @@ def check_step(case: Case, arrays, lengths):
         expected[np.arange(len(lengths)), :, lengths] = new
         np.testing.assert_array_equal(found[name], expected)
     np.testing.assert_array_equal(found["channels_out"], found["k_cache_out"].transpose(0, 1, 3, 2))
-    np.testing.assert_allclose(found["value_sum_out"], found["v_cache_out"].sum(axis=2), atol=1e-5)
+    assert_close(found["value_sum_out"], found["v_cache_out"].sum(axis=2))
     state = [found[name] for name in ("k_cache_out", "v_cache_out", "channels_out", "value_sum_out")]
     output, selected = reference.sparq_attention(
         torch.from_numpy(query), *(torch.from_numpy(array) for array in state[:2]), torch.tensor(lengths) + 1,
@@ -72,7 +73,7 @@ def check_step(case: Case, arrays, lengths):
     assert found["selected"].dtype == np.int32
     assert found["selected"].shape == (len(lengths), case.kv_heads, max(case.top_k + 1, 16, case.dense_until))
     np.testing.assert_array_equal(found["selected"], selected.numpy())
-    np.testing.assert_allclose(found["output"], output.numpy(), atol=1e-5)
+    assert_close(found["output"], output)
     return state
 
 

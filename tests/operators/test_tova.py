@@ -16,6 +16,7 @@ from kvc_trt.operators.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
 from kvc_trt.operators.tova_attention import TOVA_ATTENTION
 from tests.graph.small_models import SingleNode, normal
+from tests.rounding import assert_close
 
 HEADS, SIZE = 8, 16
 STATE = ("k_cache", "v_cache", "slot_positions")
@@ -59,7 +60,7 @@ def run(prompts, steps, capacity, recent, *, kv_heads=2, seed=0, named=True, ali
                 torch.from_numpy(query[row])[None], keys[None], values[None], torch.tensor([keys.shape[1]]),
                 heavy=capacity - 1 - recent, recent=recent,
             )  # fmt: skip
-            np.testing.assert_allclose(found["output"][row], expected.output[0].numpy(), atol=2e-6)
+            assert_close(found["output"][row], expected.output[0], 2e-6)
             kept = expected.kept[0]
             positions = positions.gather(1, kept)
             keys, values = (t.gather(1, kept[..., None].expand(-1, -1, SIZE)) for t in (keys, values))

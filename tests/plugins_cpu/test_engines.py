@@ -21,7 +21,7 @@ from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT, QUANTISED_LINEAR
 from tests.backends.onnxruntime.test_turns import settings_of, tokens_of, with_turns
 from tests.backends.prompts import filled
-from tests.close_bounds import may_be_of_close
+from tests.rounding import assert_close
 
 POLICIES = ("full", "rocketkv", "snapkv++", "hybrid", "quest", "duo-attention", "streaming-llm", "h2o", "sparq")
 PAGED = ("rocketkv", "hybrid", "quest")
@@ -65,15 +65,11 @@ def test_answers_are_the_bodies_answers(
     monkeypatch.setenv(VARIABLE, str(library))
     native = decoded(program, 2, expose)
     np.testing.assert_array_equal(native["tokens"], bodies["tokens"])
-    np.testing.assert_allclose(native["logits"], bodies["logits"], atol=1e-5)
+    assert_close(native["logits"], bodies["logits"])
     for name, listed in bodies["lists"].items():
         np.testing.assert_array_equal(native["lists"][name], listed)
     for name, buffer in bodies["state"].items():
-        # Sums over all tokens, as SparQ keeps them, are large: they are held to rounding relative to their size.
-        if buffer.dtype == np.int8:
-            assert may_be_of_close(native["state"][name], buffer, 2e-5), name
-        else:
-            np.testing.assert_allclose(native["state"][name], buffer, rtol=1e-6, atol=2e-5, err_msg=name)
+        assert_close(native["state"][name], buffer, name=name)
 
 
 def test_operators_of_fp8_bounds_run_their_bodies_and_no_others(
@@ -143,10 +139,7 @@ def test_turns_are_the_bodies_turns(
     monkeypatch.setenv(VARIABLE, str(library))
     native = turned(program, 2)
     for name, expected in bodies.items():
-        if expected.dtype == np.int8:
-            assert may_be_of_close(native[name], expected, 1e-5), name
-        else:
-            np.testing.assert_allclose(native[name], expected, rtol=1e-6, atol=1e-5, err_msg=name)
+        assert_close(native[name], expected, name=name)
 
 
 def test_while_a_prompt_fits_its_budget_a_sparse_engine_is_the_dense_one_bit_for_bit(

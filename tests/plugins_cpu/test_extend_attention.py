@@ -15,6 +15,7 @@ from kvc_trt.operators.extend_attention import EXTEND_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
 from tests.plugins_cpu.native_node import NativeNode
+from tests.rounding import assert_close
 
 BODY = EXTEND_ATTENTION.body(Layout(HeadShape(None, None, 0)))
 
@@ -45,7 +46,7 @@ def test_results_are_the_bodys(
 ) -> None:
     arrays = turn(stored, block, group=group, size=size, spare=3)
     found = NativeNode(BODY, {}, library, threads)(*arrays)["o"]
-    np.testing.assert_allclose(found, SingleNode(BODY, {})(*arrays)["o"], atol=2e-6)
+    assert_close(found, SingleNode(BODY, {})(*arrays)["o"], 2e-6)
 
 
 @settings(max_examples=80)
@@ -61,7 +62,7 @@ def test_any_turn_is_right(
     library: Path, stored: list[int], block: int, group: int, size: int, spare: int, seed: int
 ) -> None:
     arrays = turn(stored, block, group=group, size=size, spare=spare, seed=seed)
-    np.testing.assert_allclose(NativeNode(BODY, {}, library)(*arrays)["o"], exact(*arrays), atol=2e-6)
+    assert_close(NativeNode(BODY, {}, library)(*arrays)["o"], exact(*arrays), 2e-6)
 
 
 def test_padding_may_reach_beyond_the_table(library: Path) -> None:
@@ -69,8 +70,8 @@ def test_padding_may_reach_beyond_the_table(library: Path) -> None:
     q, k, v, stored = turn([100, 40], 60)
     found = NativeNode(BODY, {}, library)(q, k[:, :, :130], v[:, :, :130], stored)["o"]
     expected = exact(q, k, v, stored)
-    np.testing.assert_allclose(found[0, :, :30], expected[0, :, :30], atol=2e-6)
-    np.testing.assert_allclose(found[1], expected[1], atol=2e-6)
+    assert_close(found[0, :, :30], expected[0, :, :30], 2e-6)
+    assert_close(found[1], expected[1], 2e-6)
 
 
 def test_what_comes_after_a_token_does_not_change_it(library: Path, instructions: str) -> None:

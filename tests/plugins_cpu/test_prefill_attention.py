@@ -17,6 +17,7 @@ from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
 from tests.plugins_cpu.native_node import NativeNode
 from tests.plugins_cuda.build import ROOT
+from tests.rounding import assert_close
 
 
 def prompt(batch: int, heads: int, kv_heads: int, size: int, length: int, seed: int = 0) -> list[np.ndarray]:
@@ -44,7 +45,7 @@ def test_results_are_the_bodys(
     body = PREFILL_ATTENTION.body(Layout(HeadShape(heads, kv_heads, size)))
     arrays = prompt(batch, heads, kv_heads, size, length)
     found = NativeNode(body, {}, library, threads)(*arrays)["o"]
-    np.testing.assert_allclose(found, SingleNode(body, {})(*arrays)["o"], atol=2e-6)
+    assert_close(found, SingleNode(body, {})(*arrays)["o"], 2e-6)
 
 
 @settings(max_examples=40)
@@ -61,7 +62,7 @@ def test_any_length_and_shape_is_right(
     """Also lengths that are no multiple of a block, which the body does not take."""
     body = PREFILL_ATTENTION.body(Layout(HeadShape(group * kv_heads, kv_heads, size)))
     arrays = prompt(1, group * kv_heads, kv_heads, size, length, seed)
-    np.testing.assert_allclose(NativeNode(body, {}, library)(*arrays)["o"], exact(*arrays), atol=2e-6)
+    assert_close(NativeNode(body, {}, library)(*arrays)["o"], exact(*arrays), 2e-6)
 
 
 def test_what_comes_after_a_token_does_not_change_it(library: Path, instructions: str) -> None:
@@ -191,6 +192,7 @@ import numpy as np
 from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.plugins_cpu.native_node import NativeNode
+from tests.rounding import assert_close
 
 native = NativeNode(PREFILL_ATTENTION.body(Layout(HeadShape(64, 1, 4096))), {}, Path(sys.argv[1]), int(sys.argv[2]))
 q, k = np.ones((2, 64, 1, 4096), np.float32), np.ones((2, 1, 1, 4096), np.float32)

@@ -22,6 +22,7 @@ from kvc_trt.operators.schema import Operator
 from tests.plugins_cuda.cases import DTYPES, FP8, StepCase, step_case
 from tests.plugins_cuda.hybrid_steps import state_of, steps
 from tests.plugins_cuda.test_score_and_select import MANY_ROWS
+from tests.rounding import assert_close
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def test_the_reference_rotates_as_transformers_does(seed: int) -> None:
     query, key, _ = case.joined.split([8, 2, 2], dim=1)
     expected = apply_rotary_pos_emb(query[:, :, None], key[:, :, None], *wide)
     for found, wanted in zip((case.step.query, case.step.k_new), expected, strict=True):
-        torch.testing.assert_close(found, wanted[:, :, 0], atol=1e-6, rtol=0)
+        assert_close(found, wanted[:, :, 0], 1e-6)
 
 
 @pytest.mark.parametrize("operator", [ROTATED_HYBRID_ATTENTION, ROTATED_DENSE_ATTENTION], ids=lambda one: one.name)

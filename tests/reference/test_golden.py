@@ -61,9 +61,10 @@ def test_stage_two_tokens(dtype: torch.dtype) -> None:
     output, selected = hybrid_attention(**state, page_size=3, top_r=2, top_k=4)
     assert selected.tolist() == [[[0, 3, 4, 5]]]
     assert selected.dtype == torch.int32
-    torch.testing.assert_close(output[0, :, 0], torch.tensor([4.237280, 3.953375], dtype=dtype), rtol=0, atol=1e-6)
+    bar = 1e-6 + 10 * 4.4 * torch.finfo(dtype).eps / 2  # of the decimals, and of ten roundings from score to output
+    torch.testing.assert_close(output[0, :, 0], torch.tensor([4.237280, 3.953375], dtype=dtype), rtol=0, atol=bar)
     dense = dense_attention(state["query"], state["keys"], state["values"], state["lengths"])
-    torch.testing.assert_close(dense[0, :, 0], torch.tensor([4.385796, 4.164145], dtype=dtype), rtol=0, atol=1e-6)
+    torch.testing.assert_close(dense[0, :, 0], torch.tensor([4.385796, 4.164145], dtype=dtype), rtol=0, atol=bar)
 
 
 def test_stage_two_pages() -> None:

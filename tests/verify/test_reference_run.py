@@ -11,6 +11,7 @@ from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime.batch import batch_of
 from kvc_trt.verify.prompts import prompt_lengths, random_prompts
 from kvc_trt.verify.reference_run import can_judge, different_rows, force_choices, reference_run, replay
+from tests.rounding import assert_close
 
 STEPS = 3
 CHANGES = {
@@ -44,7 +45,7 @@ def test_it_equals_prefill_and_decode(forced):
     )
     logits, cache = decoder.prefill(torch.from_numpy(batch.input_ids), torch.from_numpy(batch.prompt_lengths))
     expected = [logits] + [decoder.decode(torch.from_numpy(fed), cache) for fed in tokens]
-    np.testing.assert_allclose(run.logits, torch.stack(expected).numpy(), atol=1e-5)
+    assert_close(run.logits, torch.stack(expected))
     last = cache.caches[1].selected
     assert np.array_equal(run.choices[1][-1], last.numpy())
 
@@ -68,7 +69,7 @@ def test_replaying_its_own_choices_changes_nothing(forced):
     """Of KV heads, of query heads that keep or read tokens for themselves, and where a layer chooses nothing."""
     run = reference_run(*arguments(*forced))
     again = replay(*arguments(*forced), run.choices, slack=1.0)
-    np.testing.assert_allclose(again.logits, run.logits, atol=1e-5)
+    assert_close(again.logits, run.logits)
     assert (again.explained.near_ties, again.explained.wrong) == (0, ())
     assert different_rows(run.choices, again.choices) == set()
 

@@ -16,6 +16,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.graph.build import build_draft
 from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.runtime import Request, Session, Speculation
+from tests.rounding import assert_close
 from tests.runtime.test_speculation import Always
 
 DRAFT_TOKENS = 4
@@ -72,7 +73,7 @@ class Rows:
                 self.passes.take_back(row, checked.undo[row], self.lengths[:, row], count)
         for step in range(min(kept)):
             logits = self.steps.decode(tokens[step], self.positions + step, self.lengths + step)
-            np.testing.assert_allclose(checked.logits[step], logits, atol=1e-5, rtol=0)
+            assert_close(checked.logits[step], logits)
         if len(set(kept)) == 1:
             self.positions, self.lengths = self.positions + kept[0], self.lengths + kept[0]
             self.compare()
@@ -86,9 +87,7 @@ class Rows:
                 stored = self.lengths[tensor.cache, row]
                 used = {"k_cache": np.s_[:, :stored], "v_cache": np.s_[:, :stored], "channels": np.s_[:, :, :stored]}
                 part = used.get(kind, np.s_[:])
-                np.testing.assert_allclose(
-                    ours[row][part], theirs[row][part], atol=1e-5, rtol=0, err_msg=f"{tensor.name} of row {row}"
-                )
+                assert_close(ours[row][part], theirs[row][part], name=f"{tensor.name} of row {row}")
 
 
 @pytest.mark.slow

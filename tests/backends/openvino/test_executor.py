@@ -20,7 +20,7 @@ from kvc_trt.graph.expose import index_lists
 from kvc_trt.models.quantisation import BLOCK, dequantise
 from kvc_trt.operators import CONTRIB_DOMAIN
 from kvc_trt.operators.tensors import FP8_BOUNDS
-from tests.close_bounds import may_be_of_close
+from tests.rounding import assert_close
 
 LENGTHS = (200, 1, 31)
 
@@ -44,14 +44,11 @@ def both(program):
 
 def assert_same(expected, found, tolerance=1e-5):
     assert np.array_equal(found.cache_lengths, expected.cache_lengths)
-    assert np.abs(found.logits - expected.logits).max() < tolerance
+    assert_close(found.logits, expected.logits, tolerance)
     assert found.state.keys() == expected.state.keys()
     for name, array in expected.state.items():
         assert found.state[name].dtype == array.dtype
-        if array.dtype == np.int8:
-            assert may_be_of_close(found.state[name], array, tolerance), name
-        else:
-            assert np.abs(found.state[name] - array).max() < tolerance, name
+        assert_close(found.state[name], array, tolerance, name)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +129,7 @@ def test_decoding_goes_on_in_place(make_program, fp8_bounds):
             each.insert(prefilled, row, row)
         tokens = prefilled.logits.argmax(axis=1)
         steps.append(each.decode(tokens, lengths.copy(), prefilled.cache_lengths.copy()).copy())
-    assert np.abs(steps[0] - steps[1]).max() < 1e-5
+    assert_close(steps[1], steps[0])
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("int8", 2e-2), ("int4", 2e-2), ("fp16", 2e-3)])

@@ -28,8 +28,8 @@ from kvc_trt.operators.registry import OPERATORS
 from kvc_trt.runtime import Request, Session
 from tests.backends.tensorrt.fake_cuda import FakeCuda, FakeEngine
 from tests.backends.tensorrt.weightless import weightless_extend, weights_as_inputs
-from tests.close_bounds import may_be_of_close
 from tests.graph.small_models import LLAMA, make_small_engine, open_session, prompts_of, resolve
+from tests.rounding import assert_close
 
 KEEPING = ("full", "hybrid", "hybrid, fp8", "quest-matched")
 COMPACTING = ("rocketkv", "rocketkv, fp8", "rocketkv-v1", "rocketkv-v2")
@@ -115,12 +115,7 @@ def test_a_lowered_turn_keeps_the_same_tokens_and_answers_the_same(engine_of, po
     before, after = results
     assert before.keys() == after.keys()
     for name, expected in before.items():
-        if expected.dtype == np.int8:
-            assert may_be_of_close(after[name], expected, 2e-5), name
-        elif expected.dtype.kind == "i":
-            np.testing.assert_array_equal(after[name], expected, err_msg=name)
-        else:
-            np.testing.assert_allclose(after[name], expected, atol=2e-5, rtol=2e-5, err_msg=name)
+        assert_close(after[name], expected, 2e-5, name)
 
 
 @pytest.mark.parametrize("policy", ALL)
