@@ -18,6 +18,7 @@ from kvc_trt.graph.native import prepare
 from kvc_trt.operators import KVC_DOMAIN, OPSET
 from kvc_trt.operators.emitter import Emitter
 from tests.graph.small_models import normal, open_session
+from tests.plugins_cpu.libraries import ANY_INSTRUCTIONS, use_at_most
 from tests.plugins_cpu.native_node import native_session
 
 
@@ -76,8 +77,9 @@ def test_gated_units(library: Path, instructions: str, joined: bool, size: int) 
 
 
 @settings(max_examples=30)
-@given(st.integers(1, 20), st.integers(1, 70), st.booleans(), st.integers(0, 1000))
-def test_any_gated_unit(library: Path, tokens: int, size: int, joined: bool, seed: int) -> None:
+@given(st.integers(1, 20), st.integers(1, 70), st.booleans(), st.integers(0, 1000), ANY_INSTRUCTIONS)
+def test_any_gated_unit(library: Path, tokens: int, size: int, joined: bool, seed: int, instructions: str) -> None:
+    use_at_most(library, instructions)
     check_gated(library, normal(seed, tokens, 8), size, seed, joined=joined)
 
 
@@ -105,8 +107,9 @@ def test_sums_and_norms(library: Path, instructions: str, size: int) -> None:
 
 
 @settings(max_examples=30)
-@given(st.integers(1, 20), st.integers(1, 70), st.integers(0, 1000))
-def test_any_sum_and_norm(library: Path, tokens: int, size: int, seed: int) -> None:
+@given(st.integers(1, 20), st.integers(1, 70), st.integers(0, 1000), ANY_INSTRUCTIONS)
+def test_any_sum_and_norm(library: Path, tokens: int, size: int, seed: int, instructions: str) -> None:
+    use_at_most(library, instructions)
     x = normal(seed, tokens, size)
     compare(library, normed(x, seed, "y"), x, ADD_NORM, 2e-5)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.graph.small_models import normal
 from tests.operators import test_compact as bodies
 from tests.operators.test_compact import LENGTHS, SIZE, inputs
+from tests.plugins_cpu.libraries import ANY_INSTRUCTIONS, use_at_most
 from tests.plugins_cpu.native_node import NativeNode
 
 
@@ -39,11 +40,14 @@ def test_unequal_rows_equal_the_reference(
     st.sampled_from([1, 5, 8]),
     st.integers(0, 10_000),
     st.booleans(),
+    ANY_INSTRUCTIONS,
 )
 def test_any_batch_keeps_what_the_reference_keeps(
-    library: Path, lengths: list[int], kernel: int, budget: int, window: int, seed: int, rounded: bool
-) -> None:
+    library: Path, lengths: list[int], kernel: int, budget: int, window: int, seed: int, rounded: bool,
+    instructions: str,
+) -> None:  # fmt: skip
     """Rounded inputs repeat whole rows of scores, so that the tie rule decides."""
+    use_at_most(library, instructions)
     arrays = inputs(lengths, window=window, rounded=rounded, seed=seed)
     bodies.check(arrays, budget, kernel, compactor=native(library, kernel, budget))
 
@@ -90,7 +94,7 @@ def test_nan_ranks_below_every_number_in_its_head_alone(library: Path, instructi
     np.testing.assert_array_equal(nan, expected)
 
 
-def test_threads_do_not_change_a_bit(library: Path) -> None:
+def test_threads_do_not_change_a_bit(library: Path, instructions: str) -> None:
     arrays = inputs((150, 77, 30), kv_heads=4, seed=8)
     one, two = (native(library, threads=threads)(*arrays) for threads in (1, 2))
     for name, value in one.items():

@@ -14,6 +14,7 @@ from kvc_trt.operators.compact import COMPACT_TURN
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.operators import test_compact as bodies
 from tests.operators.test_compact import CAPACITY, PAGE, inputs
+from tests.plugins_cpu.libraries import ANY_INSTRUCTIONS, use_at_most
 from tests.plugins_cpu.native_node import NativeNode
 
 
@@ -55,10 +56,12 @@ def test_unequal_rows_and_windows_equal_the_reference(
     st.sampled_from([8, 16, 40]),
     st.integers(0, 10_000),
     st.booleans(),
+    ANY_INSTRUCTIONS,
 )
 def test_any_batch_keeps_what_the_reference_keeps(
-    library: Path, rows: list[tuple[int, int]], kernel: int, budget: int, seed: int, rounded: bool
+    library: Path, rows: list[tuple[int, int]], kernel: int, budget: int, seed: int, rounded: bool, instructions: str
 ) -> None:
+    use_at_most(library, instructions)
     lengths, voting = zip(*rows, strict=True)
     arrays = inputs(lengths, rounded=rounded, seed=seed)
     check(arrays, list(voting), native(library, kernel, budget), budget, kernel)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvc_trt.operators.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
+from tests.plugins_cpu.libraries import ANY_INSTRUCTIONS, use_at_most
 from tests.plugins_cpu.native_node import NativeNode
 from tests.rounding import assert_close
 
@@ -61,20 +62,24 @@ def test_results_are_the_bodys(
     st.sampled_from([1, 2, 3]),
     st.integers(1, 40),
     st.integers(0, 1000),
+    ANY_INSTRUCTIONS,
 )
-def test_any_shape_is_right(library: Path, lengths: list[int], group: int, kv_heads: int, size: int, seed: int) -> None:
+def test_any_shape_is_right(
+    library: Path, lengths: list[int], group: int, kv_heads: int, size: int, seed: int, instructions: str
+) -> None:
+    use_at_most(library, instructions)
     body, native = nodes(library, group * kv_heads, kv_heads, size)
     arrays = inputs(lengths, group * kv_heads, kv_heads, size, 48, seed)
     check(native(*arrays), body(*arrays))
 
 
-def test_threads_do_not_change_a_bit(library: Path) -> None:
+def test_threads_do_not_change_a_bit(library: Path, instructions: str) -> None:
     arrays = inputs([1290, 77], 6, 2, 48, 1300)
     one, two = (nodes(library, 6, 2, 48, threads)[1](*arrays) for threads in (1, 2))
     np.testing.assert_array_equal(one["output"], two["output"])
 
 
-def test_a_row_is_the_same_alone_and_in_a_batch(library: Path) -> None:
+def test_a_row_is_the_same_alone_and_in_a_batch(library: Path, instructions: str) -> None:
     arrays = inputs([600, 30, 1023], 6, 2, 48, 1024)
     _, native = nodes(library, 6, 2, 48)
     together = native(*arrays)["output"]

@@ -13,6 +13,7 @@ from kvc_trt.graph.native import NATIVE_NARROW_LINEAR, prepare, prepare_draft
 from kvc_trt.operators import KVC_DOMAIN
 from tests.backends.onnxruntime.conftest import make_program
 from tests.backends.onnxruntime.test_drafts import DRAFT_TOKENS, Rows, with_drafts
+from tests.plugins_cpu.libraries import BEST, LOWEST
 
 __all__ = ["make_program"]
 
@@ -26,8 +27,12 @@ def native_library(library: Path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize(("policy", "fp8"), [("full", {}), ("rocketkv", {}), ("rocketkv", FP8), ("sparq", {})])
-@pytest.mark.parametrize("kept", [1, 3, 1 + DRAFT_TOKENS])
-def test_a_rejection_leaves_what_steps_leave(native_library, make_program, policy, fp8, kept):
+@pytest.mark.parametrize(
+    ("kept", "instructions"),
+    [*((kept, BEST) for kept in (1, 3, 1 + DRAFT_TOKENS)), *((1 + DRAFT_TOKENS, name) for name in LOWEST)],
+    indirect=["instructions"],
+)
+def test_a_rejection_leaves_what_steps_leave(native_library, instructions, make_program, policy, fp8, kept):
     rows = Rows(with_drafts(make_program(policy, token_budget=48, max_output_len=40, **fp8)), [200, 31])
     for number in range(3):
         rows.check([kept] * 2, seed=number)

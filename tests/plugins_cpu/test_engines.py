@@ -21,6 +21,7 @@ from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT, QUANTISED_LINEAR
 from tests.backends.onnxruntime.test_turns import settings_of, tokens_of, with_turns
 from tests.backends.prompts import filled
+from tests.plugins_cpu.libraries import best_and_lowest, use
 from tests.rounding import assert_close
 
 POLICIES = ("full", "rocketkv", "snapkv++", "hybrid", "quest", "duo-attention", "streaming-llm", "h2o", "sparq")
@@ -63,13 +64,15 @@ def test_answers_are_the_bodies_answers(
     expose = tuple(f"selected.{layer}" for layer in range(3)) if policy in ("rocketkv", "hybrid") else ()
     bodies = decoded(program, 1, expose)
     monkeypatch.setenv(VARIABLE, str(library))
-    native = decoded(program, 2, expose)
-    np.testing.assert_array_equal(native["tokens"], bodies["tokens"])
-    assert_close(native["logits"], bodies["logits"])
-    for name, listed in bodies["lists"].items():
-        np.testing.assert_array_equal(native["lists"][name], listed)
-    for name, buffer in bodies["state"].items():
-        assert_close(native["state"][name], buffer, name=name)
+    for instructions in best_and_lowest(library):
+        use(library, instructions)
+        native = decoded(program, 2, expose)
+        np.testing.assert_array_equal(native["tokens"], bodies["tokens"], err_msg=instructions)
+        assert_close(native["logits"], bodies["logits"], name=instructions)
+        for name, listed in bodies["lists"].items():
+            np.testing.assert_array_equal(native["lists"][name], listed, err_msg=f"{name}, {instructions}")
+        for name, buffer in bodies["state"].items():
+            assert_close(native["state"][name], buffer, name=f"{name}, {instructions}")
 
 
 def test_operators_of_fp8_bounds_run_their_bodies_and_no_others(
@@ -137,9 +140,11 @@ def test_turns_are_the_bodies_turns(
     program = with_turns(make_program(policy, **settings_of(policy), **fp8))
     bodies = turned(program, 1)
     monkeypatch.setenv(VARIABLE, str(library))
-    native = turned(program, 2)
-    for name, expected in bodies.items():
-        assert_close(native[name], expected, name=name)
+    for instructions in best_and_lowest(library):
+        use(library, instructions)
+        native = turned(program, 2)
+        for name, expected in bodies.items():
+            assert_close(native[name], expected, name=f"{name}, {instructions}")
 
 
 def test_while_a_prompt_fits_its_budget_a_sparse_engine_is_the_dense_one_bit_for_bit(

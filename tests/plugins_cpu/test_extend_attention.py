@@ -14,6 +14,7 @@ from kvc_trt import reference
 from kvc_trt.operators.extend_attention import EXTEND_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
+from tests.plugins_cpu.libraries import ANY_INSTRUCTIONS, use_at_most
 from tests.plugins_cpu.native_node import NativeNode
 from tests.rounding import assert_close
 
@@ -57,15 +58,17 @@ def test_results_are_the_bodys(
     st.integers(1, 40),
     st.integers(0, 70),
     st.integers(0, 1000),
+    ANY_INSTRUCTIONS,
 )
 def test_any_turn_is_right(
-    library: Path, stored: list[int], block: int, group: int, size: int, spare: int, seed: int
+    library: Path, stored: list[int], block: int, group: int, size: int, spare: int, seed: int, instructions: str
 ) -> None:
+    use_at_most(library, instructions)
     arrays = turn(stored, block, group=group, size=size, spare=spare, seed=seed)
     assert_close(NativeNode(BODY, {}, library)(*arrays)["o"], exact(*arrays), 2e-6)
 
 
-def test_padding_may_reach_beyond_the_table(library: Path) -> None:
+def test_padding_may_reach_beyond_the_table(library: Path, instructions: str) -> None:
     """A row that fills its table has no slots for the padding of its block: real queries do not notice."""
     q, k, v, stored = turn([100, 40], 60)
     found = NativeNode(BODY, {}, library)(q, k[:, :, :130], v[:, :, :130], stored)["o"]
@@ -84,13 +87,13 @@ def test_what_comes_after_a_token_does_not_change_it(library: Path, instructions
     np.testing.assert_array_equal(native(q, k, v, stored)["o"][:, :, :30], before[:, :, :30])
 
 
-def test_threads_do_not_change_a_bit(library: Path) -> None:
+def test_threads_do_not_change_a_bit(library: Path, instructions: str) -> None:
     arrays = turn([310, 64, 0], 150, group=3)
     one, two = (NativeNode(BODY, {}, library, threads)(*arrays)["o"] for threads in (1, 2))
     np.testing.assert_array_equal(one, two)
 
 
-def test_nan_of_one_row_reaches_no_other(library: Path) -> None:
+def test_nan_of_one_row_reaches_no_other(library: Path, instructions: str) -> None:
     arrays = turn([50, 70], 20)
     arrays[1][0, 0, 7, 3] = np.nan
     found = NativeNode(BODY, {}, library)(*arrays)["o"]

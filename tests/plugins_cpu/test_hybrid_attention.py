@@ -17,6 +17,7 @@ from kvc_trt.operators.shapes import LOWEST, HeadShape, Layout
 from tests.graph.small_models import normal
 from tests.operators import test_decode_attention as bodies
 from tests.operators.test_decode_attention import CAPACITY, SIZE, Case, attributes_of, hybrid_body, new_entry
+from tests.plugins_cpu.libraries import ANY_INSTRUCTIONS, use_at_most
 from tests.plugins_cpu.native_node import NativeNode
 
 
@@ -54,10 +55,12 @@ CASES = [
     st.sampled_from(CASES),
     st.integers(0, 10_000),
     st.booleans(),
+    ANY_INSTRUCTIONS,
 )
 def test_any_batch_selects_what_the_reference_selects(
-    library: Path, lengths: list[int], case: Case, seed: int, rounded: bool
+    library: Path, lengths: list[int], case: Case, seed: int, rounded: bool, instructions: str
 ) -> None:
+    use_at_most(library, instructions)
     state = bodies.cache(case, lengths, seed=seed, rounded=rounded)
     new = new_entry(case, len(lengths), seed=seed, rounded=rounded)
     bodies.check_step(case, state, new, lengths, native(case, library))

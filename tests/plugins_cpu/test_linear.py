@@ -16,6 +16,7 @@ from kvc_trt.graph import IR_VERSION
 from kvc_trt.graph.native import NATIVE_LINEAR, prepare_prefill
 from kvc_trt.operators import KVC_DOMAIN, OPSET
 from tests.graph.small_models import normal
+from tests.plugins_cpu.libraries import ANY_INSTRUCTIONS, use_at_most
 from tests.plugins_cpu.native_node import native_session
 
 
@@ -53,18 +54,24 @@ def test_results_are_gemms(library: Path, instructions: str, tokens: int, column
 
 
 @settings(max_examples=60)
-@given(st.integers(1, 40), st.integers(1, 150), st.integers(1, 150), st.sampled_from([1, 2]), st.integers(0, 1000))
-def test_any_shape_is_right(library: Path, tokens: int, columns: int, rows: int, threads: int, seed: int) -> None:
+@given(
+    st.integers(1, 40), st.integers(1, 150), st.integers(1, 150), st.sampled_from([1, 2]), st.integers(0, 1000),
+    ANY_INSTRUCTIONS,
+)  # fmt: skip
+def test_any_shape_is_right(
+    library: Path, tokens: int, columns: int, rows: int, threads: int, seed: int, instructions: str
+) -> None:
+    use_at_most(library, instructions)
     x, matrix = normal(seed, tokens, columns), normal(seed + 1, rows, columns)
     check(product(library, x, gemm(matrix), threads=threads), x, matrix)
 
 
-def test_more_tokens_than_are_multiplied_at_once(library: Path) -> None:
+def test_more_tokens_than_are_multiplied_at_once(library: Path, instructions: str) -> None:
     x, matrix = normal(0, 4100, 40), normal(1, 20, 40)
     check(product(library, x, gemm(matrix), threads=2), x, matrix)
 
 
-def test_a_bias_is_added(library: Path) -> None:
+def test_a_bias_is_added(library: Path, instructions: str) -> None:
     x, matrix, bias = normal(0, 9, 40), normal(1, 20, 40), normal(2, 20)
     without = product(library, x, gemm(matrix))
     np.testing.assert_array_equal(product(library, x, gemm(matrix, bias)), without + bias)

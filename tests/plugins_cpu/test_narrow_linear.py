@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvc_trt.backends.onnxruntime import native
 from kvc_trt.graph.native import NATIVE_NARROW_LINEAR, prepare_draft
 from tests.graph.small_models import normal
+from tests.plugins_cpu.libraries import ANY_INSTRUCTIONS, use_at_most
 from tests.plugins_cpu.native_node import native_session
 from tests.plugins_cpu.test_linear import check, gemm
 
@@ -31,13 +32,19 @@ def test_results_are_gemms(library: Path, instructions: str, tokens: int, column
 
 
 @settings(max_examples=60)
-@given(st.integers(1, 20), st.integers(1, 150), st.integers(1, 150), st.sampled_from([1, 2]), st.integers(0, 1000))
-def test_any_shape_is_right(library: Path, tokens: int, columns: int, rows: int, threads: int, seed: int) -> None:
+@given(
+    st.integers(1, 20), st.integers(1, 150), st.integers(1, 150), st.sampled_from([1, 2]), st.integers(0, 1000),
+    ANY_INSTRUCTIONS,
+)  # fmt: skip
+def test_any_shape_is_right(
+    library: Path, tokens: int, columns: int, rows: int, threads: int, seed: int, instructions: str
+) -> None:
+    use_at_most(library, instructions)
     x, matrix = normal(seed, tokens, columns), normal(seed + 1, rows, columns)
     check(product(library, x, matrix, threads=threads), x, matrix)
 
 
-def test_a_bias_is_added(library: Path) -> None:
+def test_a_bias_is_added(library: Path, instructions: str) -> None:
     x, matrix, bias = normal(0, 5, 40), normal(1, 20, 40), normal(2, 20)
     np.testing.assert_array_equal(product(library, x, matrix, bias), product(library, x, matrix) + bias)
 
@@ -49,7 +56,7 @@ def test_a_token_is_the_same_alone_and_among_others(library: Path, instructions:
         np.testing.assert_array_equal(product(library, x[token : token + 1], matrix), whole[token : token + 1])
 
 
-def test_nan_stays_with_its_token(library: Path) -> None:
+def test_nan_stays_with_its_token(library: Path, instructions: str) -> None:
     x, matrix = normal(0, 7, 67), normal(1, 64, 67)
     x[3, 66], x[4, 6] = np.nan, np.inf
     found = product(library, x, matrix)

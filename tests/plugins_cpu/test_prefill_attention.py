@@ -15,6 +15,7 @@ from kvc_trt.backends.onnxruntime import native
 from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
+from tests.plugins_cpu.libraries import ANY_INSTRUCTIONS, use_at_most
 from tests.plugins_cpu.native_node import NativeNode
 from tests.plugins_cuda.build import ROOT
 from tests.rounding import assert_close
@@ -55,10 +56,12 @@ def test_results_are_the_bodys(
     st.sampled_from([1, 2]),
     st.integers(1, 40),
     st.integers(0, 1000),
+    ANY_INSTRUCTIONS,
 )
 def test_any_length_and_shape_is_right(
-    library: Path, length: int, group: int, kv_heads: int, size: int, seed: int
+    library: Path, length: int, group: int, kv_heads: int, size: int, seed: int, instructions: str
 ) -> None:
+    use_at_most(library, instructions)
     """Also lengths that are no multiple of a block, which the body does not take."""
     body = PREFILL_ATTENTION.body(Layout(HeadShape(group * kv_heads, kv_heads, size)))
     arrays = prompt(1, group * kv_heads, kv_heads, size, length, seed)
@@ -76,7 +79,7 @@ def test_what_comes_after_a_token_does_not_change_it(library: Path, instructions
     np.testing.assert_array_equal(native(q, k, v)["o"][:, :, :200], before[:, :, :200])
 
 
-def test_threads_do_not_change_a_bit(library: Path) -> None:
+def test_threads_do_not_change_a_bit(library: Path, instructions: str) -> None:
     body = PREFILL_ATTENTION.body(Layout(HeadShape(6, 2, 48)))
     arrays = prompt(2, 6, 2, 48, 640)
     one, two = (NativeNode(body, {}, library, threads)(*arrays)["o"] for threads in (1, 2))
@@ -84,10 +87,11 @@ def test_threads_do_not_change_a_bit(library: Path) -> None:
 
 
 @settings(max_examples=20)
-@given(st.integers(0, 5), st.integers(1, 300), st.sampled_from([1, 3, 4]), st.integers(0, 1000))
+@given(st.integers(0, 5), st.integers(1, 300), st.sampled_from([1, 3, 4]), st.integers(0, 1000), ANY_INSTRUCTIONS)
 def test_the_last_queries_alone_get_the_same_bits(
-    library: Path, tiles_before: int, last: int, group: int, seed: int
+    library: Path, tiles_before: int, last: int, group: int, seed: int, instructions: str
 ) -> None:
+    use_at_most(library, instructions)
     body = PREFILL_ATTENTION.body(Layout(HeadShape(group * 2, 2, 24)))
     q, k, v = prompt(2, group * 2, 2, 24, tiles_before * 64 + last, seed)
     native = NativeNode(body, {}, library)
@@ -192,7 +196,6 @@ import numpy as np
 from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.plugins_cpu.native_node import NativeNode
-from tests.rounding import assert_close
 
 native = NativeNode(PREFILL_ATTENTION.body(Layout(HeadShape(64, 1, 4096))), {}, Path(sys.argv[1]), int(sys.argv[2]))
 q, k = np.ones((2, 64, 1, 4096), np.float32), np.ones((2, 1, 1, 4096), np.float32)

@@ -15,6 +15,7 @@ from kvc_trt.models.quantisation import dequantise
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import normal
+from tests.plugins_cpu.libraries import ANY_INSTRUCTIONS, use_at_most
 from tests.plugins_cpu.native_node import NativeNode
 
 BODY = QUANTISED_LINEAR.body(Layout(HeadShape(4, 2, 16)))
@@ -55,8 +56,14 @@ def test_results_are_within_the_bound(
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 20), st.integers(1, 40), st.integers(1, 80), st.sampled_from([4, 8]), st.integers(0, 1000))
-def test_any_shape_is_right(library: Path, tokens: int, blocks: int, outputs: int, bits: int, seed: int) -> None:
+@given(
+    st.integers(1, 20), st.integers(1, 40), st.integers(1, 80), st.sampled_from([4, 8]), st.integers(0, 1000),
+    ANY_INSTRUCTIONS,
+)  # fmt: skip
+def test_any_shape_is_right(
+    library: Path, tokens: int, blocks: int, outputs: int, bits: int, seed: int, instructions: str
+) -> None:
+    use_at_most(library, instructions)
     native = NativeNode(BODY, attributes(32 * blocks, outputs, bits), library)
     packed, scales = matrix(seed, outputs, 32 * blocks, bits)
     x = normal(seed, tokens, 32 * blocks)
