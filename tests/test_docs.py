@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -16,23 +16,36 @@ PAGES = sorted(
 FENCED = re.compile(r"^```.*?^```$", flags=re.DOTALL | re.MULTILINE)
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     """The headings of a page as GitHub links to them."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page: Path) -> None:
+def name(page: Path) -> str:
+    """A page as messages name it."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def wrong_links(page: Path) -> Iterator[str]:
+    """What is wrong with the links of a page."""
     for link in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", page.read_text())):
         if re.match(r"[a-z]+:", link):
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-        assert target.exists(), f"{link} leads nowhere"
-        assert not anchor or anchor in anchors(target), f"{link}: {target.name} has no such heading"
+        if not target.exists():
+            yield f"{name(page)}: {link} leads nowhere"
+        elif anchor and anchor not in anchors(target):
+            yield f"{name(page)}: {link}: {target.name} has no such heading"
+
+
+def test_links_lead_somewhere() -> None:
+    wrong = [one for page in PAGES for one in wrong_links(page)]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_pages_are_found() -> None:
-    names = {page.relative_to(ROOT).as_posix() for page in PAGES}
+    names = {name(page) for page in PAGES}
     assert {"README.md", "docs/architecture.md", "docs/policies/README.md", "docs/kernels/attention.md"} <= names

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import pytest
 
 from kvc_trt.cli.main import group
-from tests.test_docs import FENCED, PAGES, ROOT
+from tests.test_docs import FENCED, PAGES, ROOT, name
 
 LINE = re.compile(r"^(?: {4}|\$ )((?:[^\n]*\\\n)*[^\n]*)$", flags=re.MULTILINE)
 """A line that may be a command, with those that continue it."""
@@ -58,39 +57,58 @@ def resolved(found: list[str]) -> tuple[click.Command, list[str]]:
     return command, found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_commands_of_kvc_trt_have_the_options_shown(page: Path) -> None:
+def wrong_options(page: Path) -> Iterator[str]:
+    """What is wrong with the commands of kvc-trt that a page shows."""
     for text in commands(page):
         found = OURS.search(text)
         if found is None:
             continue
         command, rest = resolved(words(found[1]))
-        if command is group:
-            assert rest[0] in HASHED, f"{text}: no such command"
+        if command is group and rest[0] not in HASHED:
+            yield f"{name(page)}: {text}: no such command"
         known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
         unknown = set(options_of(rest)) - known - {"--help", "-h"}
-        assert not unknown, f"{text}: {', '.join(sorted(unknown))} unknown"
+        if unknown:
+            yield f"{name(page)}: {text}: {', '.join(sorted(unknown))} unknown"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_targets_of_make_exist(page: Path) -> None:
+def wrong_targets(page: Path) -> Iterator[str]:
+    """The commands of make on a page whose targets there are not."""
     for text in commands(page):
         found = MADE.match(text)
         if found is not None:
-            named = [word for word in words(found[1]) if re.fullmatch(r"[a-z][a-z0-9-]*", word)]
-            assert set(named) <= TARGETS, f"{text}: no such target"
+            named = {word for word in words(found[1]) if re.fullmatch(r"[a-z][a-z0-9-]*", word)}
+            if not named <= TARGETS:
+                yield f"{name(page)}: {text}: no such target"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_modules_exist_and_read_the_options_shown(page: Path) -> None:
+def wrong_modules(page: Path) -> Iterator[str]:
+    """What is wrong with the Python modules that a page runs."""
     for text in commands(page):
         found = MODULE.search(text)
         if found is None:
             continue
-        name, *rest = words(found[1])
-        path = ROOT / name.replace(".", "/")
+        module, *rest = words(found[1])
+        path = ROOT / module.replace(".", "/")
         sources = [path.with_suffix(".py")] if path.with_suffix(".py").is_file() else sorted(path.glob("*.py"))
-        assert sources, f"{text}: no such module"
+        if not sources:
+            yield f"{name(page)}: {text}: no such module"
         source = "\n".join(one.read_text() for one in sources)
         unknown = {option for option in options_of(rest) if f'"{option}"' not in source}
-        assert not unknown, f"{text}: {', '.join(sorted(unknown))} unknown"
+        if sources and unknown:
+            yield f"{name(page)}: {text}: {', '.join(sorted(unknown))} unknown"
+
+
+def test_commands_of_kvc_trt_have_the_options_shown() -> None:
+    wrong = [one for page in PAGES for one in wrong_options(page)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_targets_of_make_exist() -> None:
+    wrong = [one for page in PAGES for one in wrong_targets(page)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_modules_exist_and_read_the_options_shown() -> None:
+    wrong = [one for page in PAGES for one in wrong_modules(page)]
+    assert not wrong, "\n".join(wrong)
