@@ -2,12 +2,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import collection
+
+if TYPE_CHECKING:
+    from tests.small_programs import SmallPrograms
 
 # Before anything loads PyTorch: small operators take longer on several threads, most of all where test processes share
 # the cores (two on two cores waited for one another a third of the time).
@@ -85,6 +90,19 @@ def smollm2_gguf() -> Path:
         except KvcError as error:
             pytest.skip(f"SmolLM2 cannot be had: {error.message}")
     return Path(given)
+
+
+@pytest.fixture(scope="session")
+def make_program(tmp_path_factory) -> Iterator[SmallPrograms]:
+    """make_program(name, precision, ...): the program of a small random model, which tests leave as it is."""
+    from tests.small_programs import SmallPrograms
+
+    session = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # each process has a folder of its own in that of the session
+        session = session.parent
+    programs = SmallPrograms(session / "small_programs")
+    yield programs
+    assert programs.changed() == [], "a test has changed files that other tests read"
 
 
 @pytest.fixture(scope="session")

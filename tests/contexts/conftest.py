@@ -4,31 +4,20 @@ from pathlib import Path
 
 import numpy as np
 
-from kvc_trt import policies
 from kvc_trt.contexts.packing import RowPacking
 from kvc_trt.engine.program import Program
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.runtime.context import NO_TOKENS, Context, Fingerprint, extended_digest
-from tests.backends.onnxruntime.conftest import make_program
+from tests.every_policy import parameters_of
 from tests.small_model import SMALL
 
-__all__ = ["make_program"]
-
 FINGERPRINT = Fingerprint(*(f"{number}" * 64 for number in range(5)), "small (fp32 weights)", "some policy")
-ENGINES = [name for name, _, _ in policies.available() if not name.startswith("exact-topk")]
-"""The policies that engines run; the others are oracles of the reference."""
-
-
-def settings_of(policy: str) -> dict[str, int]:
-    """Limits under which every policy evicts or selects on a prompt of 200 tokens."""
-    limits = {"token_budget": 64, "max_input_len": 256, "max_output_len": 16}
-    return {**limits, "window": 16} if policy == "snapkv" else limits
 
 
 def packing_without_graphs(policy: str, dtype: str = "float32") -> RowPacking:
     """A packing of a small model; nothing can be run with it."""
-    parameters = policies.resolve(policy, model=SMALL, **settings_of(policy))
+    parameters = parameters_of(policy)
     none = Path("none")
     program = Program(SMALL, parameters, state_tensors(SMALL, parameters, dtype, turns=True), none, none, none)
     return RowPacking(program, FINGERPRINT)

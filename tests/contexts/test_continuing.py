@@ -9,16 +9,16 @@ from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.contexts import RowPacking, read_context, write_context
 from kvc_trt.errors import InputError
 from kvc_trt.runtime import Request, Sampling, Session
-from tests.backends.onnxruntime.test_turns import with_turns
-from tests.contexts.conftest import ENGINES, FINGERPRINT, settings_of
+from tests.contexts.conftest import FINGERPRINT
+from tests.every_policy import EVERY
 
 PROMPT = np.random.default_rng(3).integers(2, 97, 200).tolist()
 OTHER = np.random.default_rng(4).integers(2, 97, 77).tolist()
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=EVERY)
 def program(request, make_program):
-    return with_turns(make_program(request.param, **settings_of(request.param)))
+    return make_program(request.param, turns=True)
 
 
 def session_of(program, rows=1, executor=OnnxRuntimeExecutor, prefix_bytes=0):
@@ -134,7 +134,7 @@ def test_a_prompt_after_a_context_is_a_turn(program, tmp_path):
 
 @pytest.mark.parametrize("policy", ["full", "rocketkv", "h2o"])
 def test_without_turns_a_prompt_after_a_context_is_a_continuation(policy, make_program, tmp_path):
-    program, question = make_program(policy, **settings_of(policy)), PROMPT[:5]
+    program, question = make_program(policy), PROMPT[:5]
     session = session_of(program)
     fed = session.generate([Request(PROMPT, 6, continuation_token_ids=question, ignore_eos=True)])[0]
     (row,) = session.add([Request(PROMPT, 1)])
@@ -170,8 +170,7 @@ def test_a_context_goes_on_under_another_executor(policy, from_torch, make_progr
     """The state is of one executor, what follows of another: logits agree as the executors do."""
     from kvc_trt.backends.torch.executor import TorchExecutor
 
-    name, _, form = policy.partition(", ")
-    program = make_program(name, **settings_of(name), **({"fp8_bounds": True} if form else {}))
+    program = make_program(policy)
     maker, taker = (TorchExecutor, OnnxRuntimeExecutor) if from_torch else (OnnxRuntimeExecutor, TorchExecutor)
     made = session_of(program, executor=maker)
     (row,) = made.add([Request(PROMPT, 16, keep_logits=True, continuation_token_ids=OTHER[:8], ignore_eos=True)])

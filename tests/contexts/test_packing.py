@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvc_trt import policies
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.contexts.packing import context_bytes, fingerprint_of, recorded
-from tests.contexts.conftest import ENGINES, packing_without_graphs, random_context, settings_of
+from tests.contexts.conftest import packing_without_graphs, random_context
+from tests.every_policy import EVERY, parameters_of
 from tests.small_model import SMALL
 
 
-@pytest.mark.parametrize("policy", ENGINES)
+@pytest.mark.parametrize("policy", EVERY)
 def test_every_state_tensor_is_either_carried_or_rebuilt(policy):
     packing = packing_without_graphs(policy)
     context = random_context(packing, 100, seed=0)
@@ -27,7 +27,7 @@ def test_every_state_tensor_is_either_carried_or_rebuilt(policy):
         assert (str(row[name].dtype), row[name].shape) == (tensor.dtype, tensor.shape)
 
 
-@given(policy=st.sampled_from(ENGINES), tokens=st.integers(1, 256), seed=st.integers(0, 9))
+@given(policy=st.sampled_from(EVERY), tokens=st.integers(1, 256), seed=st.integers(0, 9))
 @settings(max_examples=60, deadline=None)
 def test_unpacked_and_packed_again_is_the_same(policy, tokens, seed):
     packing = packing_without_graphs(policy)
@@ -100,16 +100,16 @@ def test_the_fingerprint_of_an_engine(tiny_engine, tiny_arguments, tmp_path):
 
 
 def test_what_a_context_takes_is_known_before_there_is_one():
-    for policy in ENGINES:
+    for policy in EVERY:
         packing = packing_without_graphs(policy)
         context = random_context(packing, 100, seed=0)
         state = [tensor for _, tensors in packing._caches for tensor in tensors.values()]
-        parameters = policies.resolve(policy, model=SMALL, **settings_of(policy))
+        parameters = parameters_of(policy)
         assert context_bytes(SMALL, parameters, state, context.cache_lengths, 100) == context.nbytes
 
 
 def test_what_is_kept_and_what_is_read():
-    packings = {policy: packing_without_graphs(policy) for policy in ENGINES}
+    packings = {policy: packing_without_graphs(policy) for policy in EVERY}
     kept = {policy for policy, packing in packings.items() if packing.keeps_every_token}
     assert kept == {"full", "quest", "quest-matched", "sparq", "hybrid", "rocketkv-mt"}
     assert [policy for policy in kept if packings[policy].reads_everything] == ["full"]
@@ -117,6 +117,6 @@ def test_what_is_kept_and_what_is_read():
 
 def test_contexts_of_before_fp8_bounds_still_fit():
     """Their digest of the parameters knows no such field."""
-    parameters = policies.resolve("hybrid", model=SMALL, **settings_of("hybrid"))
+    parameters = parameters_of("hybrid")
     assert set(recorded(parameters)) == {field.name for field in dataclasses.fields(parameters)} - {"fp8_bounds"}
     assert recorded(dataclasses.replace(parameters, fp8_bounds=True))["fp8_bounds"] is True

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kvc_trt import policies
 from kvc_trt.contexts import RowPacking, read_context, write_context
 from kvc_trt.contexts.packing import _state_digest
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.runtime.context_store import ContextStore
-from tests.contexts.conftest import ENGINES, FINGERPRINT, random_context, settings_of
+from tests.contexts.conftest import FINGERPRINT, random_context
+from tests.every_policy import EVERY, parameters_of
 from tests.small_model import SMALL
 
 KEEP_PLACES = {
@@ -25,13 +25,13 @@ KEEP_PLACES = {
 
 
 def packing_of(policy: str, turns: bool) -> RowPacking:
-    parameters = policies.resolve(policy, model=SMALL, **settings_of(policy))
+    parameters = parameters_of(policy)
     none, state = Path("none"), state_tensors(SMALL, parameters, "float32", turns=turns)
     program = Program(SMALL, parameters, state, none, none, none, none if turns else None)
     return RowPacking(program, replace(FINGERPRINT, state=_state_digest(state)))
 
 
-@pytest.mark.parametrize("policy", ENGINES)
+@pytest.mark.parametrize("policy", EVERY)
 @pytest.mark.parametrize("turns", [True, False], ids=["of-turns", "without-turns"])
 def test_a_context_fits_the_other_kind_where_the_tensors_are_the_same(policy, turns, tmp_path):
     mine, other = packing_of(policy, turns), packing_of(policy, not turns)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from tests.backends.onnxruntime.conftest import make_program
 from tests.plugins_cpu.libraries import _best_again, bf16_library, instructions, library
 
-__all__ = ["_best_again", "bf16_library", "instructions", "library", "make_program"]
+__all__ = ["_best_again", "bf16_library", "instructions", "library"]

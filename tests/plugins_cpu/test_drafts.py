@@ -11,13 +11,10 @@ from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.engine.program import read_graph
 from kvc_trt.graph.native import NATIVE_NARROW_LINEAR, prepare, prepare_draft
 from kvc_trt.operators import KVC_DOMAIN
-from tests.backends.onnxruntime.conftest import make_program
-from tests.backends.onnxruntime.test_drafts import DRAFT_TOKENS, Rows, with_drafts
+from tests.backends.onnxruntime.test_drafts import DRAFT_TOKENS, Rows, programs
 from tests.plugins_cpu.libraries import BEST, LOWEST
 
-__all__ = ["make_program"]
-
-FP8 = {"fp8_bounds": True}
+__all__ = ["programs"]
 
 
 @pytest.fixture
@@ -26,20 +23,20 @@ def native_library(library: Path, monkeypatch) -> Path:
     return library
 
 
-@pytest.mark.parametrize(("policy", "fp8"), [("full", {}), ("rocketkv", {}), ("rocketkv", FP8), ("sparq", {})])
+@pytest.mark.parametrize("policy", ["full", "rocketkv", "rocketkv, bounds in fp8", "sparq"])
 @pytest.mark.parametrize(
     ("kept", "instructions"),
     [*((kept, BEST) for kept in (1, 3, 1 + DRAFT_TOKENS)), *((1 + DRAFT_TOKENS, name) for name in LOWEST)],
     indirect=["instructions"],
 )
-def test_a_rejection_leaves_what_steps_leave(native_library, instructions, make_program, policy, fp8, kept):
-    rows = Rows(with_drafts(make_program(policy, token_budget=48, max_output_len=40, **fp8)), [200, 31])
+def test_a_rejection_leaves_what_steps_leave(native_library, instructions, programs, policy, kept):
+    rows = Rows(programs(policy), [200, 31])
     for number in range(3):
         rows.check([kept] * 2, seed=number)
 
 
-def test_products_are_native_and_steps_do_not_wait(library: Path, make_program):
-    program = with_drafts(make_program("rocketkv"))
+def test_products_are_native_and_steps_do_not_wait(library: Path, programs):
+    program = programs("rocketkv")
     operators = native.load(library).operators
     written = prepare(read_graph(program.draft), operators)
     loaded = prepare_draft(written, operators)
@@ -52,21 +49,20 @@ def test_products_are_native_and_steps_do_not_wait(library: Path, make_program):
     assert len(steps) == (1 + DRAFT_TOKENS) * program.model.num_hidden_layers
 
 
-def test_steps_with_bounds_in_fp8_run_bodies_and_wait(library: Path, make_program):
+def test_steps_with_bounds_in_fp8_run_bodies_and_wait(library: Path, programs):
     operators = native.load(library).operators
-    written = prepare(read_graph(with_drafts(make_program("rocketkv", **FP8)).draft), operators)
+    written = prepare(read_graph(programs("rocketkv, bounds in fp8").draft), operators)
     kinds = [[node.op_type for node in model.graph.node] for model in (written, prepare_draft(written, operators))]
     assert kinds[0].count("Expand") == kinds[1].count("Expand") > 0
 
 
-def test_bodies_wait_and_other_products_stay(make_program):
-    program = with_drafts(make_program("rocketkv"))
+def test_bodies_wait_and_other_products_stay(programs):
+    program = programs("rocketkv")
     written = prepare(read_graph(program.draft), ())
     assert prepare_draft(written, ()) == written
 
 
-def test_native_products_need_no_packed_copy(native_library, make_program):
-    program = with_drafts(make_program("full"))
-    executor = OnnxRuntimeExecutor(program, threads=1)
+def test_native_products_need_no_packed_copy(native_library, programs):
+    executor = OnnxRuntimeExecutor(programs("full"), threads=1)
     options = executor.draft_session.get_session_options()
     assert options.get_session_config_entry("session.disable_prepacking") == "1"

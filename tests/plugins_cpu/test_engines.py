@@ -19,13 +19,14 @@ from kvc_trt.engine.program import Program, read_graph
 from kvc_trt.graph.native import prepare
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT, QUANTISED_LINEAR
-from tests.backends.onnxruntime.test_turns import settings_of, tokens_of, with_turns
+from tests.backends.onnxruntime.test_turns import ROOM, tokens_of
 from tests.backends.prompts import filled
 from tests.plugins_cpu.libraries import best_and_lowest, use
 from tests.rounding import assert_close
 
-POLICIES = ("full", "rocketkv", "snapkv++", "hybrid", "quest", "duo-attention", "streaming-llm", "h2o", "sparq")
-PAGED = ("rocketkv", "hybrid", "quest")
+FP8 = ("rocketkv, bounds in fp8", "hybrid, bounds in fp8", "quest, bounds in fp8")
+POLICIES = ("full", "rocketkv", "snapkv++", "hybrid", "quest", "duo-attention", "streaming-llm", "h2o", "sparq", *FP8)
+TAKING_TURNS = ("full", "rocketkv", "snapkv++", "hybrid", "quest", "streaming-llm", "tova", *FP8)
 STEPS = 12
 
 
@@ -50,18 +51,13 @@ def decoded(program: Program, threads: int, expose: tuple[str, ...] = ()) -> dic
     }
 
 
-@pytest.mark.parametrize(
-    ("policy", "fp8"), [*((policy, {}) for policy in POLICIES), *((one, {"fp8_bounds": True}) for one in PAGED)]
-)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_answers_are_the_bodies_answers(
-    make_program: Callable[..., Program],
-    policy: str,
-    fp8: dict[str, bool],
-    library: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    make_program: Callable[..., Program], policy: str, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = make_program(policy, **({"pool_kernel": 7} if policy in ("rocketkv", "snapkv++") else {}), **fp8)
-    expose = tuple(f"selected.{layer}" for layer in range(3)) if policy in ("rocketkv", "hybrid") else ()
+    program = make_program(policy)
+    listed = program.parameters.policy in ("rocketkv", "hybrid")
+    expose = tuple(f"selected.{layer}" for layer in range(3)) if listed else ()
     bodies = decoded(program, 1, expose)
     monkeypatch.setenv(VARIABLE, str(library))
     for instructions in best_and_lowest(library):
@@ -78,7 +74,7 @@ def test_answers_are_the_bodies_answers(
 def test_operators_of_fp8_bounds_run_their_bodies_and_no_others(
     make_program: Callable[..., Program], library: Path
 ) -> None:
-    program, native = make_program("rocketkv", pool_kernel=7, skip_layers=1, fp8_bounds=True), load(library)
+    program, native = make_program("rocketkv, bounds in fp8", skip_layers=1), load(library)
     prefill, decode = (prepare(read_graph(one), native.operators) for one in (program.prefill, program.decode))
     assert {"KvcCompact_body", "KvcPrefillAttention"} <= {node.op_type for node in prefill.graph.node}
     assert {"KvcHybridAttention_body", "KvcDenseAttention"} <= {node.op_type for node in decode.graph.node}
@@ -92,7 +88,7 @@ def test_profiles_count_such_a_body_as_its_operator(
     make_program: Callable[..., Program], library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(library))
-    program = make_program("rocketkv", pool_kernel=7, fp8_bounds=True)
+    program = make_program("rocketkv, bounds in fp8")
     executor = OnnxRuntimeExecutor(program, threads=1, profile=tmp_path)
     executor.allocate(3)
     tokens, positions, lengths = filled(executor)
@@ -123,21 +119,11 @@ def turned(program: Program, threads: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("policy", "fp8"),
-    [
-        *((policy, {}) for policy in ("full", "rocketkv", "snapkv++", "hybrid", "quest", "streaming-llm", "tova")),
-        *((policy, {"fp8_bounds": True}) for policy in PAGED),
-    ],
-)
+@pytest.mark.parametrize("policy", TAKING_TURNS)
 def test_turns_are_the_bodies_turns(
-    make_program: Callable[..., Program],
-    policy: str,
-    fp8: dict[str, bool],
-    library: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    make_program: Callable[..., Program], policy: str, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = with_turns(make_program(policy, **settings_of(policy), **fp8))
+    program = make_program(policy, turns=True, **ROOM)
     bodies = turned(program, 1)
     monkeypatch.setenv(VARIABLE, str(library))
     for instructions in best_and_lowest(library):
@@ -159,7 +145,7 @@ def test_steps_write_where_the_buffers_are(
     make_program: Callable[..., Program], library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(library))
-    executor = OnnxRuntimeExecutor(make_program("rocketkv", pool_kernel=7), threads=1)
+    executor = OnnxRuntimeExecutor(make_program("rocketkv"), threads=1)
     executor.allocate(3)
     tokens, positions, lengths = filled(executor)
     before = {name: buffer.copy() for name, buffer in executor.buffers.items()}
@@ -191,7 +177,7 @@ def test_engines_whose_graphs_call_onnx_runtimes_product_still_prepack_it(
 def test_caches_of_another_type_run_the_bodies(
     make_program: Callable[..., Program], library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = make_program("rocketkv", "fp16", pool_kernel=7)
+    program = make_program("rocketkv", "fp16")
     bodies = decoded(program, 1)
     monkeypatch.setenv(VARIABLE, str(library))
     np.testing.assert_array_equal(decoded(program, 1)["logits"], bodies["logits"])

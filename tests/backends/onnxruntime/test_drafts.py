@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,8 +12,6 @@ from hypothesis import strategies as st
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError
-from kvc_trt.graph.build import build_draft
-from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.runtime import Request, Session, Speculation
 from tests.rounding import assert_close
 from tests.runtime.test_speculation import Always
@@ -24,24 +21,10 @@ FP8 = ("rocketkv, bounds in fp8", "quest, bounds in fp8")
 POLICIES = ("full", "rocketkv", "hybrid", "quest", "sparq", "snapkv-gqa", "expected-attention-hybrid", *FP8)
 
 
-def with_drafts(program: Program, draft_tokens: int = DRAFT_TOKENS) -> Program:
-    weights, path = GraphWeights(program.weights_path), program.weights_path.parent / "draft.onnx"
-    onnx.save(build_draft(program.model, program.parameters, weights=weights, tokens=1 + draft_tokens), path)
-    return replace(program, draft=path, draft_tokens=draft_tokens)
-
-
 @pytest.fixture(scope="module")
 def programs(make_program):
-    made: dict[str, Program] = {}
-
-    def program(policy: str) -> Program:
-        if policy not in made:
-            settings = {"token_budget": 100 if policy == "snapkv-gqa" else 48, "max_output_len": 40}
-            settings |= {"fp8_bounds": True} if policy in FP8 else {}
-            made[policy] = with_drafts(make_program(policy.partition(",")[0], **settings))
-        return made[policy]
-
-    return program
+    """programs(name): a program with drafts."""
+    return partial(make_program, draft_tokens=DRAFT_TOKENS, max_output_len=40)
 
 
 class Rows:

@@ -16,7 +16,7 @@ from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.runtime import Request, Sampling, Session
-from tests.backends.onnxruntime.conftest import MODEL
+from tests.small_model import SMALL
 
 ENGINES = {
     "streaming-llm": ("streaming-llm", {}),
@@ -25,7 +25,7 @@ ENGINES = {
     "h2o": ("h2o", {}),
     "tova": ("tova", {}),
 }
-MODEL = replace(MODEL, num_hidden_layers=1, max_position_embeddings=200_000)
+MODEL = replace(SMALL, num_hidden_layers=1, max_position_embeddings=200_000)
 MIB = 1 << 20
 
 

@@ -118,7 +118,7 @@ def test_insert_and_move_leave_nothing_of_the_former_row(executor):
 
 @pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
 def test_every_precision_runs_in_place(make_program, precision):
-    program = make_program("rocketkv", precision, pool_kernel=7)
+    program = make_program("rocketkv", precision)
     executor = OnnxRuntimeExecutor(program, threads=1)
     executor.allocate(2)
     tokens, positions, lengths = filled(executor, 2)

@@ -9,7 +9,6 @@ from kvc_trt import policies
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.errors import InputError
 from kvc_trt.runtime import Request, Session
-from tests.backends.onnxruntime.test_turns import with_turns
 
 TURNS, LONGEST, ANSWER = 200, 30, 3
 POSITIONS = 100 + TURNS * (LONGEST + ANSWER)
@@ -22,18 +21,11 @@ EVICTING = [
 ]
 
 
-def budget_of(policy):
-    """`snapkv` divides its budget among query heads; DuoAttention keeps everything in its retrieval heads."""
-    return {"token_budget": 256 if policy == "snapkv" else 96}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", [one for one in EVICTING if one != "duo-attention"])
+@pytest.mark.parametrize("policy", [one for one in EVICTING if one != "duo-attention"])  # it keeps whole caches
 def test_bytes_are_equal_over_two_hundred_turns(policy, make_program):
-    made = make_program(
-        policy, max_input_len=128, max_output_len=8, max_conversation_len=POSITIONS, **budget_of(policy)
-    )
-    executor = OnnxRuntimeExecutor(with_turns(made), threads=1)
+    program = make_program(policy, turns=True, max_input_len=128, max_output_len=8, max_conversation_len=POSITIONS)
+    executor = OnnxRuntimeExecutor(program, threads=1)
     session = Session(executor, None, 1)
     generator = np.random.default_rng(0)
     (row,) = session.add([Request(generator.integers(2, 97, 100).tolist(), ANSWER, ignore_eos=True, stay=True)])

@@ -11,17 +11,16 @@ from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.contexts import RowPacking, read_context, write_context
 from kvc_trt.errors import Cancelled, DeadlineMissed, InputError
 from kvc_trt.runtime import Request, Scheduler, Session
-from tests.backends.onnxruntime.test_turns import tokens_of, with_turns
+from tests.backends.onnxruntime.test_turns import tokens_of
 from tests.contexts.conftest import FINGERPRINT
 
 PROMPTS = tokens_of(150, 60, 40)
 LONG, TURN = tokens_of(250, 9, seed=1)
-SETTINGS = {"token_budget": 48, "max_input_len": 256, "max_output_len": 24}
 
 
 @pytest.fixture(scope="module", params=["rocketkv", "full", "h2o"])
 def program(request, make_program):
-    return with_turns(make_program(request.param, **SETTINGS))
+    return make_program(request.param, turns=True, max_output_len=24)
 
 
 class Run:

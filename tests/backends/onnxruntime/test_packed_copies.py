@@ -51,10 +51,9 @@ def test_a_backend_names_its_copies(name, weights, drafts, copies, monkeypatch):
 
 def test_sessions_follow_the_rule(make_program, monkeypatch):
     from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-    from tests.backends.onnxruntime.test_drafts import with_drafts
 
     monkeypatch.setenv("KVC_TRT_CPU_KERNELS", "none")
-    executor = OnnxRuntimeExecutor(with_drafts(make_program("full")), threads=1)
+    executor = OnnxRuntimeExecutor(make_program("full", draft_tokens=4), threads=1)
     assert packs(executor.decode_session)
     assert packs(executor.draft_session)
     assert not packs(executor.prefill_session)

@@ -95,8 +95,7 @@ def test_some_answers_depend_on_their_prompt(expected):
 
 @pytest.mark.parametrize("policy", ["full", "rocketkv"])
 def test_rows_of_1_and_4000_tokens_in_one_batch(make_program, policy):
-    options = {"pool_kernel": 7} if policy == "rocketkv" else {}
-    program = make_program(policy, max_input_len=4000, max_output_len=8, token_budget=128, **options)
+    program = make_program(policy, max_input_len=4000, max_output_len=8, token_budget=128)
     asked = requests((1, 4000, 40), (8, 8, 8))
     outputs = Session(OnnxRuntimeExecutor(program, threads=1), None, 3).generate(asked)
     for output, request in zip(outputs, asked, strict=True):

@@ -10,15 +10,16 @@ import pytest
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
 from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
+from tests.small_programs import copied
 
 MAPS = Path("/proc/self/maps")
 
 
 @pytest.mark.skipif(not MAPS.exists(), reason="needs /proc/self/maps, which Linux has")
-def test_both_graphs_of_an_engine_read_one_mapping(make_program, monkeypatch):
-    """Of a program of its own: executors of the common one, which other tests have left, may still map its file."""
+def test_both_graphs_of_an_engine_read_one_mapping(make_program, monkeypatch, tmp_path):
+    """Of files of its own: executors that other tests have left may still map those that are lent."""
     monkeypatch.setattr("kvc_trt.backends.onnxruntime.packed_copies.PREPACK_UP_TO_BYTES", 0)
-    program = make_program("rocketkv", pool_kernel=7, skip_layers=1)
+    program = copied(make_program("rocketkv, a skipped layer"), tmp_path)
     executor = OnnxRuntimeExecutor(program, threads=1)
     executor.load()
     assert MAPS.read_text(encoding="utf-8").count(str(program.weights_path)) == 1

@@ -15,14 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvc_trt import policies
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.operators import PROMPT_BLOCK
-from kvc_trt.policies import named
+from tests.every_policy import EVERY
 from tests.small_model import SMALL
 
-ROOM = {"max_input_len": 700, "max_output_len": 16, "token_budget": 96}
-POLICIES = [one.name for one in policies.describe() if not named(one.name).selection.oracle]
+ROOM = {"max_input_len": 700, "token_budget": 96}
 ROOT = Path(__file__).resolve().parents[3]
 TINY, LONG = 1e-9, 1e9
 """Limits that make every piece a slice, and the whole prompt one."""
@@ -54,7 +52,7 @@ def assert_same(found, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY)
 def test_every_policy_gets_the_whole_graphs_result_bit_for_bit(make_program, policy):
     program = make_program(policy, **ROOM)
     executor = OnnxRuntimeExecutor(program, threads=1)
@@ -69,8 +67,8 @@ def test_every_policy_gets_the_whole_graphs_result_bit_for_bit(make_program, pol
 def executors(make_program):
     """By number of threads: the compositions whose stores differ most."""
     made = {
-        "rocketkv": make_program("rocketkv", **ROOM, skip_layers=1),
-        "squeeze": make_program("snapkv++", **ROOM, layer_budget="squeeze-online"),
+        "rocketkv": make_program("rocketkv, a skipped layer", **ROOM),
+        "squeeze": make_program("snapkv++, budgets from the prompt", **ROOM),
         "h2o": make_program("h2o", **ROOM),
     }
     return {
@@ -134,7 +132,7 @@ def test_an_engine_whose_attention_takes_all_queries_is_cut_too(make_program, tm
 
 
 def test_kept_indices_are_the_whole_graphs(make_program):
-    program = make_program("rocketkv", **ROOM, skip_layers=1)
+    program = make_program("rocketkv, a skipped layer", **ROOM)
     names = [f"indices.{layer}" for layer in (1, 2)]
     executor = OnnxRuntimeExecutor(program, threads=1, expose=names)
     executor.prefill(*prompt(600))

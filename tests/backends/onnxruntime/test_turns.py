@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import onnx
 import pytest
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError
-from kvc_trt.graph.build import build_extend, build_prefill
-from kvc_trt.graph.state import state_tensors
-from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.runtime.request import Request
 from kvc_trt.runtime.session import Session
 from tests.graph.small_models import open_session
 
 
-def with_turns(program: Program, *, all_logits: bool = False) -> Program:
-    weights, directory = GraphWeights(program.weights_path), program.weights_path.parent
-    model, parameters = program.model, program.parameters
-    onnx.save(build_prefill(model, parameters, weights=weights, turns=True), directory / "prefill.onnx")
-    extend = build_extend(model, parameters, weights=weights, all_logits=all_logits)
-    onnx.save(extend, directory / "extend.onnx")
-    state = state_tensors(model, parameters, weights.dtype, turns=True)
-    return replace(program, state=state, extend=directory / "extend.onnx", all_logits=all_logits)
-
-
 @pytest.fixture(scope="module")
 def programs(make_program):
-    made: dict[str, Program] = {}
-
-    def program(policy: str, **changes) -> Program:
-        key = f"{policy} {changes}"
-        if key not in made:
-            made[key] = with_turns(make_program(policy, **changes))
-        return made[key]
-
-    return program
+    """programs(name, ...): a program with turns."""
+    return partial(make_program, turns=True)
 
 
 POLICIES = ("full", "rocketkv", "sparq", "h2o", "tova", "streaming-llm", "keydiff", "expected-attention")
@@ -50,13 +30,12 @@ def tokens_of(*lengths: int, seed: int = 0) -> list[list[int]]:
     return [generator.integers(2, 97, length).tolist() for length in lengths]
 
 
-def settings_of(policy: str) -> dict[str, int]:
-    return {"token_budget": 48, "max_input_len": 1000, "max_output_len": 8}
+ROOM = {"max_input_len": 1000, "max_output_len": 8}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_buffers_are_updated_in_place_as_if_they_were_separate(programs, policy):
-    program = programs(policy, **settings_of(policy))
+    program = programs(policy, **ROOM)
     executor = OnnxRuntimeExecutor(program, threads=1)
     executor.allocate(3)
     prompts = tokens_of(100, 40)
@@ -89,7 +68,7 @@ def test_buffers_are_updated_in_place_as_if_they_were_separate(programs, policy)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_sessions_turn_equals_its_tokens_fed_at_once(programs, policy):
     """Two rows, of which the second takes turns: the first one's tokens are those of a session of its own."""
-    executor = OnnxRuntimeExecutor(programs(policy, **settings_of(policy)), threads=1)
+    executor = OnnxRuntimeExecutor(programs(policy, **ROOM), threads=1)
     first, second, turn = tokens_of(70, 40, 30)
 
     def answers(requests, turns):
@@ -146,7 +125,7 @@ def test_turns_that_do_not_fit_are_refused_with_the_numbers_and_change_nothing(p
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_turn_may_end_at_the_last_position(programs, policy):
-    program = programs(policy, **settings_of(policy))
+    program = programs(policy, **ROOM)
     room = program.limits.max_sequence_len - 70
     session = Session(OnnxRuntimeExecutor(program, threads=1), None, 1)
     prompt, turn = tokens_of(70, room)
@@ -158,7 +137,7 @@ def test_a_turn_may_end_at_the_last_position(programs, policy):
 
 def test_keeping_caches_refuse_what_has_no_slot(programs):
     """Skipped layers keep everything, whatever the policy."""
-    program = programs("rocketkv", pool_kernel=7, skip_layers=1, max_output_len=200)
+    program = programs("rocketkv, a skipped layer", max_output_len=200)
     limits = replace(program.limits, max_sequence_len=10_000)
     executor = OnnxRuntimeExecutor(program, threads=1)
     executor._limits = limits
@@ -169,7 +148,7 @@ def test_keeping_caches_refuse_what_has_no_slot(programs):
 
 
 def test_an_engine_without_the_graph_says_how_to_get_one(make_program):
-    session = Session(OnnxRuntimeExecutor(make_program("rocketkv", pool_kernel=7), threads=1), None, 1)
+    session = Session(OnnxRuntimeExecutor(make_program("rocketkv"), threads=1), None, 1)
     (row,) = session.add([Request(tokens_of(50)[0])])
     with pytest.raises(InputError, match="no extend graph") as error:
         session.turn(row, [2])
@@ -177,7 +156,7 @@ def test_an_engine_without_the_graph_says_how_to_get_one(make_program):
 
 
 def test_a_policy_without_turns_says_why(make_program):
-    program = make_program("streaming-llm", positions="cache")
+    program = make_program("streaming-llm, positions of the cache")
     session = Session(OnnxRuntimeExecutor(program, threads=1), None, 1)
     (row,) = session.add([Request(tokens_of(50)[0])])
     with pytest.raises(InputError, match="takes no turns: positions count entries of the cache"):
@@ -196,11 +175,11 @@ def test_three_sessions_read_one_copy_of_the_weights(programs):
 
 
 @pytest.mark.parametrize("policy", ["full", "quest-matched"])
-def test_all_logits_of_a_turn_are_those_of_decode_steps(policy, make_program):
+def test_all_logits_of_a_turn_are_those_of_decode_steps(policy, programs):
     """Where steps read everything: `full`, and a policy that selects, within its dense limit."""
     settings = {"token_budget": 256} if policy != "full" else {}
-    made = make_program(policy, max_input_len=128, max_output_len=64, **settings)
-    executor = OnnxRuntimeExecutor(with_turns(made, all_logits=True), threads=1)
+    program = programs(policy, all_logits=True, max_input_len=128, max_output_len=64, **settings)
+    executor = OnnxRuntimeExecutor(program, threads=1)
     prompt, text = tokens_of(100, 40, seed=7)
     stepping, turning = Session(executor, None, 1), Session(OnnxRuntimeExecutor(executor.program, threads=1), None, 1)
     (row,) = stepping.add([Request(prompt, keep_logits=True)])
@@ -214,11 +193,9 @@ def test_all_logits_of_a_turn_are_those_of_decode_steps(policy, make_program):
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
 
 
-def test_the_last_of_all_logits_are_those_of_an_engine_without(make_program):
+def test_the_last_of_all_logits_are_those_of_an_engine_without(programs):
     """Rows of different lengths, under a policy that compacts: caches and answers do not depend on the option."""
-    made = [
-        with_turns(make_program("rocketkv", **settings_of("rocketkv")), all_logits=every) for every in (True, False)
-    ]
+    made = [programs("rocketkv", all_logits=every, **ROOM) for every in (True, False)]
     blocks, counts = np.random.default_rng(3).integers(2, 97, (2, 30)), np.array([30, 4])
     results = []
     for program in made:

@@ -52,22 +52,14 @@ def assert_same(expected, found, tolerance=1e-5):
 
 
 @pytest.mark.parametrize(
-    ("policy", "overrides"),
+    "policy",
     [
-        ("full", {}),
-        ("rocketkv", {"pool_kernel": 7, "skip_layers": 1}),
-        ("snapkv", {"token_budget": 96}),
-        ("rocketkv", {"pool_kernel": 7, "fp8_bounds": True}),
-        ("quest", {}),
-        ("quest", {"fp8_bounds": True}),
-        ("h2o", {}),
-        ("duo-attention", {}),
-        ("expected-attention", {}),
-        ("rocketkv", {"pool_kernel": 7, "layer_budget": "squeeze-online"}),
+        "full", "rocketkv, a skipped layer", "snapkv", "rocketkv, bounds in fp8", "quest", "quest, bounds in fp8",
+        "h2o", "duo-attention", "expected-attention", "rocketkv, budgets from the prompt",
     ],
-)
-def test_rows_of_unequal_length_keep_the_same_tokens(make_program, policy, overrides):
-    expected, executor, names = both(make_program(policy, **overrides))
+)  # fmt: skip
+def test_rows_of_unequal_length_keep_the_same_tokens(make_program, policy):
+    expected, executor, names = both(make_program(policy))
     ids, lengths = padded(LENGTHS)
     assert_same(expected.prefill(ids, lengths), executor.prefill(ids, lengths))
     for name in names:
@@ -75,7 +67,7 @@ def test_rows_of_unequal_length_keep_the_same_tokens(make_program, policy, overr
 
 
 def test_graphs_of_earlier_versions_do_not_say_whether_bounds_are_fp8(make_program):
-    program = make_program("rocketkv", pool_kernel=7)
+    program = make_program("rocketkv")
     graph = read_graph(program.prefill)
     for node in graph.graph.node:
         kept = [one for one in node.attribute if one.name != FP8_BOUNDS.name]
@@ -100,14 +92,14 @@ def test_the_lowest_index_wins_where_scores_are_equal(make_program):
 
 
 def test_prompts_of_other_lengths_and_batches_follow_one_another(make_program):
-    expected, executor, _ = both(make_program("rocketkv", pool_kernel=7))
+    expected, executor, _ = both(make_program("rocketkv"))
     for lengths in [(256,), (3,), LENGTHS, (256,), (100, 256), (3,)]:
         ids, lengths = padded(lengths, seed=len(lengths))
         assert_same(expected.prefill(ids, lengths), executor.prefill(ids, lengths))
 
 
 def test_padding_never_reaches_a_real_token(make_program):
-    executor = OpenVinoExecutor(make_program("rocketkv", pool_kernel=7), threads=1)
+    executor = OpenVinoExecutor(make_program("rocketkv"), threads=1)
     ids, lengths = padded(LENGTHS)
     other = ids.copy()
     for row, length in enumerate(lengths):
@@ -120,7 +112,7 @@ def test_padding_never_reaches_a_real_token(make_program):
 
 @pytest.mark.parametrize("fp8_bounds", [False, True])
 def test_decoding_goes_on_in_place(make_program, fp8_bounds):
-    expected, executor, _ = both(make_program("rocketkv", pool_kernel=7, fp8_bounds=fp8_bounds))
+    expected, executor, _ = both(make_program("rocketkv", fp8_bounds=fp8_bounds))
     ids, lengths = padded(LENGTHS)
     steps = []
     for each in (expected, executor):
@@ -169,7 +161,7 @@ def test_heads_that_fused_attention_does_not_take_run_the_body(make_program, mon
     assert AttentionHeads(4, 2, 64).supported
     assert not AttentionHeads(4, 2, 40).supported
     monkeypatch.setattr(AttentionHeads, "supported", property(lambda heads: False))
-    expected, executor, _ = both(make_program("rocketkv", pool_kernel=7))
+    expected, executor, _ = both(make_program("rocketkv"))
     ids, lengths = padded(LENGTHS)
     assert_same(expected.prefill(ids, lengths), executor.prefill(ids, lengths))
 
@@ -183,7 +175,7 @@ def test_bfloat16_is_near(make_program):
 
 
 def test_a_prefill_that_is_not_kept_is_compiled_again(make_program):
-    program = make_program("rocketkv", pool_kernel=7)
+    program = make_program("rocketkv")
     kept, dropped = OpenVinoExecutor(program, threads=1), OpenVinoExecutor(program, threads=1, keep_prefill=False)
     dropped.load()
     for lengths in [(200,), LENGTHS]:

@@ -11,7 +11,7 @@ from kvc_trt.backends.registry import backend
 from kvc_trt.backends.torch import benchmark as module
 from kvc_trt.cli.main import run
 from kvc_trt.errors import UnsupportedEnvironment
-from tests.backends.onnxruntime.conftest import MODEL
+from tests.small_model import SMALL as MODEL
 
 CPU = torch.device("cpu")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -13,15 +11,11 @@ from kvc_trt.runtime import Request, Session, Speculation
 from tests.runtime.test_speculation import Always
 
 DRAFT_TOKENS = 4
-POLICIES = {
-    "full": {}, "hybrid": {"token_budget": 48}, "rocketkv": {"token_budget": 48, "skip_layers": 1},
-    "rocketkv, bounds in fp8": {"token_budget": 48, "fp8_bounds": True},
-}  # fmt: skip
+POLICIES = ("full", "hybrid", "rocketkv, a skipped layer", "rocketkv, bounds in fp8")
 
 
 def executor_of(make_program, policy: str) -> TorchExecutor:
-    program = make_program(policy.partition(",")[0], max_output_len=40, **POLICIES[policy])
-    return TorchExecutor(replace(program, draft=program.decode, draft_tokens=DRAFT_TOKENS), device="cpu")
+    return TorchExecutor(make_program(policy, max_output_len=40, draft_tokens=DRAFT_TOKENS), device="cpu")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -60,7 +54,7 @@ def test_a_pass_leaves_what_the_steps_leave_that_it_keeps(policy, kept, make_pro
 
 def test_a_session_answers_as_without(make_program, monkeypatch):
     monkeypatch.setattr("kvc_trt.runtime.speculation.Balance", Always)
-    executor = executor_of(make_program, "rocketkv")
+    executor = executor_of(make_program, "rocketkv, a skipped layer")
     phrase = np.random.default_rng(5).integers(2, 97, 20).tolist()
     requests = [Request(phrase * 10, max_new_tokens=30, ignore_eos=True), Request(phrase * 2, max_new_tokens=12)]
     expected = Session(executor, None, 2).generate(requests)

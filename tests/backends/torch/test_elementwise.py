@@ -12,7 +12,7 @@ from kvc_trt.backends.torch.elementwise import AS_WRITTEN, Compiled
 from kvc_trt.backends.torch.projections import float_product
 from kvc_trt.backends.torch.prompt_attention import prefill_attention
 from kvc_trt.reference.layers import Rotary, rms_norm
-from tests.backends.onnxruntime.conftest import MODEL
+from tests.small_model import SMALL as MODEL
 
 EPSILON = 1e-5
 

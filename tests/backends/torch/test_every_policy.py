@@ -24,17 +24,10 @@ from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime import Request, Session, Speculation
 from kvc_trt.runtime.batch import batch_of
 from kvc_trt.verify.engine_run import run
-from tests.backends.torch.every_policy import (
-    CASES,
-    CHECKING_DRAFTS,
-    EVERY,
-    TAKING_TURNS,
-    case,
-    with_turns,
-    without_kernels,
-)
 from tests.backends.torch.meta import LiveBytes
+from tests.backends.torch.without_kernels import without_kernels
 from tests.contexts.test_continuing import session_of, steps, through_a_file
+from tests.every_policy import CASES, CHECKING_DRAFTS, EVERY, TAKING_TURNS
 from tests.runtime.test_speculation import Always
 
 STEPS = 4
@@ -44,14 +37,8 @@ COUNTS = st.integers(1, 40)
 
 @pytest.fixture(scope="module")
 def program(make_program):
-    """program(case): its program, with turns where the policy takes them; made once."""
-
-    @cache
-    def make(name, precision="fp32"):
-        policy, changes = case(name)
-        return with_turns(make_program(policy, precision, max_output_len=40, **changes))
-
-    return make
+    """program(case, precision): its program, with turns where the policy takes them."""
+    return cache(partial(make_program, turns=True, max_output_len=40))
 
 
 def reference_of(program):

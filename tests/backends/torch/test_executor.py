@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -25,10 +24,10 @@ from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime import Request, Session
 from kvc_trt.runtime.batch import batch_of
 from kvc_trt.verify.engine_run import run
-from tests.backends.onnxruntime.conftest import MODEL
 from tests.backends.onnxruntime.test_rows import assert_same_where_clear, margin, requests
 from tests.backends.prompts import filled, padded, prompts
 from tests.kernels.double import compile_double
+from tests.small_model import SMALL as MODEL
 
 FAMILIES = {
     "llama": MODEL,
@@ -37,10 +36,7 @@ FAMILIES = {
     "normed heads": replace(MODEL, architecture="Qwen3ForCausalLM", qk_norm=True, head_size=32),
     "one head each": replace(MODEL, num_key_value_heads=4),
 }
-POLICIES = {
-    "full": {}, "rocketkv": {}, "rocketkv that skips a layer": {"skip_layers": 1}, "snapkv++": {}, "hybrid": {},
-    "pyramidkv, a budget for each layer": {"token_budget": 80, "window": 16, "pool_kernel": 7},
-}  # fmt: skip
+POLICIES = ("full", "rocketkv", "rocketkv, a skipped layer", "snapkv++", "hybrid", "pyramidkv")
 STEPS = 12
 
 
@@ -65,7 +61,7 @@ class Called:
 def test_kernels_rotate_where_nothing_stands_between(family, precision, rotates, make_program, monkeypatch):
     """Neither a norm of heads nor, on a CPU, a cache of another type than the weights: they are float32 there."""
     monkeypatch.setattr(decoder, "kvc", called := Called())
-    executor = TorchExecutor(make_program("rocketkv", precision, FAMILIES[family], skip_layers=1), device="cpu")
+    executor = TorchExecutor(make_program("rocketkv, a skipped layer", precision, model=FAMILIES[family]), device="cpu")
     run(executor, batch_of(prompts()), 1)
     before = "rotated_" if rotates else ""
     steps = {f"{before}dense_attention", f"{before}hybrid_attention_without_selected"}
@@ -94,7 +90,7 @@ def follows_the_reference(program, tolerance=1e-5):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_logits_and_caches_are_the_references(policy, make_program):
-    executor, cache = follows_the_reference(make_program(re.split("[ ,]", policy)[0], **POLICIES[policy]))
+    executor, cache = follows_the_reference(make_program(policy))
     for index, layer in enumerate(cache.caches):
         np.testing.assert_allclose(executor.buffers[f"k_cache.{index}"], layer.keys.numpy(), atol=1e-5)
         np.testing.assert_allclose(executor.buffers[f"v_cache.{index}"], layer.values.numpy(), atol=1e-5)
@@ -164,7 +160,7 @@ def test_on_a_cpu_it_says_that_it_is_slow(rocketkv, caplog):
 
 @pytest.fixture(scope="module")
 def rocketkv(make_program):
-    return make_program("rocketkv", skip_layers=1)
+    return make_program("rocketkv, a skipped layer")
 
 
 @pytest.fixture

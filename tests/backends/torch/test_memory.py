@@ -15,9 +15,9 @@ from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.sizes import readable_size
-from tests.backends.onnxruntime.conftest import MODEL
 from tests.backends.prompts import padded, prompts
 from tests.backends.torch import meta
+from tests.small_model import SMALL as MODEL
 
 CPU = torch.device("cpu")
 MODELS = {
@@ -99,7 +99,7 @@ def test_smaller_blocks_take_less_and_give_the_same(make_program, monkeypatch):
 
 @pytest.mark.parametrize("tokens", [1, 200, 300])
 def test_groups_of_prompts_give_what_all_together_give(tokens, make_program):
-    program = make_program("rocketkv", skip_layers=1)
+    program = make_program("rocketkv, a skipped layer")
     together, apart = TorchExecutor(program), TorchExecutor(program, prefill_tokens=tokens)
     expected, found = (executor.prefill(*padded(prompts())) for executor in (together, apart))
     torch.testing.assert_close(torch.from_numpy(found.logits), torch.from_numpy(expected.logits), atol=1e-5, rtol=1e-5)

@@ -11,7 +11,7 @@ from kvc_trt.kernels import use_library
 from kvc_trt.runtime.batch import batch_of
 from kvc_trt.verify.engine_run import run
 from tests.backends.prompts import filled
-from tests.backends.torch.every_policy import CASES, case, with_turns
+from tests.every_policy import CASES
 
 STEPS = 4
 
@@ -40,8 +40,7 @@ def test_a_replayed_graph_is_the_eager_step(policy, make_program, gpu):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_a_gpu_gives_what_the_cpu_gives(name, make_program, gpu):
-    policy, changes = case(name)
-    made = with_turns(make_program(policy, "fp16", max_output_len=40, **changes))
+    made = make_program(name, "fp16", turns=True, max_output_len=40)
     if missing_kernel(made.parameters, made.model.num_hidden_layers) is not None:
         pytest.importorskip("onnx", reason="operators without a kernel run by the nodes of their ONNX bodies")
     batch = batch_of([np.random.default_rng(1).integers(2, 97, n).tolist() for n in (250, 40)])

@@ -18,9 +18,9 @@ from tests.gpu import StandInCapturer
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", params=["full", "rocketkv", "snapkv++"])
+@pytest.fixture(scope="module", params=["full", "rocketkv, a skipped layer", "snapkv++"])
 def executor(request, make_program):
-    executor = TorchExecutor(make_program(request.param, **({"skip_layers": 1} if request.param == "rocketkv" else {})))
+    executor = TorchExecutor(make_program(request.param))
     executor.allocate(5)
     return executor
 

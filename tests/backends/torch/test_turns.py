@@ -9,26 +9,22 @@ import pytest
 import torch
 
 from kvc_trt.backends.torch.executor import TorchExecutor
-from kvc_trt.graph.state import cache_sites, state_tensors
+from kvc_trt.graph.state import cache_sites
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.methods.registry import method
 from kvc_trt.operators.fp8_bounds import codes_of
 from kvc_trt.reference.decoder import ReferenceDecoder
 from tests.close_bounds import may_be_of_close
 
-POLICIES = {
-    "full": {}, "hybrid": {"token_budget": 48}, "rocketkv": {"token_budget": 48}, "snapkv++": {"token_budget": 48},
-    "rocketkv, skipped layer": {"token_budget": 48, "skip_layers": 1}, "snapkv-gqa": {"token_budget": 64},
-    "hybrid, bounds in fp8": {"token_budget": 48, "fp8_bounds": True},
-    "rocketkv, bounds in fp8": {"token_budget": 48, "fp8_bounds": True},
-}  # fmt: skip
+POLICIES = (
+    "full", "hybrid", "rocketkv", "snapkv++", "rocketkv, a skipped layer", "snapkv-gqa", "hybrid, bounds in fp8",
+    "rocketkv, bounds in fp8",
+)  # fmt: skip
 
 
 def executor_of(make_program, policy: str) -> TorchExecutor:
     lengths = {"max_input_len": 400, "max_output_len": 300 if policy.startswith(("full", "hybrid")) else 8}
-    program = make_program(policy.partition(",")[0], **lengths, **POLICIES[policy])
-    state = state_tensors(program.model, program.parameters, program.dtype, turns=True)
-    return TorchExecutor(replace(program, state=state, extend=program.prefill), device="cpu")
+    return TorchExecutor(make_program(policy, turns=True, **lengths), device="cpu")
 
 
 def test_all_logits_are_those_of_every_token(make_program):

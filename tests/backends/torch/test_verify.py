@@ -14,10 +14,11 @@ from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.verify.ladder import verify
-from tests.backends.torch.every_policy import case, without_kernels
+from tests.backends.torch.without_kernels import without_kernels
+from tests.every_policy import parameters_of
 from tests.kernels.double import compile_double
 from tests.plugins_cuda.build import broken_emulation
-from tests.verify.conftest import make_engine, parameters_for
+from tests.verify.conftest import MODEL, make_engine, parameters_for
 
 __all__ = ["make_engine", "parameters_for"]
 
@@ -60,10 +61,10 @@ def test_the_other_policies_pass_through_the_emulated_kernels(policy, emulation,
 
 
 @pytest.mark.parametrize("policy", without_kernels())
-def test_policies_without_kernels_pass_by_their_nodes(policy, make_engine, parameters_for):
+def test_policies_without_kernels_pass_by_their_nodes(policy, make_engine):
     """The dense twin of steps without a kernel runs the same bodies, so that it can be compared bit for bit."""
-    settings = case(policy)[1] | {"max_output_len": 40}
-    report = verify(make_engine(parameters_for(policy, **settings), turns=True), backend="torch", steps=3)
+    engine = make_engine(parameters_of(policy, MODEL, max_output_len=40), turns=True)
+    report = verify(engine, backend="torch", steps=3)
     assert report.passed, report.failures
     assert passed_rungs(report) >= {"ops", "logits", "tokens", "dense twin", "activity"}
     assert f"{policy}: " in report.description["without kernels"]

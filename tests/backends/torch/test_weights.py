@@ -12,7 +12,7 @@ import torch
 from kvc_trt.backends.torch.device import from_numpy, to_numpy
 from kvc_trt.backends.torch.weights import TorchWeights, joined_names
 from kvc_trt.graph.weights import EngineWeights
-from tests.backends.onnxruntime.conftest import MODEL
+from tests.small_model import SMALL as MODEL
 
 CPU = torch.device("cpu")
 BIASED = replace(MODEL, qkv_bias=True, output_bias=True, tie_word_embeddings=True)

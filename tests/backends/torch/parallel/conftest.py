@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from kvc_trt import policies
 from kvc_trt.backends.torch.parallel.executor import ParallelExecutor
 from kvc_trt.backends.torch.parallel.group import RankGroup
 from kvc_trt.graph.state import state_tensors
-from tests.backends.torch.conftest import _alone, make_program, no_chosen_library
+from tests.backends.torch.conftest import _alone, no_chosen_library
+from tests.every_policy import parameters_of
 
-__all__ = ["_alone", "make_program", "no_chosen_library", "of_policy", "on_ranks"]
+__all__ = ["_alone", "no_chosen_library", "of_policy", "on_ranks"]
 
 
 @pytest.fixture
@@ -29,9 +29,8 @@ def on_ranks(request):
 def of_policy():
     """of_policy(program, name, ...): the same weights under another policy."""
 
-    def made(program, policy, **changes):
-        settings = {"token_budget": 32, "max_input_len": 256, "max_output_len": 16, **changes}
-        parameters = policies.resolve(policy, model=program.model, **settings)
+    def made(program, name, **changes):
+        parameters = parameters_of(name, program.model, **changes)
         state = state_tensors(program.model, parameters, program.dtype)
         return replace(program, parameters=parameters, state=state)
 

@@ -13,7 +13,7 @@ from kvc_trt.backends.torch.parallel.weights import ShardedSource, read_shard
 from kvc_trt.cli.main import run
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.models.sharding import shards
-from tests.backends.onnxruntime.conftest import MODEL
+from tests.small_model import SMALL as MODEL
 
 CPU = torch.device("cpu")
 PLAN = (

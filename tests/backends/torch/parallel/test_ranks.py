@@ -16,10 +16,10 @@ from kvc_trt.runtime import Session
 from kvc_trt.runtime.batch import batch_of
 from kvc_trt.verify.engine_run import judge_compaction, run
 from kvc_trt.verify.ops import compare_step
-from tests.backends.onnxruntime.conftest import MODEL
 from tests.backends.onnxruntime.test_rows import CLEAR_MARGIN, requests
 from tests.backends.prompts import filled, padded, prompts
 from tests.backends.torch.test_executor import alone
+from tests.small_model import SMALL as MODEL
 
 STEPS = 12
 CASES = {
@@ -36,7 +36,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_give_what_one_process_gives(case, make_program, on_ranks):
     model, ranks = CASES[case]
-    program = make_program("rocketkv", model=model, skip_layers=1)
+    program = make_program("rocketkv, a skipped layer", model=model)
     one, several = TorchExecutor(program), on_ranks(program, ranks)
     expected = run(one, batch_of(prompts()), STEPS)
     found = run(several, batch_of(prompts()), STEPS, tokens=expected.tokens)
@@ -54,7 +54,7 @@ def test_ranks_give_what_one_process_gives(case, make_program, on_ranks):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_answers_of_many_rows_are_those_of_one_process(ranks, make_program, on_ranks):
     """Seven requests through three rows: rows join, move and leave. Differences count only at a clear best token."""
-    program = make_program("rocketkv", skip_layers=1)
+    program = make_program("rocketkv, a skipped layer")
     outputs = Session(on_ranks(program, ranks), None, 3).generate(requests())
     close = 0
     for output, request in zip(outputs, requests(), strict=True):
@@ -72,7 +72,7 @@ def test_answers_of_many_rows_are_those_of_one_process(ranks, make_program, on_r
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_what_a_rank_chooses_is_the_references_choice_on_what_it_got(ranks, make_program, on_ranks):
     """Indices per head on equal inputs, near-ties aside, and in the first layer those of one process."""
-    program = make_program("rocketkv", skip_layers=1)
+    program = make_program("rocketkv, a skipped layer")
     names = [f"{name}.{layer}" for layer in (1, 2) for name in ("q_window", "keys", "values", "indices")]
     names += [f"{name}.{layer}" for layer in (1, 2) for name in ("query", "attended", "selected")]
     group = on_ranks(program, ranks).group
@@ -102,7 +102,7 @@ def test_what_a_rank_chooses_is_the_references_choice_on_what_it_got(ranks, make
 def test_layer_budgets_and_other_policies_share_the_ranks(make_program, on_ranks, of_policy):
     program = make_program("full")
     group = on_ranks(program, 2).group
-    budgets = of_policy(program, "pyramidkv", token_budget=80, window=16, pool_kernel=7)
+    budgets = of_policy(program, "pyramidkv")
     assert len({tensor.shape for tensor in budgets.state if tensor.name.startswith("k_cache")}) > 1
     for each in (program, budgets, of_policy(program, "hybrid"), twin_program(budgets)):
         expected = run(TorchExecutor(each), batch_of(prompts()), STEPS)
@@ -119,7 +119,7 @@ def test_layer_budgets_and_other_policies_share_the_ranks(make_program, on_ranks
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_row_moves_between_one_process_and_several(ranks, make_program, on_ranks):
     """What a stored context holds is of all KV heads, whatever has run it."""
-    program = make_program("rocketkv", skip_layers=1)
+    program = make_program("rocketkv, a skipped layer")
     one, several = TorchExecutor(program), on_ranks(program, ranks)
     for executor in (one, several):
         executor.allocate(4)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from kvc_trt.backends.torch.executor import TorchExecutor
-from kvc_trt.graph.state import state_tensors
 
 pytestmark = pytest.mark.slow
 
@@ -18,10 +15,8 @@ DRAFT_TOKENS = 3
 @pytest.fixture(params=[2, 4])
 def both(request, make_program, on_ranks):
     """The same program in one process and on ranks; the first two of three rows hold prompts of 90 and 20 tokens."""
-    program = make_program("rocketkv", token_budget=48, max_input_len=400, max_output_len=40, skip_layers=1)
-    state = state_tensors(program.model, program.parameters, program.dtype, turns=True)
-    graph = program.prefill
-    program = replace(program, state=state, extend=graph, all_logits=True, draft=graph, draft_tokens=DRAFT_TOKENS)
+    needed = {"turns": True, "all_logits": True, "draft_tokens": DRAFT_TOKENS}
+    program = make_program("rocketkv, a skipped layer", max_input_len=400, max_output_len=40, **needed)
     executors = TorchExecutor(program, device="cpu"), on_ranks(program, request.param)
     prompts, lengths = np.random.default_rng(0).integers(2, 97, (2, 90)), np.array([90, 20])
     for executor in executors:
