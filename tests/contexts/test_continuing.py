@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.contexts import RowPacking, read_context, write_context
 from kvc_trt.errors import InputError
 from kvc_trt.runtime import Request, Sampling, Session
+from tests.backends.onnxruntime.shared_sessions import SharingExecutor
 from tests.contexts.conftest import FINGERPRINT
 from tests.every_policy import EVERY
 
@@ -21,7 +21,7 @@ def program(request, make_program):
     return make_program(request.param, turns=True)
 
 
-def session_of(program, rows=1, executor=OnnxRuntimeExecutor, prefix_bytes=0):
+def session_of(program, rows=1, executor=SharingExecutor, prefix_bytes=0):
     packing = RowPacking(program, FINGERPRINT)
     return Session(executor(program, threads=1), None, rows, packing=packing, prefix_bytes=prefix_bytes)
 
@@ -171,7 +171,7 @@ def test_a_context_goes_on_under_another_executor(policy, from_torch, make_progr
     from kvc_trt.backends.torch.executor import TorchExecutor
 
     program = make_program(policy)
-    maker, taker = (TorchExecutor, OnnxRuntimeExecutor) if from_torch else (OnnxRuntimeExecutor, TorchExecutor)
+    maker, taker = (TorchExecutor, SharingExecutor) if from_torch else (SharingExecutor, TorchExecutor)
     made = session_of(program, executor=maker)
     (row,) = made.add([Request(PROMPT, 16, keep_logits=True, continuation_token_ids=OTHER[:8], ignore_eos=True)])
     restored = session_of(program, executor=taker)

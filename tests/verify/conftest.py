@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
 
-from kvc_trt import policies
+from kvc_trt import Engine, build, policies
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.engine.manifest import FileRecord
@@ -21,9 +21,31 @@ from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.policies import PolicyParameters
+from tests.models.gguf.tiny import write
 from tests.small_model import SMALL
 
 MODEL = dataclasses.replace(SMALL, num_hidden_layers=2, eos_token_ids=())
+
+
+@pytest.fixture(scope="session")
+def proving(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Engine]:
+    """`proving(policy, weights)`: an engine that writes proofs, built and opened once; tests leave it as it is.
+
+    With weights `keep`, its model is a GGUF file.
+    """
+    kept = write(tmp_path_factory.mktemp("gguf") / "model.gguf", kind="Q4_1")
+
+    @cache
+    def made(policy: str = "rocketkv", weights: str = "fp32") -> Engine:
+        given: dict[str, Any] = {"checkpoint": None} if weights == "keep" else {"random_weights": 0}
+        given |= {"token_budget": 96 if policy == "snapkv" else 64, "max_input_len": 256, "max_output_len": 32}
+        if policy == "quest":  # by its own rule it reads all of the first two layers, and there are no others
+            given["skip_layers"] = 0
+        model, path = kept if weights == "keep" else tiny_model, tmp_path_factory.mktemp("proving") / "engine"
+        build(str(model), policy=policy, weights=weights, output=path, verify=False, **given)
+        return Engine.open(path, proofs=True, threads=1)
+
+    return made
 
 
 @pytest.fixture
@@ -67,8 +89,8 @@ def make_engine(tmp_path: Path) -> Callable[..., EngineDirectory]:
             graphs["extend"] = partial(build_extend, all_logits=all_logits)
         if drafts:
             graphs["draft"] = partial(build_draft, tokens=1 + drafts)
-        for name, build in graphs.items():
-            graph = build(model, built or claimed, weights=stored)
+        for name, build_graph in graphs.items():
+            graph = build_graph(model, built or claimed, weights=stored)
             if edit is not None:
                 edit(name, graph)
             onnx.save(graph, path / f"{name}.onnx")

@@ -7,16 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from kvc_trt import Engine, build, policies
+from kvc_trt import policies
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.verify import engine_replay, proof_replay
 from kvc_trt.verify.near_ties import IndexComparison
-from tests.models.gguf.tiny import write
 from tests.verify.test_proof_replay import PROMPT, lists_at, only_digests, proof_from, swapped, with_lists
 
-OVERRIDES = {"quest": {"skip_layers": 0}}
-"""By its own rule it reads all of the first two layers, and there are no others."""
-SIZES = {"max_input_len": 256, "max_output_len": 32}
 POLICIES = [name for name, *_ in policies.available()]
 WITHOUT_PROOFS = {
     "full": "compresses nothing",
@@ -29,24 +25,10 @@ WITHOUT_PROOFS = {
 WEIGHTS = ("fp32", "int8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fp16", "int4", "keep")))
 
 
-@pytest.fixture(scope="module")
-def make(tiny_model, tmp_path_factory):
-    kept = write(tmp_path_factory.mktemp("gguf") / "model.gguf", kind="Q4_1")
-
-    def made(policy="rocketkv", weights="fp32"):
-        directory = tmp_path_factory.mktemp("engines") / "engine"
-        given = {"checkpoint": None} if weights == "keep" else {"random_weights": 0}
-        model = kept if weights == "keep" else tiny_model
-        given |= {"token_budget": 96 if policy == "snapkv" else 64, **SIZES, **OVERRIDES.get(policy, {})}
-        return build(str(model), policy=policy, weights=weights, output=directory, verify=False, **given).path
-
-    return made
-
-
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name not in WITHOUT_PROOFS])
-def test_an_honest_answer_is_confirmed(policy, weights, make):
-    engine = Engine.open(make(policy, weights), proofs=True, threads=1)
+def test_an_honest_answer_is_confirmed(policy, weights, proving):
+    engine = proving(policy, weights)
     proof = proof_from(engine, max_new_tokens=8)
     for given in (proof, only_digests(proof)):
         report = engine.replay(given)
@@ -56,15 +38,15 @@ def test_an_honest_answer_is_confirmed(policy, weights, make):
 
 
 @pytest.mark.parametrize("policy", WITHOUT_PROOFS)
-def test_a_policy_without_proofs_says_why(policy, make):
+def test_a_policy_without_proofs_says_why(policy, proving):
     with pytest.raises(InputError, match=WITHOUT_PROOFS[policy]):
-        Engine.open(make(policy), proofs=True).session()
+        proving(policy).session()
 
 
 @pytest.mark.parametrize("kind", ["digest", "lists"])
 @pytest.mark.parametrize(("policy", "weights"), [("rocketkv", "int8"), ("keydiff", "int4"), ("hybrid", "keep")])
-def test_a_changed_list_is_named_and_not_confirmed(policy, weights, kind, make):
-    engine = Engine.open(make(policy, weights), proofs=True, threads=1)
+def test_a_changed_list_is_named_and_not_confirmed(policy, weights, kind, proving):
+    engine = proving(policy, weights)
     proof = proof_from(engine)
     step, stored = (0, 200) if policy != "hybrid" else (2, 202)
     changed = with_lists(proof, 1, step, swapped(lists_at(proof, 1, step), stored))
@@ -89,9 +71,9 @@ def with_pages(lists, page_size):
     ("policy", "step"),
     [("sparq", 2), ("quest", 2), ("keydiff", 0), ("expected-attention", 0), ("expected-attention-hybrid", 0)],
 )
-def test_lists_alone_refute_what_no_rounding_explains(policy, step, make, monkeypatch):
+def test_lists_alone_refute_what_no_rounding_explains(policy, step, proving, monkeypatch):
     """Of each ranking that is not RocketKV's; the engine is not asked again."""
-    engine = Engine.open(make(policy), proofs=True, threads=1)
+    engine = proving(policy)
     proof = proof_from(engine)
     monkeypatch.setattr(proof_replay, "replay_by_engine", None)
     lists = lists_at(proof, 1, step)
@@ -111,9 +93,9 @@ def test_lists_alone_refute_what_no_rounding_explains(policy, step, make, monkey
     ("policy", "prompts", "tokens"),
     [("sparq", 12, 12), ("quest", 12, 12), ("keydiff", 12, 1), ("expected-attention", 60, 1)],
 )
-def test_lists_alone_prove_near_ties(policy, prompts, tokens, make, monkeypatch):
+def test_lists_alone_prove_near_ties(policy, prompts, tokens, proving, monkeypatch):
     """In fp16 the reference chooses otherwise here and there; every such difference is rounding, and is proven so."""
-    engine = Engine.open(make(policy, "fp16"), proofs=True, threads=1)
+    engine = proving(policy, "fp16")
     proofs = [proof_from(engine, "lists", PROMPT[first:], max_new_tokens=tokens) for first in range(prompts)]
     monkeypatch.setattr(proof_replay, "replay_by_engine", None)
     reports = [engine.replay(proof) for proof in proofs]
@@ -122,17 +104,17 @@ def test_lists_alone_prove_near_ties(policy, prompts, tokens, make, monkeypatch)
 
 
 @pytest.mark.parametrize("kind", ["digest", "lists"])
-def test_what_cannot_be_is_wrong_of_a_coarse_engine_too(kind, make):
+def test_what_cannot_be_is_wrong_of_a_coarse_engine_too(kind, proving):
     """A cache that keeps all of its prompt: no rounding does that."""
-    engine = Engine.open(make("rocketkv", "int4"), proofs=True, threads=1)
+    engine = proving("rocketkv", "int4")
     everything = with_lists(proof_from(engine), 0, 0, np.tile(np.arange(len(PROMPT)), (2, 1)))
     report = engine.replay(everything if kind == "lists" else only_digests(everything))
     assert "all 200 tokens were taken" in report.problems[0]
 
 
 @pytest.fixture(scope="module")
-def coarse(make):
-    return Engine.open(make("rocketkv", "int8"), proofs=True, threads=1)
+def coarse(proving):
+    return proving("rocketkv", "int8")
 
 
 def test_rows_of_a_batch_are_confirmed_by_a_run_of_each_alone(coarse):
@@ -167,9 +149,9 @@ def test_an_engine_that_breaks_its_rule_confirms_nothing(coarse, monkeypatch):
     assert report.problems == ("the engine does not choose by its policy's rule: row 0, KV head 1: it read another",)
 
 
-def test_digests_of_lists_that_come_again_are_judged_like_lists(make, monkeypatch):
+def test_digests_of_lists_that_come_again_are_judged_like_lists(proving, monkeypatch):
     """In fp16 the reference differs at near-ties: the lists are known from the engine, and proven on the reference."""
-    engine = Engine.open(make("rocketkv", "fp16"), proofs=True, threads=1)
+    engine = proving("rocketkv", "fp16")
     proofs = [proof_from(engine, "digest", PROMPT[first:], max_new_tokens=12) for first in range(6)]
     reports = [engine.replay(proof) for proof in proofs]
     assert all(report.passed for report in reports)
@@ -180,9 +162,9 @@ def test_digests_of_lists_that_come_again_are_judged_like_lists(make, monkeypatc
     assert "float64 scores differ" in engine.replay(proofs[tied]).problems[0]
 
 
-def test_in_half_precision_the_bound_alone_refutes_nothing(make, monkeypatch):
+def test_in_half_precision_the_bound_alone_refutes_nothing(proving, monkeypatch):
     """What it does not explain is wrong only if the engine, run again, does not choose it either."""
-    engine = Engine.open(make("rocketkv", "fp16"), proofs=True, threads=1)
+    engine = proving("rocketkv", "fp16")
     proofs = [proof_from(engine, "lists", PROMPT[first:], max_new_tokens=12) for first in range(6)]
     tied = next(proof for proof in proofs if engine.replay(proof).near_ties)
     strict = proof_replay.thresholds_for("fp32")

@@ -17,22 +17,11 @@ from kvc_trt.verify.thresholds import thresholds_for
 
 PROMPT = np.random.default_rng(0).integers(3, 40, 200).tolist()
 ANSWER = 6
-SIZES = {"token_budget": 64, "max_input_len": 256, "max_output_len": 32}
 
 
 @pytest.fixture(scope="module")
-def make(tiny_model, tmp_path_factory):
-    def made(policy="rocketkv", **settings):
-        directory = tmp_path_factory.mktemp("engines") / "engine"
-        given = {**SIZES, "random_weights": 0, **settings}
-        return build(str(tiny_model), policy=policy, output=directory, verify=False, **given).path
-
-    return made
-
-
-@pytest.fixture(scope="module")
-def engine(make):
-    return Engine.open(make(), proofs=True)
+def engine(proving):
+    return proving()
 
 
 def proof_from(engine, kind="lists", prompt=PROMPT, **rules):
@@ -90,8 +79,8 @@ def swapped(lists, available):
     [("rocketkv", 12), ("snapkv-gqa", 2), ("hybrid", 10), ("keydiff", 2), ("sparq", 10), ("rocketkv-mt", 12)],
 )
 @pytest.mark.parametrize("kind", ["digest", "lists"])
-def test_an_honest_proof_is_true(policy, caches_that_choose, kind, make, tmp_path):
-    engine = Engine.open(make(policy), proofs=True)
+def test_an_honest_proof_is_true(policy, caches_that_choose, kind, proving, tmp_path):
+    engine = proving(policy)
     plain = Engine.open(engine.path).generate(PROMPT, max_new_tokens=ANSWER, ignore_eos=True)
     output = engine.generate(PROMPT, max_new_tokens=ANSWER, ignore_eos=True, kv_proof=kind)
     assert output.token_ids == plain.token_ids
@@ -286,9 +275,9 @@ def test_what_rounding_explains_is_a_near_tie(engine, honest, monkeypatch):
         ("streaming-llm", "drops tokens at decode steps"),
     ],
 )
-def test_policies_without_a_proof_say_why(policy, reason, make):
+def test_policies_without_a_proof_say_why(policy, reason, proving):
     with pytest.raises(InputError, match=reason):
-        Engine.open(make(policy), proofs=True).session()
+        proving(policy).session()
 
 
 @pytest.mark.slow

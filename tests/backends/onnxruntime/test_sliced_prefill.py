@@ -64,6 +64,12 @@ def test_every_policy_gets_the_whole_graphs_result_bit_for_bit(make_program, pol
 
 
 @pytest.fixture(scope="module")
+def executor(make_program):
+    """One whose prefill is cut once, for tests that leave it as it is."""
+    return OnnxRuntimeExecutor(make_program("rocketkv", **ROOM), threads=1)
+
+
+@pytest.fixture(scope="module")
 def executors(make_program):
     """By number of threads: the compositions whose stores differ most."""
     made = {
@@ -119,13 +125,12 @@ def test_native_operators_give_the_same_bits(make_program, library, monkeypatch)
             assert_same(found, executor.prefill(*prompt(650)))
 
 
-def test_an_engine_whose_attention_takes_all_queries_is_cut_too(make_program, tmp_path):
+def test_an_engine_whose_attention_takes_all_queries_is_cut_too(executor):
     """Its own body counts the keys from the first query; the parts' does not."""
-    program = make_program("rocketkv", **ROOM)
+    program = executor.program
     graph = onnx.load(program.prefill, load_external_data=False)
     (body,) = (one for one in graph.functions if one.name == "KvcPrefillAttention")
     del body.node[:]
-    executor = OnnxRuntimeExecutor(program, threads=1)
     expected = executor.prefill(*prompt(600))
     cut = OnnxRuntimeExecutor(replace(program, prefill=lambda: graph), threads=1)
     assert_same(drained(cut.prefill_in_slices(*prompt(600), TINY))[0], expected)
@@ -144,8 +149,7 @@ def test_kept_indices_are_the_whole_graphs(make_program):
         np.testing.assert_array_equal(executor.exposed(name), expected[name])
 
 
-def test_other_prefills_and_steps_in_between_change_nothing(make_program):
-    executor = OnnxRuntimeExecutor(make_program("rocketkv", **ROOM), threads=1)
+def test_other_prefills_and_steps_in_between_change_nothing(executor):
     executor.allocate(1)
     expected = executor.prefill(*prompt(600))
     one, other = (executor.prefill_in_slices(*prompt(600, seed), TINY) for seed in (0, 1))
@@ -159,8 +163,7 @@ def test_other_prefills_and_steps_in_between_change_nothing(make_program):
     assert_same(drained(other)[0], executor.prefill(*prompt(600, 1)))
 
 
-def test_a_prefill_that_is_closed_leaves_nothing_behind(make_program):
-    executor = OnnxRuntimeExecutor(make_program("rocketkv", **ROOM), threads=1)
+def test_a_prefill_that_is_closed_leaves_nothing_behind(executor):
     slices = executor.prefill_in_slices(*prompt(600), TINY)
     next(slices)
     next(slices)
@@ -182,8 +185,7 @@ def test_equal_layers_share_a_session_and_the_weights_stay_in_the_file(make_prog
             assert first <= weight.data_ptr() < first + last
 
 
-def test_at_most_two_layers_keys_and_values_live_at_a_time(make_program):
-    executor = OnnxRuntimeExecutor(make_program("rocketkv", **ROOM), threads=1)
+def test_at_most_two_layers_keys_and_values_live_at_a_time(executor):
     sliced, (ids, lengths) = executor._sliced, prompt(600)
     prefilled = executor._empty(1)
     results = {"logits": prefilled.logits, "cache_lengths": prefilled.cache_lengths, **prefilled.state}
@@ -230,8 +232,7 @@ def test_a_prompt_in_slices_takes_no_more_memory_than_in_one_piece(make_program,
     assert in_slices <= whole
 
 
-def test_a_prompt_in_slices_is_one_prompt(make_program):
-    executor = OnnxRuntimeExecutor(make_program("rocketkv", **ROOM), threads=1)
+def test_a_prompt_in_slices_is_one_prompt(executor):
     ids = np.zeros((2, PROMPT_BLOCK), np.int64)
     with pytest.raises(ValueError, match="one prompt, found 2"):
         next(executor.prefill_in_slices(ids, np.array([5, 7]), TINY))

@@ -1,0 +1,33 @@
+"""Executors that load each graph once: a session keeps nothing of a run, and loading takes longer than most runs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import lru_cache
+from typing import Any
+
+from onnxruntime import InferenceSession
+
+from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.engine.program import Graph, Program
+
+
+class SharingExecutor(OnnxRuntimeExecutor):
+    """An executor with buffers of its own, over the sessions that others of its program have loaded before it.
+
+    For tests of what rows hold. One of how a graph is loaded takes `OnnxRuntimeExecutor` itself.
+    """
+
+    def _load(self, name: str, graph: Graph, expose: list[str], **options: Any) -> InferenceSession:
+        key = (name, graph, *expose, self._threads, self._native, *options.items())
+        loaded = _loaded_of(self.program)
+        if key not in loaded:
+            # The weights stay mapped as long as a session reads them.
+            loaded[key] = super()._load(name, graph, expose, **options), self._weights
+        return loaded[key][0]
+
+
+@lru_cache(maxsize=24)
+def _loaded_of(program: Program) -> dict[Hashable, tuple[InferenceSession, object]]:
+    """The sessions of a program, by what they were loaded with."""
+    return {}
