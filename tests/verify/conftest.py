@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import pytest
 
-from kvc_trt import Engine, build, policies
+from kvc_trt import Engine, build
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.engine.manifest import FileRecord
@@ -21,6 +21,7 @@ from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.policies import PolicyParameters
+from tests.every_policy import parameters_of
 from tests.models.gguf.tiny import write
 from tests.small_model import SMALL
 
@@ -50,13 +51,10 @@ def proving(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
 
 @pytest.fixture
 def parameters_for() -> Callable[..., PolicyParameters]:
-    """`parameters_for(policy, **changes)`: small constants that still evict and select."""
+    """`parameters_for(name, **changes)`: those of a name of `tests.every_policy` for the model of these tests."""
 
-    def resolve(policy: str = "rocketkv", **changes: Any) -> PolicyParameters:
-        settings: dict[str, Any] = {"token_budget": 32, "max_input_len": 256, "max_output_len": 32}
-        if policy in ("rocketkv", "snapkv++"):
-            settings |= {"window": 16, "pool_kernel": 7}
-        return policies.resolve(policy, model=MODEL, **{**settings, **changes})
+    def resolve(name: str = "rocketkv", **changes: Any) -> PolicyParameters:
+        return parameters_of(name, MODEL, **{"max_output_len": 32, **changes})
 
     return resolve
 

@@ -16,8 +16,7 @@ from kvc_trt.verify.thresholds import thresholds_for
 
 @pytest.fixture
 def tested(request, make_engine, parameters_for):
-    changes = {"skip_layers": 0} if request.param == "quest" else {}
-    engine = make_engine(parameters_for(request.param, **changes))
+    engine = make_engine(parameters_for(request.param))
     plan = make_plan("logits", engine.model, engine.parameters, steps=3)
     return EngineUnderTest(engine, harness_for(engine, "onnxruntime", 1), plan, thresholds_for("fp32"), NullProgress())
 

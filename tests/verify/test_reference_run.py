@@ -14,19 +14,11 @@ from kvc_trt.verify.reference_run import can_judge, different_rows, force_choice
 from tests.rounding import assert_close
 
 STEPS = 3
-CHANGES = {
-    "snapkv": {"window": 16, "pool_kernel": 7, "token_budget": 96},
-    "keydiff": {"token_budget": 96},
-    "expected-attention": {"token_budget": 96},
-    "quest": {"skip_layers": 0},
-}
 
 
 @pytest.fixture(params=["rocketkv"])
 def forced(request, make_engine, parameters_for):
-    policy, *changed = request.param.split()
-    changes = CHANGES.get(policy, {}) | {name: int(value) for name, value in (one.split("=") for one in changed)}
-    engine = make_engine(parameters_for(policy, **changes))
+    engine = make_engine(parameters_for(request.param))
     batch = batch_of(random_prompts(engine.model, [200, 91, 5], seed=3))
     tokens = np.random.default_rng(1).integers(engine.model.vocab_size, size=(STEPS, len(batch)))
     return engine, batch, tokens
@@ -54,7 +46,7 @@ def test_it_equals_prefill_and_decode(forced):
     "forced",
     [
         "rocketkv",
-        "rocketkv skip_layers=1",
+        "rocketkv, a skipped layer",
         "hybrid",
         "snapkv",
         "sparq",
@@ -120,4 +112,5 @@ def test_only_rows_that_chose_otherwise_are_run_again(forced):
 def test_prompt_lengths_reach_every_regime(parameters_for):
     parameters = parameters_for()
     lengths = prompt_lengths(parameters, 1024)
-    assert lengths == sorted({256, parameters.prompt_budget + 1, 32, 8}, reverse=True)
+    expected = [256, parameters.prompt_budget + 1, parameters.token_budget, parameters.window // 2]
+    assert lengths == expected == sorted(set(expected), reverse=True)
