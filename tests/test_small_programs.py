@@ -1,0 +1,83 @@
+"""The programs that tests share: written once, told apart by all that they are of, and watched."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from kvc_trt.graph.state import cache_sites
+from tests.every_policy import CASES, OTHER_FORMS, parameters_of
+from tests.small_model import SMALL
+from tests.small_programs import SmallPrograms, copied
+
+NEEDED = {"turns": True, "draft_tokens": 2}
+
+
+def files_of(folder: Path) -> dict[Path, int]:
+    """The files of a folder, with the time when each was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != ".lock" and path.is_file()}
+
+
+def asked(folder: Path) -> list[Path]:
+    """What a process that asks for a program has written."""
+    programs = SmallPrograms(folder)
+    programs("rocketkv", **NEEDED)
+    return list(programs._digests)
+
+
+def test_of_two_processes_one_writes_each_file(tmp_path):
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        written = [path for paths in pool.map(asked, [tmp_path] * 2, chunksize=1) for path in paths]
+    assert sorted(written) == sorted(files_of(tmp_path))
+    assert len(written) == 5  # weights, prefill, decode, extend, draft
+
+
+def test_whoever_asks_later_gets_the_same_files(tmp_path):
+    first = SmallPrograms(tmp_path)("h2o")
+    before = files_of(tmp_path)
+    assert SmallPrograms(tmp_path)("h2o") == first
+    assert files_of(tmp_path) == before
+
+
+def test_weights_are_shared_and_graphs_are_of_their_settings(tmp_path):
+    programs = SmallPrograms(tmp_path)
+    made = [programs("rocketkv"), programs("rocketkv", top_k=8), programs("rocketkv", **NEEDED), programs("full")]
+    assert len({program.weights_path for program in made}) == 1
+    assert len({program.prefill for program in made}) == 4
+    assert len({program.decode for program in made}) == 3
+    assert programs("full", "fp16").weights_path != made[0].weights_path
+    assert programs("full", max_output_len=17).weights_path != made[0].weights_path
+
+
+def test_without_graphs_there_are_weights_alone(tmp_path):
+    program = SmallPrograms(tmp_path)("rocketkv", graphs=False, turns=True)
+    assert list(files_of(tmp_path)) == [program.weights_path]
+    assert program.extend is not None
+
+
+def test_what_a_policy_does_not_take_is_left_out(tmp_path):
+    program = SmallPrograms(tmp_path)("streaming-llm, positions of the cache", **NEEDED)
+    assert (program.extend, program.draft, program.draft_tokens) == (None, None, 0)
+
+
+def test_a_changed_file_is_noticed_and_a_copy_may_change(tmp_path):
+    programs = SmallPrograms(tmp_path / "shared")
+    program, own = programs("full"), tmp_path / "own"
+    own.mkdir()
+    copied(program, own).weights_path.write_bytes(b"damaged")
+    assert programs.changed() == []
+    program.decode.write_bytes(b"damaged")
+    assert programs.changed() == [program.decode]
+
+
+@pytest.mark.parametrize("name", [*CASES, *OTHER_FORMS])
+def test_every_policy_does_something_on_a_prompt_of_200_tokens(name):
+    rules = [site.parameters for site in cache_sites(SMALL, parameters_of(name))]
+    assert any(rule.prompt_budget < 200 or rule.reads_a_part for rule in rules) == (name != "full")
+
+
+def test_a_name_that_is_none_is_refused():
+    with pytest.raises(KeyError, match="no such form"):
+        parameters_of("rocketkv, no such form")
