@@ -35,6 +35,7 @@ from kvc_trt.methods.prompt_eviction import PromptEviction
 from kvc_trt.methods.verification import (
     Array,
     ByExpectedQueries,
+    ExpectedEntries,
     Found,
     PromptCase,
     PromptRun,
@@ -166,7 +167,12 @@ class ExpectedAttention(PromptEviction):
         results = operator.run(query_mean=single.mean.numpy(), query_covariance=single.covariance.numpy(), **inputs)
         k, v, rows = float32(case.k), float32(case.v), torch.from_numpy(case.prompt_lengths)
         exact = self.compact(double, k.double(), v.double(), rows, rule)
-        return self.judged(results, case, rule, exact, self.compact(single, k, v, rows, rule))
+        tables = single.mean.numpy(), single.covariance.numpy(), case.k, case.v
+        weighed = [
+            ExpectedEntries(mean, covariance, keys[:, :n], values[:, :n], rule.sinks)
+            for mean, covariance, keys, values, n in zip(*tables, case.prompt_lengths, strict=True)
+        ]
+        return self.judged(results, case, rule, exact, self.compact(single, k, v, rows, rule), weighed)
 
 
 def _rotation_ahead(prompt: PromptLayer, lengths: Value) -> tuple[Value, Value]:

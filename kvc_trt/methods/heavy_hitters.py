@@ -17,7 +17,7 @@ number of queries that saw an entry; positions are those of the text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ from kvc_trt.methods.policy import Policy
 from kvc_trt.methods.prompt_eviction import PromptEviction, judged_as
 from kvc_trt.methods.verification import (
     Array,
+    AttendedEntries,
     ExactList,
     Found,
     PromptCase,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
     from kvc_trt.methods.turn_pieces import TurnLayer
     from kvc_trt.operators.emitter import Value
+    from kvc_trt.operators.schema import Operator
     from kvc_trt.reference import Compacted, LayerCache, Selection, Turn
 
 SPARE_SLOTS = 1
@@ -112,7 +114,13 @@ class MostAttended(PromptEviction):
         rows = torch.from_numpy(case.prompt_lengths)
         q, k, v = (float32(table) for table in (aligned, case.k, case.v))
         single = self.compact(q, k, v, rows, rule)
-        return self.judged(results, case, rule, self.compact(q.double(), k.double(), v.double(), rows, rule), single)
+        double = self.compact(q.double(), k.double(), v.double(), rows, rule)
+        attended = [
+            AttendedEntries(queries[row, :, :n], case.k[row, :, :n], rule.recent)
+            for row, n in enumerate(case.prompt_lengths)
+        ]
+        double = _with_scores_of(_indices(COMPACT_HEAVY_HITTERS, results), double, attended)
+        return self.judged(results, case, rule, double, single, attended)
 
     def turn_runs(self) -> Mapping[str, TurnRun]:
         """Return the isolated run of KvcCompactHeavyHittersOfTurn."""
@@ -141,7 +149,12 @@ class MostAttended(PromptEviction):
             reference.keep_heavy_hitters_of_turn(q, k, v, lengths, new, paid, **shares)
             for q, k, v, paid in (tables, [table.double() for table in tables])
         )
-        return judged_as(COMPACT_HEAVY_HITTERS_OF_TURN, results, both, rule, double, single)
+        attended = [
+            AttendedEntries(case.q[row, :, :added], both.k[row, :, :n], rule.recent, held[row, :, :n])
+            for row, (added, n) in enumerate(zip(case.lengths, both.prompt_lengths, strict=True))
+        ]
+        double = _with_scores_of(_indices(COMPACT_HEAVY_HITTERS_OF_TURN, results), double, attended)
+        return judged_as(COMPACT_HEAVY_HITTERS_OF_TURN, results, both, rule, double, single, attended)
 
 
 class HeavyHitters(DecodeSelection):
@@ -192,13 +205,41 @@ class HeavyHitters(DecodeSelection):
         chosen = []
         for row, kept in enumerate(step.kept):
             stay = np.sort(np.where(slot_positions[row] < 0, np.iinfo(np.int32).max, slot_positions[row]), axis=-1)
-            chosen.append(ExactList(row, stay[:, : kept.shape[1]].astype(np.int64), (kept.numpy(),)))
+            m = lengths[row]
+            attended = AttendedEntries(
+                case.query[row, :, None], keys[row, :, :m], rule.recent, before["scores"][row, :, :m]
+            )
+            chosen.append(ExactList(row, stay[:, : kept.shape[1]].astype(np.int64), (kept.numpy(),), attended))
         kept_scores = np.where(slot_positions >= 0, step.scores.numpy(), 0)
         return Found(
             chosen=chosen,
             moved=((k_cache, keys), (v_cache, values)),
             computed=((output, step.output.numpy()), (new_scores, kept_scores)),
         )
+
+
+def _indices(operator: Operator, results: Sequence[Array]) -> Array:
+    return results[[one.name for one in operator.outputs].index("indices")]
+
+
+def _with_scores_of(indices: Array, double: Compacted, attended: Sequence[AttendedEntries]) -> Compacted:
+    """Return `double` with the scores of the entries `indices` [B,G,C], which may be others than it keeps."""
+    import torch
+
+    from kvc_trt.reference.heavy_hitters import received_in_prompt
+
+    assert double.scores is not None
+    scores = double.scores.clone()
+    lists = torch.from_numpy(indices[:, :, : scores.shape[2]].astype(np.int64))
+    for row, entries in enumerate(attended):
+        if not torch.equal(lists[row], double.indices[row].long()):
+            queries, keys = (torch.from_numpy(table.astype(np.float64)) for table in (entries.queries, entries.keys))
+            received = received_in_prompt(queries, keys)
+            if entries.received is not None:
+                received += torch.from_numpy(entries.received)
+            there = lists[row].clamp(0, received.shape[1] - 1)
+            scores[row] = received.gather(1, there).masked_fill(lists[row] < 0, 0)
+    return double._replace(scores=scores)
 
 
 def _heavy(rule: Constants) -> int:

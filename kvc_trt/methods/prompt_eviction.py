@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         RankingOfPrompt,
         RunnableAlone,
         TurnRun,
+        Weighed,
     )
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
@@ -140,14 +141,25 @@ class PromptEviction(ABC):
         rows = torch.from_numpy(case.prompt_lengths)
         q, k, v = (float32(table) for table in (case.q_window, case.k, case.v))
         single = self.compact(q, k, v, rows, rule)
-        return self.judged(results, case, rule, self.compact(q.double(), k.double(), v.double(), rows, rule), single)
+        double = self.compact(q.double(), k.double(), v.double(), rows, rule)
+        return self.judged(results, case, rule, double, single, self.weighed(case, rule))
+
+    def weighed(self, case: PromptCase, rule: Constants) -> Sequence[Weighed]:
+        """Return, by row, what is ranked by softmax weights; nothing for other rankings."""
+        return ()
 
     def judged(
-        self, results: Sequence[Array], case: PromptCase, rule: Constants, double: Compacted, single: Compacted
+        self,
+        results: Sequence[Array],
+        case: PromptCase,
+        rule: Constants,
+        double: Compacted,
+        single: Compacted,
+        weighed: Sequence[Weighed] = (),
     ) -> Found:
-        """Compare its first operator's result with the two results of the reference; it must equal one of them."""
+        """Compare its first operator's result with the two results of the reference, as `judged_as` does."""
         assert self.operators
-        return judged_as(self.operators[0], results, case, rule, double, single)
+        return judged_as(self.operators[0], results, case, rule, double, single, weighed)
 
 
 def judged_as(
@@ -157,8 +169,11 @@ def judged_as(
     rule: Constants,
     double: Compacted,
     single: Compacted,
+    weighed: Sequence[Weighed] = (),
 ) -> Found:
-    """Compare a compaction's result with those of the reference in float64 and float32; it must equal one of them."""
+    """Compare a compaction's result with those of the reference in float64 and float32; it must equal one of them.
+
+    `weighed` holds, by row, what is ranked by softmax weights: underflow of these may be why it equals none."""
     from kvc_trt.methods.verification import ExactList, Found, gathered
 
     found = {one.name: result for one, result in zip(operator.outputs, results, strict=True)}
@@ -174,7 +189,12 @@ def judged_as(
         moved.append((found["slot_positions"], indices))
     return Found(
         chosen=[
-            ExactList(row, indices[row, :, :width], (double.indices[row].numpy(), single.indices[row].numpy()))
+            ExactList(
+                row,
+                indices[row, :, :width],
+                (double.indices[row].numpy(), single.indices[row].numpy()),
+                weighed[row] if weighed else None,
+            )
             for row in range(len(indices))
         ],
         moved=moved,

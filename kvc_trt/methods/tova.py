@@ -27,7 +27,16 @@ from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
 from kvc_trt.methods.prompt_eviction import PromptEviction
-from kvc_trt.methods.verification import Array, ExactList, Found, RunnableAlone, StepCase, float32
+from kvc_trt.methods.verification import (
+    Array,
+    AttendedEntries,
+    ExactList,
+    Found,
+    PromptCase,
+    RunnableAlone,
+    StepCase,
+    float32,
+)
 from kvc_trt.operators.compact_tova import COMPACT_TOVA
 from kvc_trt.operators.tova_attention import TOVA_ATTENTION
 
@@ -58,6 +67,13 @@ class LastQuery(PromptEviction):
         from kvc_trt import reference
 
         return reference.keep_attended(observed, keys, values, prompt_lengths, heavy=_heavy(rule), recent=rule.recent)
+
+    def weighed(self, case: PromptCase, rule: Constants) -> list[AttendedEntries]:
+        """Return what the last query attends to, for all KV heads together."""
+        return [
+            AttendedEntries(case.q_window[row, :, -1:], case.k[row, :, :n], rule.recent, of_layer=True)
+            for row, n in enumerate(case.prompt_lengths)
+        ]
 
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
         """Compact stored and new tokens, with one list for all KV heads."""
@@ -120,7 +136,11 @@ class LeastAttended(DecodeSelection):
         chosen = []
         for row, lists in enumerate(zip(double.kept, single.kept, strict=True)):
             stay = np.sort(np.where(after[row] < 0, np.iinfo(np.int32).max, after[row]), axis=-1).astype(np.int64)
-            chosen.append(ExactList(row, stay[:, : lists[0].shape[1]], (lists[0].numpy(), lists[1].numpy())))
+            attended = AttendedEntries(
+                case.query[row, :, None], keys[row, :, : lengths[row]], rule.recent, of_layer=True
+            )
+            expected = (lists[0].numpy(), lists[1].numpy())
+            chosen.append(ExactList(row, stay[:, : expected[0].shape[1]], expected, attended))
         return Found(
             chosen=chosen, moved=((k_cache, keys), (v_cache, values)), computed=((output, single.output.numpy()),)
         )

@@ -181,12 +181,45 @@ class KeptOfPrompt(NamedTuple):
     ranking: ByWindow
 
 
+class AttendedEntries(NamedTuple):
+    """Entries of one row in text order, ranked by the attention that they received; the last `recent` always stay."""
+
+    queries: Array
+    """[H,M,D]: those that attended, of the last M entries; an entry is seen from its own query on."""
+    keys: Array
+    """[G,n,D]"""
+    recent: int
+    received: Array | None = None
+    """[G,n] what each had received before; None: nothing."""
+    of_layer: bool = False
+    """Whether all KV heads share one list, by the sum over all query heads."""
+
+
+class ExpectedEntries(NamedTuple):
+    """Entries of one row, ranked by the attention that expected queries give them; the first `sinks` always stay."""
+
+    mean: Array
+    """[H,D]"""
+    covariance: Array
+    """[H,D,D]"""
+    keys: Array
+    """[G,n,D]"""
+    values: Array
+    """[G,n,D]"""
+    sinks: int
+
+
+Weighed: TypeAlias = "AttendedEntries | ExpectedEntries"
+
+
 class ExactList(NamedTuple):
-    """Lists of one row [G,k] that must equal one of the expected ones exactly."""
+    """Lists of one row [G,k] that must equal one of the expected ones exactly, unless underflow explains them."""
 
     row: int
     found: Array
     expected: tuple[Array, ...]
+    ranked: Weighed | None = None
+    """What is ranked by softmax weights, which underflow may lose; None for other rankings."""
 
 
 Choice: TypeAlias = "ReadByStep | KeptOfPrompt | ExactList"

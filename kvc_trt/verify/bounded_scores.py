@@ -3,6 +3,7 @@
 Another executor's queries and keys carry rounding of earlier layers. Each vector is taken to be off by at most 2^-22 of
 its own length times `slack`, in whatever direction, and a score's range is what follows from that to first order: a
 product q.x of two such vectors moves by 2^-21 |q| |x|, so two of them approach each other by 2^-20, as in `scores`.
+Scores that are made of exponentials may also be low by what underflow loses (`scores.lost_to_underflow`).
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import numpy as np
 
 from kvc_trt.methods.verification import ByPageBounds, ByPages
 from kvc_trt.verify.scores import (
-    DENORMAL_ROUNDING,
     MOST_CHANNEL_CHOICES,
     RELATIVE_ROUNDING,
     ChannelChoice,
     Float64,
     Int64,
     bounds_of_pages,
+    lost_to_underflow,
     truncated_share,
 )
 
@@ -88,6 +89,9 @@ def scores_by_expected_queries(
 
     The exponent mu.k / sqrt(D) + k.Sigma.k / 2D is an expectation over queries of length sqrt(|mu|^2 + tr Sigma). With
     a = that length times |k| / sqrt(D), and b = sqrt(k.Sigma.k / D), it moves by 2^-21 a (1 + b).
+
+    The mean weight is multiplied by the value's length, and so is what underflow has taken from it; where the value is
+    short, the product itself may be lost.
     """
     size = keys.shape[1]
     spread = np.maximum(np.einsum("nd,gde,ne->gn", keys, covariance, keys), 0) / size
@@ -101,9 +105,9 @@ def scores_by_expected_queries(
     moves += (attention * moves).sum(-1, keepdims=True)  # what all are divided by moves too
     moves = np.minimum(moves, _LARGEST_EXPONENT)
 
-    weight = np.linalg.norm(values, axis=-1) / len(mean)
-    low, exact, high = (weight * (attention * np.exp(sign * moves)).sum(0) for sign in (-1, 0, 1))
-    return BoundedScores(exact, low, high)
+    length = np.linalg.norm(values, axis=-1)
+    low, exact, high = (length / len(mean) * (attention * np.exp(sign * moves)).sum(0) for sign in (-1, 0, 1))
+    return BoundedScores(exact, low - lost_to_underflow(len(mean)) * np.maximum(1, length), high)
 
 
 def possible_channels(query: Float64, top_r: int, slack: float) -> Iterator[Int64]:
@@ -191,7 +195,7 @@ def scores_of_page_tokens(
         moves = by_query + by_keys + share @ by_keys + (by_query + by_keys).max() ** 2 / 2
         moves = np.minimum(moves, _LARGEST_EXPONENT)
         tables += score * np.exp([np.zeros(len(starts)), -moves, moves]) / len(query)
-    tables += DENORMAL_ROUNDING * np.array([[0.0], [-1.0], [1.0]])
+    tables[1] -= lost_to_underflow(len(query))
     return BoundedScores(*(np.repeat(table, pages.page_size)[: len(keys)] for table in tables))
 
 

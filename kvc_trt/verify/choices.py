@@ -1,6 +1,7 @@
-"""One step of a method that is judged by equality on equal inputs: the reference runs twice, in float32 and float64.
+"""Choices of a method that is judged by equality on equal inputs: the reference runs twice, in float32 and float64.
 
-A list that equals either of the two is right: where they differ, rounding decides. One that equals neither is wrong.
+A list that equals either of the two is right: where they differ, rounding decides. One that equals neither is wrong,
+unless what it ranks are softmax weights, and underflow explains it (`underflow`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 from kvc_trt import reference
 from kvc_trt.methods.verification import ExactList
 from kvc_trt.policies import PolicyParameters
-from kvc_trt.verify.near_ties import IndexComparison, count_differences
+from kvc_trt.verify.near_ties import Difference, IndexComparison, compare_lists
 from kvc_trt.verify.outcome import differences
+from kvc_trt.verify.underflow import unexplained
 
 Array = NDArray[Any]
 
@@ -65,16 +67,17 @@ def _select(
 
 
 def compare_exactly(choice: ExactList) -> IndexComparison:
-    """Lists of one row that must be the same to the last entry as one of those expected."""
-    compared = min((count_differences(one[None], choice.found[None]) for one in choice.expected), key=_near_ties)
-    if not compared.near_ties:
+    """Lists of one row that must be the same to the last entry as one of those expected, or differ by underflow."""
+
+    def explain(row: int, head: int, difference: Difference) -> str | None:
+        return "it is another" if choice.ranked is None else unexplained(choice.ranked, choice.found, head, difference)
+
+    every = [compare_lists(one[None], choice.found[None], explain) for one in choice.expected]
+    compared = min(every, key=lambda found: (len(found.wrong), found.near_ties))
+    if not compared.wrong:
         return compared
-    wrong = f"row {choice.row}: {compared.near_ties} lists of kept tokens differ"
+    wrong = f"row {choice.row}: {len(compared.wrong)} lists of kept tokens differ ({compared.wrong[0]})"
     return IndexComparison(compared.compared, wrong=(wrong,))
-
-
-def _near_ties(compared: IndexComparison) -> int:
-    return compared.near_ties + len(compared.wrong)
 
 
 def _as_wide(lists: Array, width: int) -> Array:

@@ -3,8 +3,9 @@
 Ties are structural here (a max-pool makes plateaus, the tokens of a page share one score), so the lowest index wins by
 rule and lists are compared for equality. Only different summation orders may still swap positions, and a swap is
 admitted if the exact scores differ by at most 2^-20 (1+M) relative, M = max over heads of sum|q·x|/T, and, where the
-executor has tensor cores, by what they cut off sums (`scores.truncated_share`). Copies of one score never count as a
-near-tie: an executor that breaks a tie towards the higher index is wrong.
+executor has tensor cores, by what they cut off sums (`scores.truncated_share`). To this comes, absolutely, what weights
+below float32's normal range lose where an executor makes 0 of them (`scores.lost_to_underflow`). Copies of one score
+never count as a near-tie: an executor that breaks a tie towards the higher index is wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.verify.scores import (
-    DENORMAL_ROUNDING,
     ExactPromptScores,
     Float64,
     Int64,
@@ -183,13 +183,13 @@ def _judge_compaction(
 ) -> str | None:
     if max(difference.extra.max(), difference.missing.max()) >= scores.pooled.size:
         return f"the window must be kept, {difference.missing.max()} is not"
-    problem = _outside_tolerance(scores.pooled[difference.extra], scores.pooled[difference.missing], tolerance)
+    pooled, lost = scores.pooled, 2 * scores.underflow  # by the executor that kept these tokens, and by the reference
+    problem = _outside_tolerance(pooled[difference.extra], pooled[difference.missing], tolerance, lost)
     if problem is not None:
         return f"kept {few(difference.extra)} instead of {few(difference.missing)}: {problem}"
 
     contenders = {
-        int(j): _contenders(scores.summed, scores.pooled, int(j), pool_kernel, tolerance)
-        for j in (*difference.extra, *difference.missing)
+        int(j): _contenders(scores, int(j), pool_kernel, tolerance) for j in (*difference.extra, *difference.missing)
     }
     for kept in difference.extra:
         for dropped in difference.missing:
@@ -199,10 +199,13 @@ def _judge_compaction(
     return None
 
 
-def _contenders(summed: Float64, pooled: Float64, position: int, kernel: int, tolerance: float) -> set[int]:
-    """Positions under the pooling window of `position` that float32 may have found to be its maximum."""
+def _contenders(scores: ExactPromptScores, position: int, kernel: int, tolerance: float) -> set[int]:
+    """Positions under the pooling window of `position` that float32 may have found to be its maximum.
+
+    Where underflow may have lost the maximum, that is any of them.
+    """
     first, last = max(0, position - kernel // 2), position + kernel // 2 + 1
-    near = summed[first:last] >= pooled[position] * (1 - tolerance) - DENORMAL_ROUNDING
+    near = scores.summed[first:last] >= scores.pooled[position] * (1 - tolerance) - scores.underflow
     return {first + int(j) for j in np.flatnonzero(near)}
 
 
@@ -228,7 +231,7 @@ def _judge_pages(scores: PageScores, used_keys: Float64, rule: _Rule, chosen: In
     if not extra.size:
         return None
     tolerance = _tolerance(scores, rule.truncates)
-    problem = _outside_tolerance(weight[extra], weight[missing], tolerance)
+    problem = _outside_tolerance(weight[extra], weight[missing], tolerance, scores.underflow)
     if problem is not None:
         return problem
     for kept in np.unique(extra // page_size):
@@ -255,12 +258,13 @@ def breaks_page_order(chosen: Int64, page_size: int, length: int) -> str | None:
     return f"pages {few(pages[cut])} are cut, at most one may be" if cut.sum() > 1 else None
 
 
-def _outside_tolerance(extra: Float64, missing: Float64, tolerance: float) -> str | None:
+def _outside_tolerance(extra: Float64, missing: Float64, tolerance: float, lost: float) -> str | None:
+    """Say so if scores differ by more than `tolerance` of the highest and `lost` to underflow."""
     highest = max(extra.max(), missing.max())
     gap = highest - min(extra.min(), missing.min())
-    if gap <= tolerance * highest + DENORMAL_ROUNDING:
+    if gap <= tolerance * highest + lost:
         return None
-    return f"float64 scores differ by {gap / highest:.1e} relative, a near-tie allows {tolerance:.1e}"
+    return f"float64 scores differ by {gap / highest:.1e} relative, a near-tie allows {tolerance + lost / highest:.1e}"
 
 
 def few(values: NDArray[np.integer]) -> str:

@@ -19,11 +19,22 @@ Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 
 RELATIVE_ROUNDING = 2.0**-20
-DENORMAL_ROUNDING = 2.0**-146
-"""Below the normal range float32 has no relative precision left; a few of its smallest steps are rounding too."""
+SMALLEST_NORMAL = 2.0**-126
+"""Of float32. Below it an executor may round to fixed steps of 2^-149, or to 0."""
 _PRODUCTS_AT_A_TIME = 8
 MOST_CHANNEL_CHOICES = 256
 """Most sets of channels, and of their bounds, that are tried for one list."""
+
+
+def lost_to_underflow(weights: int) -> float:
+    """Most that a sum of so many softmax weights, or their mean, may lose below float32's normal range.
+
+    An executor may make 0 of any number below 2^-126: of an exponential, of a weight (which is no larger, since the
+    largest exponential is 1), of a part of the sum, or of the mean. A weight can be lost only once, whatever the order,
+    and where it is lost, its share of the result is below 2^-126: dividing by the number of weights comes after that,
+    or makes the share smaller before. Where subnormal numbers are kept, rounding to steps of 2^-149 moves less.
+    """
+    return weights * SMALLEST_NORMAL
 
 
 def truncated_share(products: int) -> float:
@@ -62,12 +73,16 @@ class _Magnitude:
 
 @dataclass(frozen=True)
 class ExactPromptScores(_Magnitude):
-    """Stage 1 before the window: `summed` [n-W] and `pooled` [n-W]; `magnitude` is M of the tolerance 2^-20 (1+M)."""
+    """Stage 1 before the window: `summed` [n-W] and `pooled` [n-W]; `magnitude` is M of the tolerance 2^-20 (1+M).
+
+    `underflow` is what a score may lose below float32's normal range, in whatever executor.
+    """
 
     summed: Float64
     pooled: Float64
     magnitude: float
     products: int
+    underflow: float
 
 
 def prompt_scores(q_window: Float64, keys: Float64, pool_kernel: int) -> ExactPromptScores:
@@ -87,7 +102,8 @@ def prompt_scores(q_window: Float64, keys: Float64, pool_kernel: int) -> ExactPr
     summed = weights[:, :, : n - window].sum(axis=(0, 1))
 
     magnitude = float((np.abs(queries) @ np.abs(keys).T).max() / np.sqrt(head_size))
-    return ExactPromptScores(summed, _max_pool(summed, pool_kernel), magnitude, head_size)
+    underflow = lost_to_underflow(weights.shape[0] * window)
+    return ExactPromptScores(summed, _max_pool(summed, pool_kernel), magnitude, head_size, underflow)
 
 
 def _max_pool(values: Float64, kernel: int) -> Float64:
@@ -155,11 +171,12 @@ def _sign_choices(query: Float64, channels: Int64) -> Iterator[ChannelChoice]:
 
 @dataclass(frozen=True)
 class PageScores(_Magnitude):
-    """Stage 2: `token_weight` [pages] is f of every token of a page; M of the tolerance as in `ExactPromptScores`."""
+    """Stage 2: `token_weight` [pages] is f of every token of a page; the others are as in `ExactPromptScores`."""
 
     token_weight: Float64
     magnitude: float
     products: int
+    underflow: float
 
 
 def bounds_of_pages(
@@ -192,4 +209,4 @@ def page_scores(
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     weights /= (weights * sizes).sum(-1, keepdims=True)
     magnitude = float((np.abs(q) @ np.abs(bound).T / temperature).max())
-    return PageScores(weights.mean(0), magnitude, choice.channels.size)
+    return PageScores(weights.mean(0), magnitude, choice.channels.size, lost_to_underflow(len(query)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnx
 import pytest
 
 from kvc_trt.backends.registry import open_engine
@@ -10,6 +11,7 @@ from kvc_trt.engine import EngineDirectory
 from kvc_trt.verify.ladder import verify
 from kvc_trt.verify.questions import Wording
 from kvc_trt.verify.wordings import wording_for
+from tests.verify.underflowing import flush
 
 
 class Template:
@@ -67,6 +69,21 @@ def test_logits_are_compared_on_text(engine: EngineDirectory):
     report = verify(engine, level="logits", steps=4)
     assert report.passed, report.failures
     assert report.halves.notes["compression"].endswith("on text (niah-single-1)")
+
+
+def test_an_executor_without_subnormal_numbers_is_right_on_text(tmp_path_factory: pytest.TempPathFactory):
+    """It ranks tokens of no weight otherwise than the reference, in steps and in turns."""
+    engine = build(tmp_path_factory, "--max-output-len", "48")
+    for path in (engine.prefill_path, engine.decode_path, engine.extend_path):
+        assert path is not None
+        graph = onnx.load(str(path), load_external_data=False)
+        flush(path.stem, graph)
+        onnx.save(graph, str(path))
+    report = verify(engine, level="logits", steps=4)
+    assert report.passed, report.failures
+    details = {check.name: check.detail for check in report.rungs[0].checks}
+    assert "near-ties" in details["choices unlike the reference's own run"]
+    assert "near-ties" in details["turns: tokens kept"]
 
 
 @pytest.mark.parametrize("length", [1, 16, 400, 3000])
