@@ -71,6 +71,7 @@ def check_hybrid(library: KernelLibrary, case: StepCase) -> IndexComparison:
     for b in rows:
         m = int(case.cache_lengths[b]) + 1
         kept = selected[b] >= 0
+        assert bool((selected[b] >= -1).logical_and(selected[b] < m).all()), "selected has slots that the row does not"
         assert bool((selected[b].diff(dim=-1) > 0).logical_or(~kept[:, 1:]).all()), "selected does not ascend"
         one = compare_selection(
             case.query[b : b + 1].float().numpy(), mine.k_cache[b : b + 1, :, :m].float().numpy(),

@@ -1,12 +1,15 @@
-"""Emulated libraries of kernels with one deliberate mistake each, to see whether the tests would notice it."""
+"""Emulated libraries of kernels with deliberate mistakes, to see whether the tests would notice each of them."""
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import functools
+import hashlib
 import multiprocessing
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,19 +18,22 @@ import torch
 
 from kvc_trt.kernels.c_library import KernelError
 from kvc_trt.kernels.library import KernelLibrary
+from tests.plugins_cuda.guards import VARIABLE, Mistake, guarded, with_mistake
 
 Check = Callable[[KernelLibrary], None]
 """A function of a module, which is found by its name in another process."""
 SECONDS = 300
 """The most that a check may take."""
-PLUGINS = Path(__file__).resolve().parents[2] / "plugins_cuda"
+ROOT = Path(__file__).resolve().parents[2]
+PLUGINS = ROOT / "plugins_cuda"
 _FLAGS = ("-std=c++20", "-fPIC", "-w", "-ffp-contract=off", "-DKVC_EMULATION")
 RARELY_INLINED = "-D__forceinline__=inline"
 """Halves the time to compile kernels. With it the race detector misses reads of a struct that is passed by value: it is
 only for files of which every mutant is noticed all the same."""
-# Forked from a process that has imported what checks need: importing torch takes longer than most checks.
+# Forked from a process that has imported what checks need: that takes longer than most checks.
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["pytest", "hypothesis", "tests.plugins_cuda.checks", __name__])
+_IMPORTED = ("test_compact", "test_observation_scores", "test_rotated_attention", "test_score_and_select")
+_PROCESSES.set_forkserver_preload([__name__, *(f"tests.plugins_cuda.{name}" for name in _IMPORTED)])
 _directory = tempfile.TemporaryDirectory(prefix="kvc-mutants-")
 
 
@@ -39,41 +45,55 @@ class Mutation:
     file: str
     right: str
     wrong: str
+    alone: bool = False
+    """Compiled by itself, as no guard can make it: it changes a constant expression, say, or moves a declaration."""
+
+
+class Mutants:
+    """The mutations of one operation's source ("src/compact.cu"); `flags` are for the kernels alone.
+
+    The race detector watches them, which needs no luck.
+    """
+
+    def __init__(self, source: str, mutations: Sequence[Mutation], *flags: str) -> None:
+        self._source = source
+        self._numbers = {mutation: number for number, mutation in enumerate(mutations, start=1)}
+        self._flags = ("-fsanitize=thread", *flags)
+
+    def check_noticed(self, mutation: Mutation, check: Check) -> None:
+        """Whether `check` fails with the mistake; a mutation whose name begins with "control" is none and must pass."""
+        if mutation.alone:
+            found = noticed(compile_mutant(mutation, self._source, *self._flags), check)
+        else:
+            found = noticed(self._together, check, self._numbers[mutation])
+        print(found)
+        assert bool(found) != mutation.name.startswith("control"), found
+
+    @functools.cached_property
+    def _together(self) -> Path:
+        """A library of all mutations but those that are compiled alone: each has a number, 0 is none of them."""
+        of_files: dict[str, list[Mistake]] = {}
+        for mutation, number in self._numbers.items():
+            if not mutation.alone:
+                of_files.setdefault(mutation.file, []).append(Mistake(number, mutation.right, mutation.wrong))
+        texts = {file: guarded((PLUGINS / file).read_text(), mistakes) for file, mistakes in of_files.items()}
+        return _compile_changed(texts, self._source, *self._flags)
 
 
 def compile_mutant(mutation: Mutation, source: str, *flags: str) -> Path:
-    """A library of the one operation in `source` ("src/compact.cu"), with the mistake; `flags` for it alone."""
+    """A library of the operation in `source` with one mistake; `flags` are for the kernels alone."""
     text = (PLUGINS / mutation.file).read_text()
-    assert text.count(mutation.right) == 1, f"{mutation.file} has changed: {mutation.name} no longer applies"
-    overlay = Path(tempfile.mkdtemp(prefix=f"{mutation.name}-", dir=_directory.name))
-    changed = overlay / mutation.file
-    changed.parent.mkdir(parents=True)
-    changed.write_text(text.replace(mutation.right, mutation.wrong))
-    library = overlay / "libmutant.so"
-    kernels = overlay / "kernels.o"
-    included = ("-include", _prefix(*flags))
-    _compile("-O0", "-c", *flags, *included, f"-I{overlay}", "-x", "c++", source, "-o", kernels)
-    _compile("-shared", kernels, *_unchanged(), "-o", library)
-    return library
+    return _compile_changed({mutation.file: with_mistake(text, mutation.right, mutation.wrong)}, source, *flags)
 
 
-def check_noticed(mutation: Mutation, source: str, check: Check, *flags: str) -> None:
-    """Whether `check` fails with the mistake; a mutation whose name begins with "control" is none and must pass.
-
-    The race detector watches, which needs no luck.
-    """
-    found = noticed(compile_mutant(mutation, source, "-fsanitize=thread", *flags), check)
-    print(found)
-    assert bool(found) != mutation.name.startswith("control"), found
-
-
-def noticed(library: Path, check: Check) -> str:
-    """What `check` says against a library: "" if it passes, else what it raised, or the signal that ended it.
+def noticed(library: Path, check: Check, number: int = 0) -> str:
+    """What `check` says against the mutation of that number: "" if it passes, else what it raised, or the signal that
+    ended it.
 
     In a process of its own, as a mistake may write anywhere.
     """
     ours, theirs = _PROCESSES.Pipe(duplex=False)
-    process = _PROCESSES.Process(target=_try_out, args=(library, check, theirs))
+    process = _PROCESSES.Process(target=_try_out, args=(library, number, check, theirs))
     process.start()
     theirs.close()
     try:
@@ -90,9 +110,10 @@ def noticed(library: Path, check: Check) -> str:
         process.join()
 
 
-def _try_out(library: Path, check: Check, answer: Connection) -> None:
+def _try_out(library: Path, number: int, check: Check, answer: Connection) -> None:
     """Send what `noticed` returns."""
     torch.set_num_threads(1)
+    ctypes.c_int.in_dll(ctypes.CDLL(str(library)), VARIABLE).value = number
     try:
         check(KernelLibrary(library))
     except (AssertionError, KernelError) as error:
@@ -101,23 +122,60 @@ def _try_out(library: Path, check: Check, answer: Connection) -> None:
         answer.send("")
 
 
+def _compile_changed(texts: Mapping[str, str], source: str, *flags: str) -> Path:
+    """A library of one source in which files of plugins_cuda have other texts."""
+    overlay = Path(tempfile.mkdtemp(dir=_directory.name))
+    for file, text in texts.items():
+        changed = overlay / file
+        changed.parent.mkdir(parents=True, exist_ok=True)
+        changed.write_text(text)
+    library, kernels = overlay / "libmutant.so", overlay / "kernels.o"
+    included = ("-include", _prefix(*flags))
+    _compile("-O0", "-c", *flags, *included, f"-I{overlay}", "-x", "c++", source, "-o", kernels)
+    _compile("-shared", kernels, *_unchanged(), "-o", library)
+    return library
+
+
 @functools.cache
 def _prefix(*flags: str) -> Path:
-    """A header that every kernel includes, compiled: the emulation, which no mutation changes."""
+    """A header that every kernel includes, compiled: the emulation, which no mutation changes.
+
+    To kernels the number of the mutation is a constant: the race detector is not told when they read one.
+    """
     header = Path(tempfile.mkdtemp(prefix="prefix-", dir=_directory.name)) / "prefix.h"
-    header.write_text('#include "emulation/device.h"\n')
+    header.write_text(f'#include "emulation/device.h"\nextern "C" const int {VARIABLE};\n')
     _compile("-O0", *flags, "-x", "c++-header", header, "-o", f"{header}.gch")
     return header
 
 
 @functools.cache
 def _unchanged() -> tuple[Path, ...]:
-    """Objects of the emulation and of the host sources, compiled once in a process."""
-    objects = []
-    for path in (*sorted(PLUGINS.glob("emulation/*.cpp")), *sorted(PLUGINS.glob("src/*.cpp"))):
-        objects.append(Path(_directory.name) / f"{path.stem}.o")
-        _compile("-O1", "-c", path, "-o", objects[-1])
-    return tuple(objects)
+    """Objects of the emulation and of the host sources, which all processes share, and the number of the mutation."""
+    sources = [*sorted(PLUGINS.glob("emulation/*.cpp")), *sorted(PLUGINS.glob("src/*.cpp"))]
+    directory = ROOT / "build" / "tests" / "mutants"
+    directory.mkdir(parents=True, exist_ok=True)
+    objects = [directory / f"{path.stem}.o" for path in sources]
+    number = Path(_directory.name) / "number.o"
+    number.with_suffix(".cpp").write_text(f'extern "C" {{ int {VARIABLE} = 0; }}\n')
+    _compile("-c", number.with_suffix(".cpp"), "-o", number)
+    with (directory / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        compiled, wanted = directory / "compiled", _digest_of_host_sources()
+        if not compiled.is_file() or compiled.read_text() != wanted:
+            compiled.unlink(missing_ok=True)
+            for path, made in zip(sources, objects, strict=True):
+                _compile("-O2", "-c", path, "-o", made)
+            compiled.write_text(wanted)
+    return (number, *objects)
+
+
+def _digest_of_host_sources() -> str:
+    """Of all files that they could include, of the compiler's options, and of this file."""
+    digest = hashlib.sha256(" ".join(_FLAGS).encode() + Path(__file__).read_bytes())
+    for path in sorted(PLUGINS.rglob("*")):
+        if path.is_file() and path.suffix != ".cu":
+            digest.update(path.relative_to(PLUGINS).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _compile(*arguments: str | Path) -> None:

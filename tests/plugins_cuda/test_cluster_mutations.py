@@ -10,7 +10,7 @@ import torch
 from kvc_trt.kernels.library import KernelLibrary
 from tests.plugins_cuda.cases import step_case
 from tests.plugins_cuda.checks import check_hybrid
-from tests.plugins_cuda.mutants import RARELY_INLINED, Mutation, check_noticed
+from tests.plugins_cuda.mutants import RARELY_INLINED, Mutants, Mutation
 from tests.plugins_cuda.test_rotated_attention import check_hybrid as check_rotated
 from tests.plugins_cuda.test_rotated_attention import unrotated
 from tests.plugins_cuda.test_score_and_select import WITH_CLUSTERS, check_same, pages_case
@@ -82,7 +82,7 @@ MUTATIONS = (
         "((pages + kWidth - 1) / kWidth + kClusterBlocks - 1) / kClusterBlocks",
         "max((pages + kWidth - 1) / kWidth / kClusterBlocks, 1)",
     ),
-    Mutation("blocks_share_units", STEP, "kWidth = kVectorWidth<Bound>", "kWidth = kUnitPages"),
+    Mutation("blocks_share_units", STEP, "kWidth = kVectorWidth<Bound>", "kWidth = kUnitPages", alone=True),
     Mutation(
         "fp8_is_stored_as_the_caches_type", STEP, "BoundTable<T>(table, kIsFp8<Bound>)", "BoundTable<T>(table, false)"
     ),
@@ -101,33 +101,38 @@ MUTATIONS = (
     Mutation("every_block_writes_the_rotated_query", STEP, f"{ROTATED} : nullptr", "append.rotated_of(head)"),
     Mutation("no_block_writes_the_rotated_query", STEP, f"{ROTATED} : nullptr", "nullptr"),
 )
+MUTANTS = Mutants("src/hybrid_attention.cu", MUTATIONS, RARELY_INLINED)
 
 
 def check(library: KernelLibrary) -> None:
     """The reference's choices, and the bits of one launch after another: ties within blocks and between them, rows with
     fewer units than blocks, blocks of which several warps have pages, partial pages, rows that select nothing."""
-    library.set_schedule("shuffled", seed=8)
     sizes = ((9, 3, False, 1), (300, 40, True, 9), (521, 100, False, 4), (2100, 700, True, 4))
     cases = [pages_case(pages, top_k=top_k, ties=ties, seed=pages, heads=heads) for pages, top_k, ties, heads in sizes]
-    lengths = (400, 13, 2, -1, 384)
-    cases += [step_case(lengths=lengths, heads=8, size=40, page=3, top_r=19, top_k=10, token_budget=5, ties=ties,
-                        capacity=401, dtype=torch.float16, seed=4) for ties in (False, True)]  # fmt: skip
     cases += [pages_case(pages, top_k=pages // 3, seed=pages, heads=heads, fp8=True, ties=heads == 4)
               for pages, heads in ((40, 4), (137, 9), (300, 4), (1200, 5))]  # fmt: skip
     alike = pages_case(400, top_k=333, page=2, capacity=801)
     alike.query.zero_()
     last = step_case(lengths=(400,), heads=8, page=16, top_r=19, top_k=70, capacity=401, dtype=torch.bfloat16)
     last.k_new.copy_(2 * last.query[:, ::4])  # one head looks at the last page, where this is the only token
-    for case in (*cases, alike, last):
-        check_same(library, case)
-        library.set_device(WITH_CLUSTERS)
+    lengths = (400, 13, 2, -1, 384)
+    rows = [step_case(lengths=lengths, heads=8, size=40, page=3, top_r=19, top_k=10, token_budget=5, ties=ties,
+                      capacity=401, dtype=torch.float16, seed=4) for ties in (False, True)]  # fmt: skip
+    cases += [alike, last, *rows]  # those of many rows take longest: most mistakes are noticed before
+    library.set_device(WITH_CLUSTERS)
+    library.set_schedule("reverse")  # what the first block writes is there last
+    check_hybrid(library, last)
+    library.set_schedule("shuffled", seed=8)
+    for case in cases:
         check_hybrid(library, case)
-    check_rotated(library, unrotated(cases[4]))
+    check_rotated(library, unrotated(rows[0]))
+    for case in cases:
+        check_same(library, case)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_mistakes_are_noticed(mutation: Mutation) -> None:
-    check_noticed(mutation, "src/hybrid_attention.cu", check, RARELY_INLINED)
+    MUTANTS.check_noticed(mutation, check)
 
 
 def test_barriers_are_all_tried() -> None:

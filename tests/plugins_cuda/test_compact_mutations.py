@@ -15,7 +15,7 @@ import torch
 from kvc_trt.kernels import reference_ops
 from kvc_trt.kernels.library import SCHEDULES, CompactResult, KernelLibrary
 from tests.plugins_cuda.cases import compact_case
-from tests.plugins_cuda.mutants import Mutation, check_noticed
+from tests.plugins_cuda.mutants import Mutants, Mutation
 from tests.plugins_cuda.redzones import compact_between_redzones
 from tests.plugins_cuda.test_compact import assert_equal_results
 
@@ -61,6 +61,7 @@ MUTATIONS = (
     ),
     Mutation("no_barrier_in_the_move", MOVE, BARRIER, "\n"),
 )
+MUTANTS = Mutants("src/compact.cu", MUTATIONS)
 
 
 def check(library: KernelLibrary) -> None:
@@ -83,7 +84,7 @@ def check(library: KernelLibrary) -> None:
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_mistakes_are_noticed(mutation: Mutation) -> None:
-    check_noticed(mutation, "src/compact.cu", check)
+    MUTANTS.check_noticed(mutation, check)
 
 
 def test_barriers_are_all_tried() -> None:

@@ -8,7 +8,7 @@ import torch
 from kvc_trt.kernels.library import KernelLibrary
 from tests.plugins_cuda.cases import step_case
 from tests.plugins_cuda.checks import check_hybrid
-from tests.plugins_cuda.mutants import RARELY_INLINED, Mutation, check_noticed
+from tests.plugins_cuda.mutants import RARELY_INLINED, Mutants, Mutation
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +52,7 @@ MUTATIONS = (
     ),
     Mutation("fp8_starts_where_the_caches_type_would", TABLE, "is_fp8_ ? sizeof(fp8_t) : sizeof(T)", "sizeof(T)"),
 )
+MUTANTS = Mutants("src/hybrid_attention.cu", MUTATIONS, RARELY_INLINED)
 
 
 def check(library: KernelLibrary) -> None:
@@ -73,4 +74,4 @@ def check(library: KernelLibrary) -> None:
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_mistakes_are_noticed(mutation: Mutation) -> None:
-    check_noticed(mutation, "src/hybrid_attention.cu", check, RARELY_INLINED)
+    MUTANTS.check_noticed(mutation, check)

@@ -10,7 +10,7 @@ import torch
 from kvc_trt.kernels.library import KernelLibrary
 from tests.plugins_cuda.cases import step_case, without_pages
 from tests.plugins_cuda.checks import check_hybrid
-from tests.plugins_cuda.mutants import RARELY_INLINED, Mutation, check_noticed
+from tests.plugins_cuda.mutants import RARELY_INLINED, Mutants, Mutation
 from tests.plugins_cuda.test_rotated_attention import check_hybrid as check_rotated
 from tests.plugins_cuda.test_rotated_attention import unrotated
 
@@ -68,6 +68,7 @@ MUTATIONS = (
         STAGED,
         "stored_pages(1, 1, sizeof(Bound), kIsFp8<Bound>) % kVectorWidth<Bound> == 0",
         "true",
+        alone=True,
     ),
     Mutation("every_warp_scores_the_same_pages", TENSOR_CORE, "page = warp_index() * kTilePages", "page = 0"),
     Mutation("the_last_vector_is_not_staged", STAGED, "place < shift + count", "place + kWidth <= shift + count"),
@@ -96,7 +97,7 @@ MUTATIONS = (
     ),
     Mutation("prepare_step_does_not_wait_for_the_launch_before_it", PREPARE, WAIT, ""),
     Mutation("page_scores_does_not_wait_for_the_launch_before_it", SCORES, WAIT, ""),
-    Mutation("select_tokens_waits_after_a_load", SELECT, WAIT + HEAD + LENGTH, HEAD + LENGTH + WAIT),
+    Mutation("select_tokens_waits_after_a_load", SELECT, WAIT + HEAD + LENGTH, HEAD + LENGTH + WAIT, alone=True),
     Mutation("select_tokens_does_not_wait_in_some_blocks", SELECT, WAIT, f"    if (blockIdx.x > 0)\n{WAIT}"),
     Mutation("minimum_of_the_key_itself", APPEND, "nan_max(negated_minimum, -key)", "nan_max(negated_minimum, key)"),
     Mutation("the_value_is_not_appended", APPEND, "value_ = value[channel_.number()];", ""),
@@ -105,6 +106,7 @@ MUTATIONS = (
     Mutation("the_key_is_not_rotated", APPEND, "return channel_.rotated(key_);", "return key_.own;"),
     Mutation("the_rotated_query_is_not_written", PREPARE, "append.rotated_of(head)", "static_cast<T*>(nullptr)"),
 )
+MUTANTS = Mutants("src/hybrid_attention.cu", MUTATIONS, RARELY_INLINED)
 
 
 def check(library: KernelLibrary) -> None:
@@ -142,7 +144,7 @@ def check(library: KernelLibrary) -> None:
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_mistakes_are_noticed(mutation: Mutation) -> None:
-    check_noticed(mutation, "src/hybrid_attention.cu", check, RARELY_INLINED)
+    MUTANTS.check_noticed(mutation, check)
 
 
 def test_barriers_are_all_tried() -> None:

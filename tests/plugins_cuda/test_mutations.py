@@ -18,7 +18,7 @@ from kvc_trt.kernels.library import SCHEDULES, KernelLibrary
 from tests.plugins_cuda import test_observation_scores as observation
 from tests.plugins_cuda.cases import step_case
 from tests.plugins_cuda.checks import check_dense, check_hybrid
-from tests.plugins_cuda.mutants import Check, Mutation, check_noticed
+from tests.plugins_cuda.mutants import Check, Mutants, Mutation
 from tests.plugins_cuda.test_rotated_attention import check_dense as check_rotated
 from tests.plugins_cuda.test_rotated_attention import unrotated
 
@@ -181,12 +181,16 @@ MUTATIONS: dict[Check, tuple[Mutation, ...]] = {
         wrong("later_parts_have_the_first_list", SPARSE, "task.kv, next, task.end()", "task.kv, 0, task.end()"),
     ),
 }  # fmt: skip
+MUTANTS = {
+    source: Mutants(source, [one for check, ones in MUTATIONS.items() if SOURCES[check] == source for one in ones])
+    for source in SOURCES.values()
+}
 PAIRS = [(check, mutation) for check, mutations in MUTATIONS.items() for mutation in mutations]
 
 
 @pytest.mark.parametrize(("check", "mutation"), PAIRS, ids=[mutation.name for _, mutation in PAIRS])
 def test_a_mistake_is_noticed(check: Check, mutation: Mutation) -> None:
-    check_noticed(mutation, SOURCES[check], partial(in_every_schedule, check))
+    MUTANTS[SOURCES[check]].check_noticed(mutation, partial(in_every_schedule, check))
 
 
 def test_every_barrier_is_tried() -> None:
