@@ -27,6 +27,7 @@ EVERY_KERNEL := tests/plugins_cuda/test_every_kernel.py
 SANITIZED_ONLY := $(addprefix tests/plugins_cuda/test_, bad_numbers.py bad_addresses.py compact.py dense_attention.py \
 	hybrid_attention.py hybrid_rows.py hybrid_sizes.py observation_scores.py rotated_attention.py score_and_select.py)
 COMPARISONS := $(EVERY_KERNEL) $(SANITIZED_ONLY)
+MUTANTS := $(wildcard tests/plugins_cuda/test_*mutations.py)
 # What waits for downloads beside what computes.
 SIDE_BY_SIDE := $(MAKE) --jobs=3 --output-sync=line
 # What is marked `gpu` and is more than the same comparison on another library, with the emulation for the GPU.
@@ -36,7 +37,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-sanitized test-races test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving peers-env dynamo-env triton-env aiperf-env serve clean generate lock
+.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving peers-env dynamo-env triton-env aiperf-env serve clean generate lock
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
@@ -162,12 +163,23 @@ test: env
 
 test-all: $(VENV)/.tensorrt $(VENV)/.cuda-build
 	$(SIDE_BY_SIDE) lint types types-tensorrt everything-compiled dynamo-env triton-env aiperf-env
-	$(MAKE) kernel-resources test-sanitized test-races test-as-on-a-gpu
-	$(NATIVE) pytest $(EVERYTHING) $(IN_PARALLEL) $(if $(EVERYTHING),,$(addprefix --ignore=,$(SANITIZED_ONLY)))
+	@$(if $(EVERYTHING),,$(NATIVE) python -m tests.kernel_stamp $(BUILD) --check ||) $(MAKE) test-kernels
+	$(MAKE) test-as-on-a-gpu
+	$(NATIVE) pytest $(EVERYTHING) $(IN_PARALLEL) \
+		$(addprefix --ignore=,$(MUTANTS) $(if $(EVERYTHING),,$(SANITIZED_ONLY)))
 
-# Products of parameters in full and the longest runs; the comparisons without sanitizers too.
+# Products of parameters in full, the longest runs, the comparisons without sanitizers too; the stamp counts for nothing.
 test-everything:
 	$(MAKE) test-all EVERYTHING=--everything
+
+# What reads the kernels and little else. `make test-all` passes it over as long as none of its inputs change.
+test-kernels: kernel-resources
+	rm -rf $(BUILD)/kernels-loaded
+	KVC_TRT_LOADED_MODULES="$(abspath $(BUILD))/kernels-loaded" $(MAKE) test-sanitized test-races test-mutants
+	$(NATIVE) python -m tests.kernel_stamp $(BUILD) --write
+
+test-mutants: emulation-plain
+	$(NATIVE) pytest $(EVERYTHING) $(IN_PARALLEL) $(MUTANTS)
 
 coverage: emulation-plain
 	$(NATIVE) pytest $(IN_PARALLEL) --cov --cov-report=term:skip-covered

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import collection
+from tests import collection, kernel_stamp
 
 if TYPE_CHECKING:
     from tests.small_programs import SmallPrograms
@@ -57,6 +57,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     collection.choose(config, items)
+
+
+def pytest_sessionfinish() -> None:
+    kernel_stamp.record()
 
 
 @pytest.fixture(autouse=True)
