@@ -15,6 +15,8 @@ TRITON_PYTHON ?= $(PYTHON)
 
 # CMake and ninja come from the environment, and so does nvcc where the machine has none of its own.
 NATIVE := VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(RUN)):$$PATH" CMAKE_GENERATOR=Ninja
+# Python compiles a module when it is imported; pip would compile all, of which few ever are.
+QUIETLY := --quiet --disable-pip-version-check --no-compile
 # What each environment asks for, beside its file of versions in environments/ (`make lock`).
 EXTRAS := test cuda-build tensorrt-lean tensorrt-rtx tensorrt-types
 FOR_TRITON := 'numpy<2' 'tritonclient[grpc]==2.51.0'
@@ -73,9 +75,9 @@ $(VENV)/.installed: pyproject.toml environments/development.txt
 		|| { echo "error: kvc-trt needs Python 3.10 to 3.13, found $$($(PYTHON) --version); set PYTHON=python3.x"; exit 3; }
 	@echo "Making the environment in $(VENV); the first time this takes some minutes."
 	$(PYTHON) -m venv $(VENV)
-	$(RUN)/pip install --quiet --disable-pip-version-check --constraint environments/development.txt --editable '.[test]'
+	$(RUN)/pip install $(QUIETLY) --constraint environments/development.txt --editable '.[test]'
 # Alone, for tests/oracles: its presses need torch and transformers, the rest of it an older transformers and data sets.
-	$(RUN)/pip install --quiet --disable-pip-version-check --no-deps kvpress==0.5.5
+	$(RUN)/pip install $(QUIETLY) --no-deps kvpress==0.5.5
 	@touch $@
 
 demo: env
@@ -113,7 +115,7 @@ types-tensorrt: $(VENV)/.tensorrt
 
 # TensorRT's registry, parser, builder and bindings as far as they run on a CPU: judges for the tests, nothing to run engines.
 $(VENV)/.tensorrt: $(VENV)/.installed
-	$(RUN)/pip install --quiet --disable-pip-version-check --constraint environments/development.txt \
+	$(RUN)/pip install $(QUIETLY) --constraint environments/development.txt \
 		--editable '.[tensorrt-lean,tensorrt-rtx,tensorrt-types]'
 	@touch $@
 
@@ -153,8 +155,8 @@ predict: $(VENV)/.cuda-build
 	$(NATIVE) python -m benchmarks.predict $(BUILD) $(ARGUMENTS)
 
 $(VENV)/.cuda-build: $(VENV)/.installed
-	@if command -v nvcc && command -v cuobjdump && command -v nvdisasm; then :; else $(RUN)/pip install --quiet \
-		--disable-pip-version-check --constraint environments/development.txt --editable '.[cuda-build]'; fi
+	@if command -v nvcc && command -v cuobjdump && command -v nvdisasm; then :; else $(RUN)/pip install $(QUIETLY) \
+		--constraint environments/development.txt --editable '.[cuda-build]'; fi
 	@touch $@
 
 test: env
@@ -247,7 +249,7 @@ aiperf-env: $(AIPERF)/.installed
 
 $(AIPERF)/.installed: environments/aiperf.txt
 	$(PYTHON) -m venv $(AIPERF)
-	$(AIPERF)/bin/pip install --quiet --disable-pip-version-check --constraint environments/aiperf.txt $(FOR_AIPERF)
+	$(AIPERF)/bin/pip install $(QUIETLY) --constraint environments/aiperf.txt $(FOR_AIPERF)
 	@touch $@
 
 # Triton Inference Server, without root and without a GPU, from a wheel whose own dependencies the bare server does not
@@ -257,9 +259,9 @@ triton-env: $(TRITON)/.installed
 $(TRITON)/.installed: pyproject.toml environments/triton.txt
 	@echo "Making the environment of Triton Inference Server in $(TRITON)."
 	$(TRITON_PYTHON) -m venv $(TRITON)
-	$(TRITON)/bin/pip install --quiet --disable-pip-version-check --constraint environments/triton.txt \
+	$(TRITON)/bin/pip install $(QUIETLY) --constraint environments/triton.txt \
 		$(FOR_TRITON) --editable .
-	$(TRITON)/bin/pip install --quiet --disable-pip-version-check --no-deps nvidia-pytriton==0.7.0
+	$(TRITON)/bin/pip install $(QUIETLY) --no-deps nvidia-pytriton==0.7.0
 	@touch $@
 
 # NVIDIA Dynamo in an environment of its own: it pins what others may not have. NIXL's own dependency is torch, which
@@ -269,9 +271,9 @@ dynamo-env: $(DYNAMO)/.installed
 $(DYNAMO)/.installed: pyproject.toml environments/dynamo.txt
 	@echo "Making the environment of NVIDIA Dynamo in $(DYNAMO)."
 	$(PYTHON) -m venv $(DYNAMO)
-	$(DYNAMO)/bin/pip install --quiet --disable-pip-version-check --constraint environments/dynamo.txt \
+	$(DYNAMO)/bin/pip install $(QUIETLY) --constraint environments/dynamo.txt \
 		--editable '.[dynamo]'
-	$(DYNAMO)/bin/pip install --quiet --disable-pip-version-check --no-deps nixl-cu12==1.5.1
+	$(DYNAMO)/bin/pip install $(QUIETLY) --no-deps nixl-cu12==1.5.1
 	@touch $@
 
 # The shipped model behind OpenAI's API; ENGINES=DIR... serves others, ARGUMENTS="--port 9000" and so on go with it.
@@ -286,9 +288,9 @@ peers-env: $(PEERS)/.installed
 
 $(PEERS)/.installed: benchmarks/peers/requirements.txt
 	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers/requirements.txt
-	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --no-deps optimum==2.3.0 optimum-intel==2.2.0
-	CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" $(PEERS)/bin/pip install --quiet --disable-pip-version-check \
+	$(PEERS)/bin/pip install $(QUIETLY) -r benchmarks/peers/requirements.txt
+	$(PEERS)/bin/pip install $(QUIETLY) --no-deps optimum==2.3.0 optimum-intel==2.2.0
+	CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" $(PEERS)/bin/pip install $(QUIETLY) \
 		--no-binary llama-cpp-python llama-cpp-python==0.3.36
 	@touch $@
 
@@ -305,7 +307,7 @@ lock: $(UV)/.installed
 
 $(UV)/.installed:
 	$(PYTHON) -m venv $(UV)
-	$(UV)/bin/pip install --quiet --disable-pip-version-check --no-deps uv==0.13.9
+	$(UV)/bin/pip install $(QUIETLY) --no-deps uv==0.13.9
 	@touch $@
 
 clean:

@@ -63,6 +63,14 @@ def pytest_sessionfinish() -> None:
     kernel_stamp.record()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_the_session(tmp_path_factory):
+    """Fixtures of a session build before a test has its own cache: two processes would meet in the user's."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("KVC_TRT_CACHE", str(tmp_path_factory.mktemp("cache") / "kvc-trt"))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _private_cache(tmp_path_factory, monkeypatch):
     """No test reads or leaves anything in the user's own cache."""

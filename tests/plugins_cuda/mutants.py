@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
-import hashlib
 import multiprocessing
 import subprocess
 import tempfile
@@ -18,15 +16,16 @@ import torch
 
 from kvc_trt.kernels.c_library import KernelError
 from kvc_trt.kernels.library import KernelLibrary
+from tests.plugins_cuda.build import ROOT, made_once
 from tests.plugins_cuda.guards import VARIABLE, Mistake, guarded, with_mistake
 
 Check = Callable[[KernelLibrary], None]
 """A function of a module, which is found by its name in another process."""
 SECONDS = 300
 """The most that a check may take."""
-ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = ROOT / "plugins_cuda"
-_FLAGS = ("-std=c++20", "-fPIC", "-w", "-ffp-contract=off", "-DKVC_EMULATION")
+_FLAGS = ("-std=c++20", "-fPIC", "-w", "-ffp-contract=off", "-fno-gnu-unique", "-DKVC_EMULATION")
+"""Without unique symbols, two libraries in one process share no static variable of a template."""
 RARELY_INLINED = "-D__forceinline__=inline"
 """Halves the time to compile kernels. With it the race detector misses reads of a struct that is passed by value: it is
 only for files of which every mutant is noticed all the same."""
@@ -151,31 +150,15 @@ def _prefix(*flags: str) -> Path:
 @functools.cache
 def _unchanged() -> tuple[Path, ...]:
     """Objects of the emulation and of the host sources, which all processes share, and the number of the mutation."""
-    sources = [*sorted(PLUGINS.glob("emulation/*.cpp")), *sorted(PLUGINS.glob("src/*.cpp"))]
-    directory = ROOT / "build" / "tests" / "mutants"
-    directory.mkdir(parents=True, exist_ok=True)
-    objects = [directory / f"{path.stem}.o" for path in sources]
     number = Path(_directory.name) / "number.o"
     number.with_suffix(".cpp").write_text(f'extern "C" {{ int {VARIABLE} = 0; }}\n')
     _compile("-c", number.with_suffix(".cpp"), "-o", number)
-    with (directory / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        compiled, wanted = directory / "compiled", _digest_of_host_sources()
-        if not compiled.is_file() or compiled.read_text() != wanted:
-            compiled.unlink(missing_ok=True)
-            for path, made in zip(sources, objects, strict=True):
-                _compile("-O2", "-c", path, "-o", made)
-            compiled.write_text(wanted)
-    return (number, *objects)
+    return (number, *made_once("mutants", _compile_host_sources, PLUGINS, Path(__file__).parent).glob("*.o"))
 
 
-def _digest_of_host_sources() -> str:
-    """Of all files that they could include, of the compiler's options, and of this file."""
-    digest = hashlib.sha256(" ".join(_FLAGS).encode() + Path(__file__).read_bytes())
-    for path in sorted(PLUGINS.rglob("*")):
-        if path.is_file() and path.suffix != ".cu":
-            digest.update(path.relative_to(PLUGINS).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
+def _compile_host_sources(directory: Path) -> None:
+    for path in (*PLUGINS.glob("emulation/*.cpp"), *PLUGINS.glob("src/*.cpp")):
+        _compile("-O2", "-c", path, "-o", directory / f"{path.stem}.o")
 
 
 def _compile(*arguments: str | Path) -> None:

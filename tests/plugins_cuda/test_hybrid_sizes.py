@@ -13,6 +13,7 @@ from tests.plugins_cuda.checks import assert_same_bits, check_hybrid
 from tests.plugins_cuda.hybrid_steps import GROUPS, run, selected_tokens, small, state_of
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("heads", [4, 8, 16])
 @pytest.mark.parametrize("pages", [1, 7, 8, 9, 15, 16, 17, 24, 120, 121, 127, 128, 129, 136, 145, 255, 256])
@@ -23,6 +24,7 @@ def test_the_last_tile_of_pages(library: KernelLibrary, pages: int, heads: int, 
 
 
 @pytest.mark.slow
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [4, 8, 16])
 @pytest.mark.parametrize("pages", [1, 2, 15, 16, 17, 31, 32, 33, 48, 255, 256, 257, 273, 512, 513])
@@ -59,6 +61,7 @@ def test_equal_pages_score_equally_wherever_they_are(
     assert selected_tokens(library, replace(case, bounds=bounds)) == [[list(range(200))]]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, 1e4])
 @pytest.mark.parametrize("pages", [1, 7, 8, 9, 15, 16, 17, 127, 128, 129])
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,11 +1,10 @@
-"""The toy kernels of tests/plugins_cuda/emulation, compiled against the emulation once per test process."""
+"""The toy kernels of tests/plugins_cuda/emulation, compiled against the emulation once for all test processes."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,11 +12,15 @@ import numpy as np
 
 from kvc_trt.kernels.c_library import SCHEDULES as ORDERS
 from kvc_trt.kernels.structs import EmulatedExecutions, EmulatedLaunch
+from tests.plugins_cuda.build import made_once
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = ROOT / "plugins_cuda"
 TOYS = Path(__file__).parent / "emulation"
-FLAGS = ("-std=c++20", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-ffp-contract=off")
+FLAGS = (
+    *("-std=c++20", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-ffp-contract=off"),
+    "-fno-gnu-unique",  # two libraries in one process share no static variable of a template
+)
 INSTRUMENTED = {
     "races": ("-fsanitize=thread",),
     "clusters": ("-fsanitize=thread",),
@@ -25,7 +28,6 @@ INSTRUMENTED = {
 }
 """Toys that the compiler makes report their accesses, or the pieces that they run."""
 SCHEDULES = {name: number for number, name in enumerate(ORDERS)}
-_directory = tempfile.TemporaryDirectory(prefix="kvc-toys-")
 
 
 class Toys:
@@ -88,9 +90,8 @@ def compile_toys(directory: Path, *flags: str) -> None:
 
 @functools.cache
 def compiled() -> Path:
-    """The directory of this process's libraries."""
-    compile_toys(Path(_directory.name), "-O1")
-    return Path(_directory.name)
+    """The directory of the libraries."""
+    return made_once("toys", lambda directory: compile_toys(directory, "-O1"), PLUGINS, Path(__file__).parent)
 
 
 @functools.cache

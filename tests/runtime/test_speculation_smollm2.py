@@ -11,7 +11,7 @@ from kvc_trt.runtime import Request, speculation
 from tests.runtime.test_speculation import Always
 
 pytestmark = pytest.mark.slow
-TOKENS = 64
+TOKENS = 32
 
 
 @pytest.fixture(scope="module", params=["rocketkv", "full"])
