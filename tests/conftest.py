@@ -22,6 +22,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # operators name the library.
 os.environ.setdefault("KVC_TRT_CPU_KERNELS", "none")
 
+# PyTorch's cache of compiled code, in /tmp, does not tell apart the instruction sets that ATEN_CPU_CAPABILITY may name:
+# what was compiled for AVX2 writes beyond its buffers in a process that uses AVX-512.
+_COMPILED = Path(__file__).parents[1] / "build" / "tests" / "inductor" / os.environ.get("ATEN_CPU_CAPABILITY", "best")
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_COMPILED))
+
 USERS_CACHE = os.environ.get("KVC_TRT_CACHE")
 """As it is outside of the tests, each of which has its own."""
 
