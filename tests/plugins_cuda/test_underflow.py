@@ -1,48 +1,37 @@
-"""Kernels on softmax weights that underflow: the reference's choices."""
+"""Kernels on queries so long that most softmax weights are below float32's normal range: the reference's choices."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
-from kvc_trt.backends.registry import harness_for
-from kvc_trt.backends.single_operator import SingleOperator
 from kvc_trt.kernels.library import KernelLibrary
-from kvc_trt.methods.registry import operators
-from kvc_trt.verify.ops import run_case
-from tests.verify.conftest import make_engine, parameters_for
-from tests.verify.underflowing import POLICIES, underflowing
+from kvc_trt.verify.scores import SMALLEST_NORMAL, channel_choices, page_scores, prompt_scores
+from tests.plugins_cuda.cases import DTYPES, FP8, compact_case, step_case
+from tests.plugins_cuda.checks import check_compact, check_hybrid
 
-__all__ = ["make_engine", "parameters_for"]
-
-
-@dataclass
-class KernelOperator:
-    """An operator of an engine, by the library's kernels instead of its body."""
-
-    operator: SingleOperator
-    library: KernelLibrary
-
-    def __post_init__(self) -> None:
-        self.name = self.operator.name
-
-    def run(self, **inputs):
-        schema, device = operators()[self.name], self.library.device_type
-        given = {one.name: torch.from_numpy(np.array(inputs[one.name], order="C")).to(device) for one in schema.inputs}
-        made = self.library.compute(schema, {**given, **self.operator.attributes})
-        return [(made[one.name] if one.alias is None else given[one.alias]).cpu().numpy() for one in schema.outputs]
+LENGTHENED = 200.0
+"""Logits of random vectors reach a few units; of queries so many times as long, differences reach hundreds."""
 
 
-@pytest.mark.parametrize("policy", ["rocketkv", "pyramidkv", "snapkv"])
-def test_kernels_choose_rightly(policy: str, library: KernelLibrary, make_engine, parameters_for) -> None:
-    engine = make_engine(parameters_for(policy, **POLICIES[policy]), turns=True)
-    ran = set()
-    for operator, case, rule in underflowing(harness_for(engine, "onnxruntime", 1).operators(), engine):
-        outcome = run_case(KernelOperator(operator, library), case, rule)
-        assert outcome.indices.compared
-        assert not outcome.indices.wrong, f"{operator.name}: {outcome.indices.wrong}"
-        ran.add(operator.name)
-    assert ran == {"KvcCompact", "KvcCompactTurn", *(["KvcHybridAttention"] if policy == "rocketkv" else [])}
+@pytest.mark.parametrize("pool", [1, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_prompt_tokens(library: KernelLibrary, dtype: torch.dtype, pool: int) -> None:
+    case = compact_case(lengths=[150, 90], size=64, window=2, budget=120, pool=pool, dtype=dtype, seed=4)
+    case.q_window.mul_(LENGTHENED)
+    queries, keys = case.q_window.double().numpy(), case.k.double().numpy()
+    scores = prompt_scores(queries[0, :2], keys[0, 0], pool).pooled
+    assert 0 < np.sort(scores)[-(120 - 2)] < SMALLEST_NORMAL, "the budget has room for weights that underflow"
+    check_compact(library, case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@FP8
+def test_pages_of_a_step(library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
+    case = step_case(lengths=[199, 80], size=64, top_r=24, top_k=120, dtype=dtype, seed=5, fp8=fp8)
+    case.query.mul_(LENGTHENED)
+    query, keys = case.query[0, :2].double().numpy(), case.k_cache[0, 0, :199].double().numpy()
+    scores = page_scores(query, keys, case.page_size, next(channel_choices(query, 24)), fp8_bounds=fp8).token_weight
+    assert 0 < np.sort(scores)[-120 // 4] < SMALLEST_NORMAL, "the list has room for weights that underflow"
+    check_hybrid(library, case)
