@@ -1,4 +1,4 @@
-"""The operators of whole engines, by the emulated kernels, on softmax weights that underflow: the reference's choices."""
+"""Operators of whole engines, by the emulated kernels, on softmax weights that underflow: the reference's choices."""
 
 from __future__ import annotations
 
