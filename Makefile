@@ -15,15 +15,15 @@ TRITON_PYTHON ?= $(PYTHON)
 
 # CMake and ninja come from the environment, and so does nvcc where the machine has none of its own.
 NATIVE := VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(RUN)):$$PATH" CMAKE_GENERATOR=Ninja
-# Python compiles a module when it is imported; pip would compile all, of which few ever are.
-QUIETLY := --quiet --disable-pip-version-check --no-compile
+QUIETLY := --quiet --disable-pip-version-check
 # What each environment asks for, beside its file of versions in environments/ (`make lock`).
 EXTRAS := test cuda-build tensorrt-lean tensorrt-rtx tensorrt-types
 FOR_TRITON := 'numpy<2' 'tritonclient[grpc]==2.51.0'
 FOR_AIPERF := aiperf==0.13.0
 CXX_SOURCES := find plugins_cuda plugins_cpu tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp'
-# Three processes for two cores: tests of servers wait more than they compute. Files come in the order of tests/collection.py.
-IN_PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+# Files come in the order of tests/collection.py. Among all tests, those of servers wait: there is work for a third process.
+ON_TWO_CORES := --dist loadfile --no-loadscope-reorder -n 2
+IN_PARALLEL := --dist loadfile --no-loadscope-reorder -n 3
 EVERY_KERNEL := tests/plugins_cuda/test_every_kernel.py
 # Comparisons that `make test-all` runs under sanitizers alone: they try the same sources and find more than without.
 SANITIZED_ONLY := $(addprefix tests/plugins_cuda/test_, bad_numbers.py bad_addresses.py compact.py dense_attention.py \
@@ -75,7 +75,8 @@ $(VENV)/.installed: pyproject.toml environments/development.txt
 		|| { echo "error: kvc-trt needs Python 3.10 to 3.13, found $$($(PYTHON) --version); set PYTHON=python3.x"; exit 3; }
 	@echo "Making the environment in $(VENV); the first time this takes some minutes."
 	$(PYTHON) -m venv $(VENV)
-	$(RUN)/pip install $(QUIETLY) --constraint environments/development.txt --editable '.[test]'
+# Python compiles a module when it is first imported; pip would compile all, of which few ever are.
+	$(RUN)/pip install $(QUIETLY) --no-compile --constraint environments/development.txt --editable '.[test]'
 # Alone, for tests/oracles: its presses need torch and transformers, the rest of it an older transformers and data sets.
 	$(RUN)/pip install $(QUIETLY) --no-deps kvpress==0.5.5
 	@touch $@
@@ -181,21 +182,21 @@ test-kernels: kernel-resources
 	$(NATIVE) python -m tests.kernel_stamp $(BUILD) --write
 
 test-mutants: emulation-plain
-	$(NATIVE) pytest $(EVERYTHING) $(IN_PARALLEL) $(MUTANTS)
+	$(NATIVE) pytest $(EVERYTHING) $(ON_TWO_CORES) $(MUTANTS)
 
 coverage: emulation-plain
 	$(NATIVE) pytest $(IN_PARALLEL) --cov --cov-report=term:skip-covered
 
 # The comparisons alone: what tests the build or compiles kernels of its own brings its own flags.
 test-sanitized: emulation
-	$(SANITIZED) $(RUN)/pytest $(EVERYTHING) $(IN_PARALLEL) $(COMPARISONS)
+	$(SANITIZED) $(RUN)/pytest $(EVERYTHING) $(ON_TWO_CORES) $(COMPARISONS)
 
 test-races: emulation
-	KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_races.so" $(RUN)/pytest $(EVERYTHING) $(IN_PARALLEL) --dist load \
+	KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_races.so" $(RUN)/pytest $(EVERYTHING) $(ON_TWO_CORES) --dist load \
 		$(EVERY_KERNEL)
 
 test-as-on-a-gpu: emulation-plain
-	$(NATIVE) KVC_TRT_GPU_TESTS=emulation pytest $(EVERYTHING) $(IN_PARALLEL) -m gpu $(AS_ON_A_GPU)
+	$(NATIVE) KVC_TRT_GPU_TESTS=emulation pytest $(EVERYTHING) $(ON_TWO_CORES) -m gpu $(AS_ON_A_GPU)
 
 kernel-resources: everything-compiled
 	$(NATIVE) python -m benchmarks.kernel_resources $(BUILD) --check
