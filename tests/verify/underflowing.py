@@ -31,7 +31,8 @@ LOWEST_NORMAL = -70.0
 
 POLICIES = {
     "rocketkv": {}, "pyramidkv": {"window": 16, "token_budget": 128}, "snapkv": {"window": 16, "token_budget": 224},
-    "rocketkv, budgets by prompt": {"layer_budget": "squeeze-online"}, "tova": {}, "h2o": {},
+    "rocketkv, budgets by prompt": {"layer_budget": "squeeze-online", "token_budget": 32, "window": 16}, "tova": {},
+    "h2o": {},
     "expected-attention": {"token_budget": 96},
 }  # fmt: skip
 """Every kind of eviction and selection that ranks by softmax weights, with settings of `parameters_for`."""
