@@ -19,11 +19,11 @@ from typing import Any
 
 from benchmarks import accuracy_page, machine
 from kvc_trt import policies
+from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.grid import DEFAULT_TASKS, MODES, question_groups, variants
 from kvc_trt.accuracy.measure import QuestionDraw
-from kvc_trt.accuracy.policy_engines import open_model
-from kvc_trt.accuracy.published import paper_order
-from kvc_trt.accuracy.report import AccuracyReport
+from kvc_trt.accuracy.pages.published import paper_order
+from kvc_trt.accuracy.pages.report import AccuracyReport
 from kvc_trt.accuracy.run import evaluate, figures
 from kvc_trt.atomic_files import write_whole
 from kvc_trt.progress import progress_on

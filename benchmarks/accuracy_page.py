@@ -8,8 +8,8 @@ from typing import Any
 
 from kvc_trt.accuracy.cell import ENOUGH_ANSWERED
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
-from kvc_trt.accuracy.published import NOTICEABLE, Comparison, paper_order, summary
-from kvc_trt.accuracy.report import AccuracyReport
+from kvc_trt.accuracy.pages.published import NOTICEABLE, Comparison, paper_order, summary
+from kvc_trt.accuracy.pages.report import AccuracyReport
 from kvc_trt.atomic_files import write_whole
 from kvc_trt.policies import BASELINE
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from benchmarks.accuracy_kvpress_presses import ADAKV
 from benchmarks.accuracy_smollm2_stages import POOLS
 from kvc_trt.accuracy.cell import Mean, interval, mean, on_answered
-from kvc_trt.accuracy.paired import difference
+from kvc_trt.accuracy.pages.paired import difference
 from kvc_trt.errors import InputError
 from kvc_trt.policies import BASELINE
 

@@ -13,7 +13,7 @@ from benchmarks.accuracy_kvpress_presses import ADAKV
 from benchmarks.accuracy_smollm2_cells import KVPRESS, OURS, Answered, Comparison, Group, methods
 from benchmarks.accuracy_smollm2_stages import BUDGETS, ROCKETKV, SAMPLES
 from kvc_trt.accuracy.cell import Mean
-from kvc_trt.accuracy.paired import CHANCE, difference, higher_and_lower, holm, sign_test
+from kvc_trt.accuracy.pages.paired import CHANCE, difference, higher_and_lower, holm, sign_test
 from kvc_trt.policies import BASELINE
 
 AGAINST_PRESSES = (ROCKETKV, "hybrid")

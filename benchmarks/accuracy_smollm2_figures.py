@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.accuracy_smollm2_cells import KVPRESS, OURS, Answered, Comparison, Group, methods
 from benchmarks.accuracy_smollm2_stages import CLAIMED, OTHERS
-from kvc_trt.accuracy.figures import Style, new_figure, png
+from kvc_trt.accuracy.pages.figures import Style, new_figure, png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

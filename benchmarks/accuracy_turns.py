@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.accuracy import cells_in, record_of, total_spent
 from kvc_trt import policies
+from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.grid import (
     ALL_MODES,
@@ -36,7 +37,6 @@ from kvc_trt.accuracy.grid import (
     variants,
 )
 from kvc_trt.accuracy.measure import QuestionDraw, measure
-from kvc_trt.accuracy.policy_engines import open_model
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
 from kvc_trt.atomic_files import write_whole

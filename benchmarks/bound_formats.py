@@ -27,9 +27,9 @@ from kvc_trt.atomic_files import write_json
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.graph.weights import EngineWeights
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.registry import method
 from kvc_trt.methods.hybrid import BestOfPages
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.registry import method
 from kvc_trt.reference import LayerCache, Selection, page_bounds
 from kvc_trt.reference.bounds import rounded_outward
 from kvc_trt.reference.decoder import ReferenceDecoder

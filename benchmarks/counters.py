@@ -30,7 +30,7 @@ from benchmarks.gpu import Gpu, add_argument, chosen
 from benchmarks.kernel_cases import Case
 from benchmarks.points import Point, Results, add_arguments
 from benchmarks.sweep import POINTS, SweepPoint, point
-from kvc_trt.methods.parameters import DEFAULT
+from kvc_trt.methods.base.parameters import DEFAULT
 
 STEPS = (
     SweepPoint(DEFAULT, 1, 32768, 512), SweepPoint(DEFAULT, 8, 32768, 1024), SweepPoint(DEFAULT, 32, 32768, 2048),

@@ -33,16 +33,17 @@ from kvc_trt import policies
 from kvc_trt.backends.onnxruntime.native import NativeOperators, native_operators
 from kvc_trt.graph import IR_VERSION
 from kvc_trt.graph.build import build_decode
-from kvc_trt.graph.native import prepare
+from kvc_trt.graph.rewrites.native import prepare
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.operators import KVC_DOMAIN, OPSET, attend
-from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators import KVC_DOMAIN, OPSET
+from kvc_trt.operators.attention import attend
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.emitter import Emitter
-from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.schema import Operator
 from kvc_trt.operators.shapes import HeadShape, Layout
 

@@ -18,9 +18,9 @@ from benchmarks.gpu_timing import Call
 from benchmarks.kernel_cases import HEAD_SIZE, Case
 from kvc_trt.kernels.library import CompactResult, KernelLibrary, empty_outputs
 from kvc_trt.kernels.ops import numbers_of
-from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.compaction.compact import COMPACT
 from kvc_trt.operators.dimensions import stored_pages
-from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.reference.bounds import fp8_codes
 
 Maker = Callable[[KernelLibrary, Case, int], list[Call]]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvc_trt import policies
 from kvc_trt.config import parse_settings
-from kvc_trt.methods.parameters import DEFAULT, PolicyParameters
+from kvc_trt.methods.base.parameters import DEFAULT, PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.presets import load_preset
 from kvc_trt.profile.traffic import entries_cached

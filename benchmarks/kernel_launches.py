@@ -14,8 +14,8 @@ import torch
 from benchmarks.kernel_cases import HEAD_SIZE, Case
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.kernels.ops import numbers_of
-from kvc_trt.operators.compact import COMPACT
-from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.compaction.compact import COMPACT
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from kvc_trt.engine.program import Program
 from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
-from kvc_trt.methods.operator_runs import prompt_runs
+from kvc_trt.methods.base.operator_runs import prompt_runs
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.profile.profiled_engine import random_prompts
 

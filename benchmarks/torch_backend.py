@@ -33,11 +33,11 @@ from benchmarks.points import Point, Results, add_arguments, first_line
 from benchmarks.sweep import POINTS, count, point
 from benchmarks.torch_cases import FORMATS, Cell, against_dense, cells, figures
 from kvc_trt.backends.torch.benchmark import TimedDecoder
-from kvc_trt.backends.torch.elementwise import compiled
 from kvc_trt.backends.torch.executor import TorchExecutor
-from kvc_trt.backends.torch.weights import TorchWeights, joined_names
+from kvc_trt.backends.torch.model.elementwise import compiled
+from kvc_trt.backends.torch.model.weights import TorchWeights, joined_names
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.methods.parameters import DEFAULT
+from kvc_trt.methods.base.parameters import DEFAULT
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import expected_tensors
 

@@ -18,7 +18,7 @@ from benchmarks.sweep import SweepPoint
 from kvc_trt.backends.torch import memory
 from kvc_trt.engine.program import Program
 from kvc_trt.graph.state import state_tensors
-from kvc_trt.methods.parameters import BASELINE, DEFAULT, PolicyParameters
+from kvc_trt.methods.base.parameters import BASELINE, DEFAULT, PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.profile.floor import H200, StepCost, ceiling_speedup, floor_seconds
 from kvc_trt.profile.model_size import count_parameters, weight_bytes

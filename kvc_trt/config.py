@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from kvc_trt.errors import InputError, did_you_mean
-from kvc_trt.methods.inputs import OVERRIDES
-from kvc_trt.methods.parameters import DEFAULT
+from kvc_trt.methods.base.inputs import OVERRIDES
+from kvc_trt.methods.base.parameters import DEFAULT
 from kvc_trt.validation import OwnSchema, parse_assignments, read_mapping, validated
 
 DERIVED_NUMBERS = tuple(name for name in OVERRIDES if name not in ("dense_until", "head_scores"))

@@ -1,7 +1,7 @@
 """What is kept in the cache and what a step reads: resolve budgets, list the methods. Imports no torch."""
 
-from kvc_trt.methods.parameters import BASELINE, DEFAULT, PolicyParameters
-from kvc_trt.methods.registry import Description, applicable, available, describe, fixed, method, named, resolve
+from kvc_trt.methods.base.parameters import BASELINE, DEFAULT, PolicyParameters
+from kvc_trt.methods.base.registry import Description, applicable, available, describe, fixed, method, named, resolve
 
 __all__ = [
     "BASELINE",

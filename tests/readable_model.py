@@ -20,8 +20,8 @@ def with_tokenizer(model: Path, directory: Path) -> Path:
     from safetensors.numpy import save_file
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    from kvc_trt.models.hugging_face import read_config
     from kvc_trt.models.random_weights import RandomWeights
+    from kvc_trt.models.sources.hugging_face import read_config
 
     shutil.copytree(model, directory)
     weights = RandomWeights(read_config(directory), 0)

@@ -10,8 +10,8 @@ from benchmarks import accuracy_kvpress_presses as presses
 from benchmarks import accuracy_smollm2 as bench
 from benchmarks import accuracy_smollm2_stages as stages
 from kvc_trt import policies
+from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.grid import Variant
-from kvc_trt.accuracy.policy_engines import open_model
 
 GRIDS = list(stages.CORE.values()), list(stages.REST.values())
 

@@ -18,7 +18,7 @@ from kvc_trt.api import engine as api_engine
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.errors import BarePromptWarning, InputError, KvcError, UnsupportedEnvironment, VerificationFailed
-from kvc_trt.models.tokenizer import TOKENIZER_FILES
+from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES
 from kvc_trt.runtime import Request
 from kvc_trt.verify.checks import Rung, at_most
 from kvc_trt.verify.report import Report

@@ -19,7 +19,7 @@ import yaml
 import kvc_trt.methods
 import kvc_trt.operators
 from kvc_trt import policies
-from kvc_trt.methods import discovery
+from kvc_trt.methods.base import discovery
 from kvc_trt.models import presets
 from kvc_trt.operators import registry as operator_registry
 
@@ -208,7 +208,7 @@ OPERATOR = '''
 
 from dataclasses import replace
 
-from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
 
 THROW_AWAY = replace(DENSE_ATTENTION, name="KvcThrowAway", kernel=None)
 '''

@@ -18,7 +18,7 @@ Occurrence = tuple[SourceLoop, Frames]
 """A loop of the source at one place: the loop, and the lines of the calls that were inlined around it."""
 
 
-class Places:
+class RowSlots:
     """The loops around a place of the source, through the calls that were inlined."""
 
     def __init__(self, folder: Path) -> None:
@@ -62,7 +62,7 @@ class Counts:
     said in full.
     """
 
-    places: Places
+    places: RowSlots
     pieces: Sequence[Piece]
     whole: float
     """Warps of a block; 1 where one warp counts."""

@@ -17,7 +17,7 @@ from functools import cached_property
 
 from benchmarks.occupancy import resident_ctas
 from benchmarks.predict import chain, hardware, sass
-from benchmarks.predict.counts import Counts, Places
+from benchmarks.predict.counts import Counts, RowSlots
 from benchmarks.predict.executions import Executed
 from benchmarks.predict.frequencies import Frequencies
 from benchmarks.predict.hardware import Gpu
@@ -98,7 +98,7 @@ class Work:
         return sum(issue for _, issue in self.pieces)
 
 
-def work(compiled: Compiled, executed: Executed, places: Places) -> Work:
+def work(compiled: Compiled, executed: Executed, places: RowSlots) -> Work:
     """Lays the counts of one launch on the kernel's code."""
     warps = -(-executed.threads // 32)
     all_warps = Frequencies(compiled.code, Counts(places, executed.pieces, warps, "warps"))

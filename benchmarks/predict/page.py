@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.predict.bars import Bar, bars, case_text
-from kvc_trt.methods.parameters import DEFAULT
+from kvc_trt.methods.base.parameters import DEFAULT
 from kvc_trt.profile.floor import ACCELERATORS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from benchmarks.kernel_launches import Launch
 from benchmarks.kernel_traffic import Traffic, call_traffic, launch_traffic
 from benchmarks.predict import compile as compiled_kernels
 from benchmarks.predict import hardware, kernel_time
-from benchmarks.predict.counts import Places
+from benchmarks.predict.counts import RowSlots
 from benchmarks.predict.executions import LIBRARY, Executed, executed
 from benchmarks.predict.hardware import Gpu
 from benchmarks.predict.kernel_time import Compiled, Work
@@ -70,7 +70,7 @@ class Predictor:
         self._build = build
         self._kernels = compiled_kernels.kernels(build)
         self._emulation = KernelLibrary(build / LIBRARY)
-        self._places = Places(KERNELS)
+        self._places = RowSlots(KERNELS)
         self._executed = cache(lambda *call: executed(build, *call))
         self._work = cache(self._work_of)
 

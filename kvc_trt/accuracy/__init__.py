@@ -6,6 +6,6 @@
 
 from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
-from kvc_trt.accuracy.report import AccuracyReport, Bars
+from kvc_trt.accuracy.pages.report import AccuracyReport, Bars
 
 __all__ = ["AccuracyReport", "Bars", "Cell", "QuestionGroup", "Variant"]

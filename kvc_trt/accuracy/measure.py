@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
-from kvc_trt.accuracy.answerers import Answerer, questions_for
+from kvc_trt.accuracy.answerers.answerer import Answerer, questions_for
+from kvc_trt.accuracy.answerers.model_under_test import ModelUnderTest, Room
 from kvc_trt.accuracy.cell import Cell, key_of
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
-from kvc_trt.accuracy.model_under_test import ModelUnderTest, Room
 from kvc_trt.accuracy.questions import QuestionSet, Vocabulary, ask, draw
 from kvc_trt.accuracy.results import Results
 from kvc_trt.errors import InputError

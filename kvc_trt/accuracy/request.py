@@ -10,11 +10,11 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvc_trt.accuracy.answerers.model_under_test import BuiltEngine, ModelUnderTest
+from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.grid import PLAIN, Variant, budgets_of, grid_for, longest_of, policies_of, variants
 from kvc_trt.accuracy.measure import QuestionDraw
-from kvc_trt.accuracy.model_under_test import BuiltEngine, ModelUnderTest
-from kvc_trt.accuracy.policy_engines import open_model
-from kvc_trt.accuracy.report import AccuracyReport, Bars
+from kvc_trt.accuracy.pages.report import AccuracyReport, Bars
 from kvc_trt.accuracy.run import evaluate
 from kvc_trt.kernels import use_library
 from kvc_trt.progress import Progress

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvc_trt.accuracy.answerers.model_under_test import ModelUnderTest
 from kvc_trt.accuracy.cell import Cell, interval
-from kvc_trt.accuracy.figures import average_curves, task_curves
 from kvc_trt.accuracy.grid import QuestionGroup, Variant, file_name
-from kvc_trt.accuracy.heat_map import heat_map
-from kvc_trt.accuracy.html_page import html_page
 from kvc_trt.accuracy.measure import QuestionDraw, measure
-from kvc_trt.accuracy.model_under_test import ModelUnderTest
-from kvc_trt.accuracy.report import AccuracyReport, Bars
+from kvc_trt.accuracy.pages.figures import average_curves, task_curves
+from kvc_trt.accuracy.pages.heat_map import heat_map
+from kvc_trt.accuracy.pages.html_page import html_page
+from kvc_trt.accuracy.pages.report import AccuracyReport, Bars
 from kvc_trt.accuracy.results import Results
 from kvc_trt.atomic_files import write_whole
 from kvc_trt.machine import machine_record

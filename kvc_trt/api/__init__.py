@@ -11,7 +11,7 @@ from kvc_trt.config import configured
 from kvc_trt.progress import NullProgress, Progress
 
 if TYPE_CHECKING:
-    from kvc_trt.accuracy.report import AccuracyReport
+    from kvc_trt.accuracy.pages.report import AccuracyReport
 
 __all__ = ["Engine", "build", "measure_accuracy", "plan"]
 
@@ -84,7 +84,7 @@ def plan(
     >>> predicted["policy"]["top_k"] < predicted["policy"]["prompt_budget"] < predicted["policy"]["max_input_len"]
     True
     """
-    from kvc_trt.profile.plan_request import refuse_overrides, resolve_comparison, resolve_plan
+    from kvc_trt.profile.planning.request import refuse_overrides, resolve_comparison, resolve_plan
 
     if compare:
         refuse_overrides(settings)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kvc_trt.api.rules import AnswerRules, PromptRules
     from kvc_trt.runtime import Context, Event, Output
-    from kvc_trt.runtime.conversation import Conversation
+    from kvc_trt.runtime.chat.conversation import Conversation
 
 
 class AskedEngine(OpenedEngine):
@@ -219,7 +219,7 @@ class AskedEngine(OpenedEngine):
         closed, ask nothing of the engine itself. Raises InputError for an engine without a chat template, or one that
         takes no turns, with the command that builds it again.
         """
-        from kvc_trt.runtime.conversation import Conversation
+        from kvc_trt.runtime.chat.conversation import Conversation
 
         template, tokenizer = chat_model(self.directory)
         (request,) = requests_of([()], rules)

@@ -18,9 +18,9 @@ from kvc_trt.profile.request import (
 )
 
 if TYPE_CHECKING:
-    from kvc_trt.accuracy.report import AccuracyReport
+    from kvc_trt.accuracy.pages.report import AccuracyReport
     from kvc_trt.proof import Proof
-    from kvc_trt.verify.proof_report import ProofReport
+    from kvc_trt.verify.proofs.report import ProofReport
     from kvc_trt.verify.report import Report
 
 
@@ -58,7 +58,7 @@ class Engine(AskedEngine):
 
         require_torch()
         if level == "tensors":
-            from kvc_trt.verify.tensors import check_settings, verify_tensors
+            from kvc_trt.verify.rungs.tensors import check_settings, verify_tensors
 
             check_settings(samples=samples, checkpoint=checkpoint)
             return verify_tensors(
@@ -97,7 +97,7 @@ class Engine(AskedEngine):
         from kvc_trt.verify import require_torch
 
         require_torch()
-        from kvc_trt.verify.proof_replay import replay_proof
+        from kvc_trt.verify.proofs.replay import replay_proof
 
         given = proof if isinstance(proof, Proof) else read_proof(Path(proof))
         source = "the proof" if isinstance(proof, Proof) else str(proof)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvc_trt.models import ModelConfig
     from kvc_trt.policies import PolicyParameters
     from kvc_trt.runtime import Scheduler, Session
-    from kvc_trt.runtime.admission import MemoryPlan
+    from kvc_trt.runtime.scheduler.admission import MemoryPlan
 
 StrPath: TypeAlias = "str | PathLike[str]"
 Opened = TypeVar("Opened", bound="OpenedEngine")
@@ -157,7 +157,7 @@ class OpenedEngine:
         turn waits longer. None leaves the other settings at their defaults. Raises
         UnsupportedEnvironment where this machine cannot run the engine.
         """
-        from kvc_trt.runtime.scheduler import Scheduler
+        from kvc_trt.runtime.scheduler.scheduler import Scheduler
 
         rows = self.directory.build.max_batch_size if max_batch_size is None else max_batch_size
         session = self.session(rows)
@@ -172,7 +172,7 @@ class OpenedEngine:
         from kvc_trt.backends.registry import backend
         from kvc_trt.engine.program import engine_program
         from kvc_trt.machine import usable_cores
-        from kvc_trt.runtime.admission import MemoryPlan
+        from kvc_trt.runtime.scheduler.admission import MemoryPlan
 
         runs_it = backend(self.backend).with_prefill(self._prefill_precision)
         benchmark = runs_it.benchmark(self.directory, self._threads or usable_cores())

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from kvc_trt.engine import EngineDirectory
-    from kvc_trt.runtime.chat import ChatTemplate
+    from kvc_trt.runtime.chat.template import ChatTemplate
 
 _BARE_PROMPT = (
     "the model has a chat template, and this prompt bypasses it: chat models often give no answer then; "
@@ -46,7 +46,7 @@ def chat_ids(
     A text is one message of the user. `system` becomes a first message. Raises InputError for an engine without a
     tokenizer or a chat template, and for messages that it cannot take.
     """
-    from kvc_trt.runtime.chat import check_messages
+    from kvc_trt.runtime.chat.template import check_messages
 
     is_batch = _is_list(messages) and len(messages) > 0 and _is_list(messages[0])
     batch: Sequence[Any] = messages if is_batch else [messages]

@@ -24,7 +24,7 @@ from kvc_trt.engine.program import Program
 from kvc_trt.engine.resolved_build import ResolvedBuild, WeightKind, checkpoint_weights
 from kvc_trt.engine.supported import missing_graph, missing_kernel
 from kvc_trt.errors import InputError
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.progress import Progress
 from kvc_trt.runtime.executor import Executor

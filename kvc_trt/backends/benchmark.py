@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.runtime.batch import batch_of
+from kvc_trt.runtime.session.batch import batch_of
 
 if TYPE_CHECKING:
     from kvc_trt.engine.program import Program

@@ -19,7 +19,7 @@ import numpy as np
 
 from kvc_trt.cache import cache_root
 from kvc_trt.engine.manifest import canonical
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from kvc_trt.graph.state import CacheSite
-from kvc_trt.methods.registry import operators
+from kvc_trt.methods.base.registry import operators
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.schema import FLOAT, FLOAT16, INT8, INT32, INT64, UINT8, Element
 from kvc_trt.operators.tensors import SINCE_BEFORE

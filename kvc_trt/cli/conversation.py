@@ -18,7 +18,7 @@ from kvc_trt.errors import InputError
 if TYPE_CHECKING:
     from kvc_trt import Engine
     from kvc_trt.runtime import Event
-    from kvc_trt.runtime.conversation import Conversation, Reply
+    from kvc_trt.runtime.chat.conversation import Conversation, Reply
 
 END = "/exit"
 _PROMPT = "> "

@@ -63,7 +63,7 @@ def triton(
     """
     from kvc_trt.backends.registry import open_engine, runner
     from kvc_trt.serving.engine import ServingSettings
-    from kvc_trt.serving.triton.ensemble import export_ensemble
+    from kvc_trt.serving.triton.family.ensemble import export_ensemble
     from kvc_trt.serving.triton.repository import export_model
 
     if layout == "ensemble" and name is not None:

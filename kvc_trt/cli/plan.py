@@ -56,7 +56,7 @@ def command(
 ) -> None:
     """Predict cache size, traffic and the bandwidth floor of an engine; needs neither weights nor a GPU."""
     from kvc_trt.config import configured, parse_settings
-    from kvc_trt.profile.plan_request import refuse_overrides, resolve_comparison, resolve_plan
+    from kvc_trt.profile.planning.request import refuse_overrides, resolve_comparison, resolve_plan
 
     if bandwidth is not None and not disaggregated:
         raise click.UsageError("--bandwidth goes with --disaggregated")

@@ -93,8 +93,8 @@ def command(
 
 def _write_files(result: dict[str, Any], csv_file: Path | None, png_file: Path | None, directory: Path | None) -> None:
     from kvc_trt.atomic_files import write_json, write_whole
-    from kvc_trt.profile.files import csv_bytes, png_bytes
-    from kvc_trt.profile.report_page import html_bytes
+    from kvc_trt.profile.pages.files import csv_bytes, png_bytes
+    from kvc_trt.profile.pages.report_page import html_bytes
 
     if directory is not None:
         write_json(directory / "profile.json", result)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvc_trt.errors import InputError
-from kvc_trt.runtime.chat import check_messages
+from kvc_trt.runtime.chat.template import check_messages
 
 if TYPE_CHECKING:
     from kvc_trt import Engine

@@ -179,7 +179,7 @@ def command(
     """
     from kvc_trt import Engine, Sampling
     from kvc_trt.proof import write_proof
-    from kvc_trt.runtime.turn import takes_turns
+    from kvc_trt.runtime.session.turn import takes_turns
 
     if stream and as_json:
         raise click.UsageError("--stream and --json exclude each other")

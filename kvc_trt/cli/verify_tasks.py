@@ -16,7 +16,7 @@ from kvc_trt.tables import text_table
 
 if TYPE_CHECKING:
     from kvc_trt.accuracy.cell import Cell
-    from kvc_trt.accuracy.report import AccuracyReport
+    from kvc_trt.accuracy.pages.report import AccuracyReport
 
 _PERCENT = click.FloatRange(0, 100)
 options = option_group(

@@ -26,7 +26,7 @@ from kvc_trt.runtime.executor import Limits
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
-    from kvc_trt.methods.parameters import PolicyParameters
+    from kvc_trt.methods.base.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
 
 SHORT_NAMES = {K_CACHE.name: "k", V_CACHE.name: "v"}

@@ -25,9 +25,9 @@ from kvc_trt.engine.stages import Stages
 from kvc_trt.engine.writer import check_replaceable, check_space, new_directory, place, writable_target
 from kvc_trt.errors import InputError, KvcError
 from kvc_trt.models.quantisation import BLOCK
-from kvc_trt.models.tokenizer import check_tokenizer
+from kvc_trt.models.sources.tokenizer import check_tokenizer
 from kvc_trt.progress import Progress
-from kvc_trt.runtime.chat import ChatTemplate
+from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.version import __version__
 
 QUANTISATION = {"int8": "W8A16", "int4": "W4A16", "keep": "MIXED_PRECISION"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError
-from kvc_trt.methods.layer_budget import DEFAULT_SHARE, largest_budget, smallest_budget, uniform_budget
+from kvc_trt.methods.base.layer_budget import DEFAULT_SHARE, largest_budget, smallest_budget, uniform_budget
 
 if TYPE_CHECKING:
     from kvc_trt.engine.model_choice import ModelSource
@@ -51,7 +51,7 @@ def measure(resolved: ResolvedBuild, source: ModelSource, prompts: list[list[int
     from kvc_trt import policies
     from kvc_trt.reference.decoder import ReferenceDecoder
     from kvc_trt.reference.squeeze import squeeze
-    from kvc_trt.runtime.batch import batch_of
+    from kvc_trt.runtime.session.batch import batch_of
 
     rule = resolved.parameters
     decoder = ReferenceDecoder(

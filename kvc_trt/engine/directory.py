@@ -34,8 +34,8 @@ from kvc_trt.engine.manifest import (
     rebuild_hint,
 )
 from kvc_trt.errors import InputError
-from kvc_trt.methods.constants import ADDED_LATER
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.constants import ADDED_LATER
+from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators.dimensions import page_multiple
 from kvc_trt.operators.tensors import BOUNDS
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from kvc_trt.graph.state import StateTensor
     from kvc_trt.graph.weights import EngineWeights
-    from kvc_trt.runtime.chat import ChatTemplate
+    from kvc_trt.runtime.chat.template import ChatTemplate
 
 LARGEST_CONFIG = 16 << 20
 
@@ -135,7 +135,7 @@ class EngineDirectory:
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """What makes a prompt of messages; None for a model that came without."""
-        from kvc_trt.runtime.chat import ChatTemplate
+        from kvc_trt.runtime.chat.template import ChatTemplate
 
         return ChatTemplate.load(self.path / TOKENIZER_DIRECTORY)
 

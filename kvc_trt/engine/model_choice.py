@@ -12,12 +12,12 @@ from kvc_trt.atomic_files import write_whole
 from kvc_trt.cache import cache_root
 from kvc_trt.config import BuildConfig
 from kvc_trt.errors import InputError
-from kvc_trt.models.checkpoint import Checkpoint
 from kvc_trt.models.config import ModelConfig, longest_sequence
-from kvc_trt.models.formats import AnyCheckpoint, is_file, is_path, open_checkpoint, read_model_config
-from kvc_trt.models.fp8 import as_floats
-from kvc_trt.models.package_file import PackageFile
 from kvc_trt.models.random_weights import RandomWeights
+from kvc_trt.models.sources.checkpoint import Checkpoint
+from kvc_trt.models.sources.formats import AnyCheckpoint, is_file, is_path, open_checkpoint, read_model_config
+from kvc_trt.models.sources.fp8 import as_floats
+from kvc_trt.models.sources.package_file import PackageFile
 from kvc_trt.models.weights import WeightSource, check_weights
 
 DEFAULT_TOKEN_BUDGET = 512
@@ -58,7 +58,7 @@ class ModelChoice:
     @property
     def quantised(self) -> bool:
         """Whether the checkpoint stores its matrices in fp8, the only quantised format that is read."""
-        from kvc_trt.models.hugging_face import read_json_object
+        from kvc_trt.models.sources.hugging_face import read_json_object
 
         if self.path is None or is_file(self.path):
             return False
@@ -163,7 +163,7 @@ def _described(choice: ModelChoice, path: Path, commit: str | None) -> str:
 
 
 def _fetch(choice: ModelChoice, revision: str | None) -> tuple[Path, str]:
-    from kvc_trt.models.hub import fetch
+    from kvc_trt.models.sources.hub import fetch
 
     if choice.hugging_face_id is None:
         raise InputError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvc_trt.engine.supported import missing_kernel
 from kvc_trt.errors import InputError
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.sharding import shards
 

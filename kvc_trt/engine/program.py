@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from kvc_trt.graph.state import StateTensor, cache_sites, state_tensors
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.runtime.executor import Limits, NoDrafts, NoTurns
 

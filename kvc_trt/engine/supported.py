@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from kvc_trt.errors import InputError
-from kvc_trt.methods.parameters import Group, PolicyParameters
+from kvc_trt.methods.base.parameters import Group, PolicyParameters
 
 
 class PolicyRunner(Protocol):

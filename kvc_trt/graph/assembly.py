@@ -13,8 +13,8 @@ from kvc_trt.graph.cache_nodes import layout_of
 from kvc_trt.graph.layers import ELEMENT_TYPES, Layers
 from kvc_trt.graph.state import CacheSite, state_tensors
 from kvc_trt.graph.weights import EMBEDDING, PACKED, ROTARY, GraphWeights
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.registry import operators
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.registry import operators
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN, OPSET
 from kvc_trt.version import __version__

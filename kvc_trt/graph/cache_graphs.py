@@ -22,9 +22,9 @@ from kvc_trt.graph.cache_nodes import (
     turn_window,
 )
 from kvc_trt.graph.state import CacheSite, cache_sites
-from kvc_trt.methods.graph_pieces import DecodeBatch, PromptBatch
-from kvc_trt.methods.registry import operators
-from kvc_trt.methods.turn_pieces import TurnBatch
+from kvc_trt.methods.base.graph_context import DecodeBatch, PromptBatch
+from kvc_trt.methods.base.registry import operators
+from kvc_trt.methods.base.turn_context import TurnBatch
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.emitter import Emitter, Value
 from kvc_trt.operators.shapes import size
@@ -32,7 +32,7 @@ from kvc_trt.operators.shapes import size
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-    from kvc_trt.methods.parameters import PolicyParameters
+    from kvc_trt.methods.base.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.operators.schema import Operator
 

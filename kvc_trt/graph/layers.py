@@ -12,8 +12,8 @@ from onnx import TensorProto
 from kvc_trt.graph.weight_plans import OFFSETS, PACKED, SCALES
 from kvc_trt.graph.weights import EMBEDDING, HEAD, ROTARY, GraphWeights, Stored
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.models.fp8 import FP8
 from kvc_trt.models.quantisation import BLOCK
+from kvc_trt.models.sources.fp8 import FP8
 from kvc_trt.operators.emitter import Emitter, Value
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
 

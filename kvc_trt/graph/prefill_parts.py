@@ -22,7 +22,7 @@ from functools import cached_property
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from kvc_trt.operators import KVC_DOMAIN
-from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
 
 LOGITS, TOKENS, LENGTHS = "logits", "input_ids", "prompt_lengths"

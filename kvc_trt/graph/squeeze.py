@@ -8,10 +8,10 @@ from onnx import TensorProto
 
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
-from kvc_trt.methods.graph_pieces import CacheLayer, PromptBatch
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.graph_context import CacheLayer, PromptBatch
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.operators.compaction.layer_budgets import LAYER_BUDGETS
 from kvc_trt.operators.emitter import Emitter, Value
-from kvc_trt.operators.layer_budgets import LAYER_BUDGETS
 from kvc_trt.operators.shapes import count_to, float32, size
 
 _SMALLEST_NORM = 1e-16

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from kvc_trt.methods.graph_pieces import of_token
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.graph_context import of_token
+from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators.fp8_bounds import EMPTY
 from kvc_trt.operators.schema import BOUND, CACHE, FLOAT, INT32, Tensor

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype
-from kvc_trt.models.fp8 import FP8, Fp8Source
 from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
 from kvc_trt.models.gguf.kept_blocks import KEPT_BITS, WITH_OFFSETS
 from kvc_trt.models.quantisation import BLOCK, quantise_tensor
 from kvc_trt.models.rope import rotary_tables
-from kvc_trt.models.safetensors_file import TensorPlan
+from kvc_trt.models.sources.fp8 import FP8, Fp8Source
+from kvc_trt.models.sources.safetensors_file import TensorPlan
 from kvc_trt.models.weights import WeightSource, expected_tensors, row_chunks
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "int4", "keep"]

@@ -32,11 +32,11 @@ from kvc_trt.graph.weight_plans import (
     rotary_plans,
     weight_plans,
 )
-from kvc_trt.models import fp8
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.quantisation import BLOCK, dequantise
-from kvc_trt.models.safetensors_file import SafetensorsFile, write_safetensors
+from kvc_trt.models.sources import fp8
+from kvc_trt.models.sources.safetensors_file import SafetensorsFile, write_safetensors
 from kvc_trt.models.weights import WeightSource
 from kvc_trt.progress import NullProgress, Progress
 

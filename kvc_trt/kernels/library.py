@@ -12,10 +12,10 @@ from torch import Tensor
 from kvc_trt.kernels.c_library import EXECUTORS, SCHEDULES, CLibrary
 from kvc_trt.kernels.parameters import size_members
 from kvc_trt.kernels.structs import Dtype, Parameters, struct_of
-from kvc_trt.operators.compact import COMPACT
-from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.compaction.compact import COMPACT
 from kvc_trt.operators.dimensions import Dimensions
-from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.schema import FLOAT, INT8, INT32, INT64, Element, Kernel, Operator
 from kvc_trt.operators.schema import Tensor as Schema
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvc_trt.kernels.parameters import kernel_of
-from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.dimensions import SIZES
-from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.registry import KERNEL_OPERATORS
 from kvc_trt.operators.schema import CACHE, FLOAT, Attribute, Operator, Tensor
 from kvc_trt.operators.tensors import K_NEW, QUERY, V_NEW

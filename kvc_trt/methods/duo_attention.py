@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvc_trt.errors import InputError
-from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.streaming_llm import FIRST_AND_LAST, RING, keep_recent
 from kvc_trt.models.config import ModelConfig
 

@@ -23,16 +23,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvc_trt.errors import InputError
-from kvc_trt.methods.budget import cache_capacity
-from kvc_trt.methods.constants import Constants
-from kvc_trt.methods.full import DENSE
-from kvc_trt.methods.graph_pieces import PromptLayer
-from kvc_trt.methods.hybrid import BEST_OF_PAGES, select_from_pages
-from kvc_trt.methods.inputs import EVERY_POLICY, SELECTION, PolicyInputs, constants
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.policy import Policy
-from kvc_trt.methods.prompt_eviction import PromptEviction
-from kvc_trt.methods.verification import (
+from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.graph_context import PromptLayer
+from kvc_trt.methods.base.inputs import EVERY_POLICY, SELECTION, PolicyInputs, constants
+from kvc_trt.methods.base.isolated_runs import (
     Array,
     ByExpectedQueries,
     ExpectedEntries,
@@ -44,15 +38,21 @@ from kvc_trt.methods.verification import (
     TurnRun,
     float32,
 )
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.policy import Policy
+from kvc_trt.methods.base.prompt_eviction import PromptEviction
+from kvc_trt.methods.base.rocketkv_budget import cache_capacity
+from kvc_trt.methods.full import DENSE
+from kvc_trt.methods.hybrid import BEST_OF_PAGES, select_from_pages
 from kvc_trt.models.rope import rotary_tables
-from kvc_trt.operators.compact_expected_attention import COMPACT_EXPECTED_ATTENTION
-from kvc_trt.operators.expected_queries import EXPECTED_QUERIES, EXPECTED_QUERIES_OF_TURN
-from kvc_trt.operators.heavy_hitter_attention import SLOT_POSITIONS
+from kvc_trt.operators.attention.heavy_hitter_attention import SLOT_POSITIONS
+from kvc_trt.operators.compaction.expected_attention import COMPACT_EXPECTED_ATTENTION
+from kvc_trt.operators.compaction.expected_queries import EXPECTED_QUERIES, EXPECTED_QUERIES_OF_TURN
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.methods.turn_pieces import TurnLayer
+    from kvc_trt.methods.base.turn_context import TurnLayer
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, ExpectedQueries, Turn
     from kvc_trt.reference.rules import PromptQueries

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvc_trt.methods.constants import Constants
-from kvc_trt.methods.decode_selection import DecodeSelection
-from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer, store_whole
-from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.parameters import BASELINE, PolicyParameters
-from kvc_trt.methods.policy import Formula, Policy
-from kvc_trt.methods.prompt_eviction import PromptEviction
-from kvc_trt.operators.compact import COMPACT
-from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.decode_selection import DecodeSelection
+from kvc_trt.methods.base.graph_context import PromptLayer, StepLayer, store_whole
+from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
+from kvc_trt.methods.base.parameters import BASELINE, PolicyParameters
+from kvc_trt.methods.base.policy import Formula, Policy
+from kvc_trt.methods.base.prompt_eviction import PromptEviction
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.compaction.compact import COMPACT
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvc_trt.methods.budget import default_channels, default_page_size
-from kvc_trt.methods.constants import Constants
-from kvc_trt.methods.decode_selection import DecodeSelection
+from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.decode_selection import DecodeSelection
+from kvc_trt.methods.base.inputs import DEFAULT_WINDOW, EVERY_POLICY, SELECTION, PolicyInputs, constants
+from kvc_trt.methods.base.isolated_runs import ByPages
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.policy import Policy
+from kvc_trt.methods.base.prompt_eviction import PromptEviction
+from kvc_trt.methods.base.rocketkv_budget import default_channels, default_page_size
 from kvc_trt.methods.full import NOTHING
-from kvc_trt.methods.inputs import DEFAULT_WINDOW, EVERY_POLICY, SELECTION, PolicyInputs, constants
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.policy import Policy
-from kvc_trt.methods.prompt_eviction import PromptEviction
-from kvc_trt.methods.verification import ByPages
-from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,20 +13,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError
-from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
+from kvc_trt.methods.base.isolated_runs import ByDirection
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.policy import Policy
+from kvc_trt.methods.base.prompt_eviction import PromptEviction
 from kvc_trt.methods.full import DENSE
-from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.policy import Policy
-from kvc_trt.methods.prompt_eviction import PromptEviction
-from kvc_trt.methods.verification import ByDirection
-from kvc_trt.operators.compact_keydiff import COMPACT_KEYDIFF
-from kvc_trt.operators.heavy_hitter_attention import SLOT_POSITIONS
+from kvc_trt.operators.attention.heavy_hitter_attention import SLOT_POSITIONS
+from kvc_trt.operators.compaction.keydiff import COMPACT_KEYDIFF
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.methods.turn_pieces import TurnLayer
+    from kvc_trt.methods.base.turn_context import TurnLayer
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvc_trt.methods.base.inputs import EVERY_POLICY, EVICTION, PolicyInputs
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.full import DENSE
-from kvc_trt.methods.inputs import EVERY_POLICY, EVICTION, PolicyInputs
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.policy import Policy
 from kvc_trt.methods.snapkv_gqa import POOL_KERNEL
 from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, evict_then_dense
 

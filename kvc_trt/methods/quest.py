@@ -17,14 +17,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError
-from kvc_trt.methods.constants import Constants
-from kvc_trt.methods.decode_selection import DecodeSelection
+from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.decode_selection import DecodeSelection
+from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
+from kvc_trt.methods.base.isolated_runs import ByPageBounds
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.policy import Formula, Policy
 from kvc_trt.methods.full import NOTHING
-from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.policy import Formula, Policy
-from kvc_trt.methods.verification import ByPageBounds
-from kvc_trt.operators.quest_attention import QUEST_ATTENTION
+from kvc_trt.operators.attention.quest_attention import QUEST_ATTENTION
 
 if TYPE_CHECKING:
     from torch import Tensor

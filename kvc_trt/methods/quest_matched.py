@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.full import NOTHING
 from kvc_trt.methods.hybrid import BEST_OF_PAGES, select_from_pages
-from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.policy import Policy
 from kvc_trt.methods.quest import TABLE_1
 
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvc_trt.methods.budget import auto_pool_kernel, cache_capacity
+from kvc_trt.methods.base.inputs import EVERY_POLICY, EVICTION, SELECTION, PolicyInputs
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.policy import Formula, Policy
+from kvc_trt.methods.base.rocketkv_budget import auto_pool_kernel, cache_capacity
 from kvc_trt.methods.hybrid import BEST_OF_PAGES, select_from_pages
-from kvc_trt.methods.inputs import EVERY_POLICY, EVICTION, SELECTION, PolicyInputs
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.policy import Formula, Policy
 from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, checked_prompt_budget
 
 

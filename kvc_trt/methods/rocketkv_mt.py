@@ -22,25 +22,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvc_trt.methods.constants import Constants
-from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer, store_rows
+from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.graph_context import PromptLayer, StepLayer, store_rows
+from kvc_trt.methods.base.inputs import PolicyInputs
+from kvc_trt.methods.base.isolated_runs import Array, ByWindow
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.policy import Policy
+from kvc_trt.methods.base.prompt_eviction import PromptEviction
 from kvc_trt.methods.hybrid import BestOfPages
-from kvc_trt.methods.inputs import PolicyInputs
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.policy import Policy
-from kvc_trt.methods.prompt_eviction import PromptEviction
 from kvc_trt.methods.rocketkv import ROCKETKV
 from kvc_trt.methods.rocketkv import resolve as resolve_rocketkv
 from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION
-from kvc_trt.methods.verification import Array, ByWindow
-from kvc_trt.operators.append_block import APPEND_BLOCK
-from kvc_trt.operators.compact import COMPACT_TURN
+from kvc_trt.operators.compaction.compact import COMPACT_TURN
 from kvc_trt.operators.schema import CACHE, Tensor
+from kvc_trt.operators.turns.append_block import APPEND_BLOCK
 
 if TYPE_CHECKING:
     import torch
 
-    from kvc_trt.methods.turn_pieces import TurnLayer
+    from kvc_trt.methods.base.turn_context import TurnLayer
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
 

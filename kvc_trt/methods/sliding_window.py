@@ -9,9 +9,9 @@ the sliding window that some models are trained with (Mistral 7B v0.1).
 
 from __future__ import annotations
 
-from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.streaming_llm import FIRST_AND_LAST, RING, keep_recent
 
 

@@ -16,22 +16,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.graph_context import PromptLayer, repeat_heads
+from kvc_trt.methods.base.inputs import EVERY_POLICY, EVICTION, PolicyInputs
+from kvc_trt.methods.base.isolated_runs import ByWindow, TurnRun
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.policy import Policy
+from kvc_trt.methods.base.prompt_eviction import Entry, PromptEviction
 from kvc_trt.methods.full import DENSE
-from kvc_trt.methods.graph_pieces import PromptLayer, repeat_heads
-from kvc_trt.methods.inputs import EVERY_POLICY, EVICTION, PolicyInputs
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.policy import Policy
-from kvc_trt.methods.prompt_eviction import Entry, PromptEviction
 from kvc_trt.methods.snapkv_gqa import POOL_KERNEL, TABLE_1
 from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, evict_then_dense
-from kvc_trt.methods.verification import ByWindow, TurnRun
-from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.compaction.compact import COMPACT
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.methods.turn_pieces import TurnLayer
+    from kvc_trt.methods.base.turn_context import TurnLayer
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
 
@@ -60,7 +60,7 @@ class ObservedPerQueryHead(PromptEviction):
 
     def new_entry(self, step: Entry) -> Entry:
         """Return the step or turn with keys and values repeated for every query head."""
-        from kvc_trt.methods.turn_pieces import TurnLayer
+        from kvc_trt.methods.base.turn_context import TurnLayer
 
         if isinstance(step, TurnLayer):
             keys, values = (repeat_heads(step.emit, step.config, part) for part in (step.keys, step.values))

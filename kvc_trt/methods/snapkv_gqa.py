@@ -10,10 +10,10 @@ selects per query head and repeats keys and values, which multiplies the cache b
 
 from __future__ import annotations
 
+from kvc_trt.methods.base.inputs import EVERY_POLICY, EVICTION, PolicyInputs
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.policy import Formula, Policy
 from kvc_trt.methods.full import DENSE
-from kvc_trt.methods.inputs import EVERY_POLICY, EVICTION, PolicyInputs
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.policy import Formula, Policy
 from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, evict_then_dense
 
 POOL_KERNEL = 7

@@ -22,15 +22,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvc_trt.errors import InputError
-from kvc_trt.methods.budget import auto_pool_kernel, cache_capacity
-from kvc_trt.methods.constants import Constants
-from kvc_trt.methods.full import DENSE
-from kvc_trt.methods.graph_pieces import CacheLayer, PromptLayer
-from kvc_trt.methods.inputs import DEFAULT_WINDOW, EVERY_POLICY, EVICTION, PolicyInputs, constants
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.policy import Policy
-from kvc_trt.methods.prompt_eviction import PromptEviction, stored_bounds
-from kvc_trt.methods.verification import (
+from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.graph_context import CacheLayer, PromptLayer
+from kvc_trt.methods.base.inputs import DEFAULT_WINDOW, EVERY_POLICY, EVICTION, PolicyInputs, constants
+from kvc_trt.methods.base.isolated_runs import (
     Array,
     ByWindow,
     Found,
@@ -43,14 +38,19 @@ from kvc_trt.methods.verification import (
     float32,
     gathered,
 )
-from kvc_trt.operators.compact import COMPACT, COMPACT_TURN
-from kvc_trt.operators.compact_ranked import COMPACT_RANKED, TRIM
-from kvc_trt.operators.heavy_hitter_attention import SLOT_POSITIONS
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.policy import Policy
+from kvc_trt.methods.base.prompt_eviction import PromptEviction, stored_bounds
+from kvc_trt.methods.base.rocketkv_budget import auto_pool_kernel, cache_capacity
+from kvc_trt.methods.full import DENSE
+from kvc_trt.operators.attention.heavy_hitter_attention import SLOT_POSITIONS
+from kvc_trt.operators.compaction.compact import COMPACT, COMPACT_TURN
+from kvc_trt.operators.compaction.ranked import COMPACT_RANKED, TRIM
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.methods.turn_pieces import TurnLayer
+    from kvc_trt.methods.base.turn_context import TurnLayer
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
 

@@ -19,22 +19,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvc_trt.methods.constants import Constants
-from kvc_trt.methods.decode_selection import DecodeSelection, Rebuild
+from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.decode_selection import DecodeSelection, Rebuild
+from kvc_trt.methods.base.graph_context import PromptLayer
+from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
+from kvc_trt.methods.base.isolated_runs import Array, ByChannels
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.policy import Formula, Policy
 from kvc_trt.methods.full import NOTHING
-from kvc_trt.methods.graph_pieces import PromptLayer
-from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.policy import Formula, Policy
-from kvc_trt.methods.verification import Array, ByChannels
-from kvc_trt.operators.append_block import APPEND_CHANNELS
+from kvc_trt.operators.attention.sparq_attention import SPARQ_ATTENTION
 from kvc_trt.operators.shapes import float32
-from kvc_trt.operators.sparq_attention import SPARQ_ATTENTION
+from kvc_trt.operators.turns.append_block import APPEND_CHANNELS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.methods.turn_pieces import TurnLayer
+    from kvc_trt.methods.base.turn_context import TurnLayer
     from kvc_trt.reference import LayerCache, Selection
 
 

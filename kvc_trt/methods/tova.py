@@ -20,14 +20,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvc_trt.errors import InputError
-from kvc_trt.methods.constants import Constants
-from kvc_trt.methods.decode_selection import DecodeSelection
-from kvc_trt.methods.graph_pieces import PromptLayer
-from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.policy import Policy
-from kvc_trt.methods.prompt_eviction import PromptEviction
-from kvc_trt.methods.verification import (
+from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.decode_selection import DecodeSelection
+from kvc_trt.methods.base.graph_context import PromptLayer
+from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
+from kvc_trt.methods.base.isolated_runs import (
     Array,
     AttendedEntries,
     ExactList,
@@ -37,13 +34,16 @@ from kvc_trt.methods.verification import (
     StepCase,
     float32,
 )
-from kvc_trt.operators.compact_tova import COMPACT_TOVA
-from kvc_trt.operators.tova_attention import TOVA_ATTENTION
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.policy import Policy
+from kvc_trt.methods.base.prompt_eviction import PromptEviction
+from kvc_trt.operators.attention.tova_attention import TOVA_ATTENTION
+from kvc_trt.operators.compaction.tova import COMPACT_TOVA
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.methods.turn_pieces import TurnLayer
+    from kvc_trt.methods.base.turn_context import TurnLayer
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, LayerCache, Selection, Turn
 

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.models.hugging_face import parse_config
-from kvc_trt.models.package_file import PackageFile
+from kvc_trt.models.sources.hugging_face import parse_config
+from kvc_trt.models.sources.package_file import PackageFile
 from kvc_trt.validation import OwnSchema, read_mapping, validated
 
 _PACKAGE = Path(__file__).resolve().parent.parent

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvc_trt.errors import InputError, describe
 from kvc_trt.models.config import ModelConfig, RopeScaling
-from kvc_trt.models.hugging_face import parse_config
+from kvc_trt.models.sources.hugging_face import parse_config
 from kvc_trt.validation import ForeignSchema, validated
 
 SPELLING = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvc_trt.graph.weight_plans import EMBEDDING, KEEP, ROTARY
-from kvc_trt.models.safetensors_file import SafetensorsFile
+from kvc_trt.models.sources.safetensors_file import SafetensorsFile
 from kvc_trt.profile.model_size import WeightBytes, weight_bytes
 
 if TYPE_CHECKING:

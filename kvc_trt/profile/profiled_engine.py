@@ -23,7 +23,7 @@ from kvc_trt.runtime.executor import GreedyExecutor
 if TYPE_CHECKING:
     from kvc_trt.engine.program import Program
     from kvc_trt.graph.state import CacheSite, StateTensor
-    from kvc_trt.methods.parameters import PolicyParameters
+    from kvc_trt.methods.base.parameters import PolicyParameters
 
 Array = NDArray[Any]
 

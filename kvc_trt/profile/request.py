@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.errors import InputError
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.parameters import PolicyParameters
 
 DEFAULT_POINTS = 5
 LEAST_DEFAULT_CONTEXT = 128

@@ -16,9 +16,9 @@ from kvc_trt.engine.program import engine_program
 from kvc_trt.machine import machine_record, peak_resident_bytes
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.profile.engine_weights import engine_weight_bytes
-from kvc_trt.profile.findings import findings
 from kvc_trt.profile.floor import StepCost, ceiling_speedup, floor_seconds
 from kvc_trt.profile.model_size import cache_itemsize
+from kvc_trt.profile.pages.findings import findings
 from kvc_trt.profile.request import ProfileRequest
 from kvc_trt.profile.statistics import summarise
 from kvc_trt.profile.sweep import Side, SweepRow, run_sweep

@@ -26,7 +26,7 @@ from kvc_trt.profile.traffic import cache_bytes
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
-    from kvc_trt.methods.parameters import PolicyParameters
+    from kvc_trt.methods.base.parameters import PolicyParameters
     from kvc_trt.progress import Progress
 
 LARGEST_SHARE_OF_MEMORY = 0.5

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvc_trt.contexts.packing import context_bytes
 from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites, state_tensors
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.profile.model_size import token_cache_bytes
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from kvc_trt.runtime.context import Context
 from kvc_trt.runtime.request import Event, Output, Request, Sampling
-from kvc_trt.runtime.scheduler import Scheduler
-from kvc_trt.runtime.session import Session
-from kvc_trt.runtime.speculation import Speculation
-from kvc_trt.runtime.ticket import Ticket
+from kvc_trt.runtime.scheduler.scheduler import Scheduler
+from kvc_trt.runtime.scheduler.ticket import Ticket
+from kvc_trt.runtime.session.session import Session
+from kvc_trt.runtime.speculation.settings import Speculation
 from kvc_trt.runtime.timings import Timings
 
 __all__ = [

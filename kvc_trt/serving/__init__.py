@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvc_trt.serving.answer import Answer, End, Piece
 from kvc_trt.serving.engine import ServedEngine
 from kvc_trt.serving.errors import ServingError
 from kvc_trt.serving.request import ServedRequest, parse_request
+from kvc_trt.serving.served_answer import Answer, End, Piece
 
 __all__ = ["Answer", "End", "Piece", "ServedEngine", "ServedRequest", "ServingError", "parse_request"]

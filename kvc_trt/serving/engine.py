@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvc_trt.errors import Busy, DeadlineMissed, InputError
 from kvc_trt.runtime.request import Request
-from kvc_trt.serving.answer import Answer
 from kvc_trt.serving.errors import invalid, serving_error
 from kvc_trt.serving.request import ServedRequest
+from kvc_trt.serving.served_answer import Answer
 from kvc_trt.serving.tokens import token_ids
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ places then, and each such border may cost a token."""
 
 
 class Template(Protocol):
-    """A chat template, as `kvc_trt.runtime.chat.ChatTemplate` is one."""
+    """A chat template, as `kvc_trt.runtime.chat.template.ChatTemplate` is one."""
 
     def render(
         self,

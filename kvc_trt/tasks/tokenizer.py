@@ -69,8 +69,8 @@ def load_task_tokenizer(source: str) -> TaskTokenizer:
 
     A file is a tokenizer.json or a GGUF file. InputError where there is no tokenizer, or it is malformed or empty.
     """
-    from kvc_trt.models.formats import GGUF_SUFFIX
-    from kvc_trt.models.tokenizer import read_tokenizer
+    from kvc_trt.models.sources.formats import GGUF_SUFFIX
+    from kvc_trt.models.sources.tokenizer import read_tokenizer
 
     path = Path(source) if Path(source).exists() else _of_preset(source)
     if path.suffix == GGUF_SUFFIX and path.is_file():
@@ -130,7 +130,7 @@ def _of_preset(name: str) -> Path:
 
 def _positions(config: Path) -> int | None:
     """`max_position_embeddings` of a checkpoint's or an engine's config.json, if it says."""
-    from kvc_trt.models.hugging_face import read_json_object
+    from kvc_trt.models.sources.hugging_face import read_json_object
 
     if not config.is_file():
         return None

@@ -19,11 +19,11 @@ from kvc_trt import reference
 from kvc_trt.backends.harness import Harness, ObservedExecutor, Watched
 from kvc_trt.errors import VerificationFailed
 from kvc_trt.graph.state import CacheSite, cache_sites
-from kvc_trt.runtime.batch import Batch
-from kvc_trt.verify.near_ties import IndexComparison, compare_compaction
-from kvc_trt.verify.ops import compare_step
-from kvc_trt.verify.outcome import larger
+from kvc_trt.runtime.session.batch import Batch
+from kvc_trt.verify.rankings.near_ties import IndexComparison, compare_compaction
+from kvc_trt.verify.rankings.outcome import larger
 from kvc_trt.verify.reference_run import StepInputs
+from kvc_trt.verify.rungs.operators import compare_step
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory

@@ -14,12 +14,13 @@ from kvc_trt import policies
 from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.errors import InputError, VerificationFailed
 from kvc_trt.progress import Progress
-from kvc_trt.runtime.batch import Batch, batch_of
-from kvc_trt.verify.bounded_scores import slack_of_truncation
+from kvc_trt.runtime.session.batch import Batch, batch_of
 from kvc_trt.verify.engine_run import EngineRun, Observed, observe, run
 from kvc_trt.verify.plan import Plan
-from kvc_trt.verify.prompts import prompt_lengths, random_prompts
-from kvc_trt.verify.questions import Wording
+from kvc_trt.verify.questions.prompts import prompt_lengths, random_prompts
+from kvc_trt.verify.questions.question import Wording
+from kvc_trt.verify.questions.wordings import wording_for
+from kvc_trt.verify.rankings.bounded_scores import slack_of_truncation
 from kvc_trt.verify.reference_run import (
     Choices,
     ForcedChoices,
@@ -31,7 +32,6 @@ from kvc_trt.verify.reference_run import (
 )
 from kvc_trt.verify.report import ErrorHalves, NearTies
 from kvc_trt.verify.thresholds import FLOAT32_SLACK, Thresholds
-from kvc_trt.verify.wordings import wording_for
 
 if TYPE_CHECKING:
     from kvc_trt.backends.harness import Array, Harness
@@ -229,8 +229,8 @@ class EngineUnderTest:
     @cached_property
     def checkpoint(self) -> tuple[WeightSource | None, str]:
         """Unquantised weights to compare with, and what they are or why there are none."""
-        from kvc_trt.models.formats import open_checkpoint
-        from kvc_trt.models.fp8 import as_floats
+        from kvc_trt.models.sources.formats import open_checkpoint
+        from kvc_trt.models.sources.fp8 import as_floats
         from kvc_trt.models.weights import check_weights
 
         directory = self.checkpoint_directory or self._shipped_checkpoint()

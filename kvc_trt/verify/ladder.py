@@ -22,16 +22,16 @@ from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.kernels import use_library
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.verify.checks import Check, Rung, at_most
-from kvc_trt.verify.controls import check_activity, check_dense_twin
 from kvc_trt.verify.engine_under_test import EngineUnderTest
-from kvc_trt.verify.logits import check_logits
-from kvc_trt.verify.near_ties import IndexComparison
-from kvc_trt.verify.ops import check_operators, index_check
 from kvc_trt.verify.plan import CONTROLS, RUNGS, Plan, make_plan
+from kvc_trt.verify.rankings.near_ties import IndexComparison
 from kvc_trt.verify.report import Report
-from kvc_trt.verify.retrieval import check_retrieval
+from kvc_trt.verify.rungs.controls import check_activity, check_dense_twin
+from kvc_trt.verify.rungs.logits import check_logits
+from kvc_trt.verify.rungs.operators import check_operators, index_check
+from kvc_trt.verify.rungs.retrieval import check_retrieval
+from kvc_trt.verify.rungs.tokens import check_tokens
 from kvc_trt.verify.thresholds import thresholds_for
-from kvc_trt.verify.tokens import check_tokens
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory

@@ -21,10 +21,10 @@ from kvc_trt.graph.state import cache_sites
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.reference.sparq import channels_of, reallocated
-from kvc_trt.runtime.batch import Batch
-from kvc_trt.verify.judged_choices import judge_kept, judge_read
-from kvc_trt.verify.near_ties import IndexComparison, count_differences
-from kvc_trt.verify.outcome import attend_selected, larger
+from kvc_trt.runtime.session.batch import Batch
+from kvc_trt.verify.rankings.judged_choices import judge_kept, judge_read
+from kvc_trt.verify.rankings.near_ties import IndexComparison, count_differences
+from kvc_trt.verify.rankings.outcome import attend_selected, larger
 from kvc_trt.verify.thresholds import FLOAT32_SLACK
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@
 namespace kvc {
 
 /// What Python and the library agree on.
-inline constexpr int32_t kInterface = 1667760236;
+inline constexpr int32_t kInterface = 1839271067;
 
 inline constexpr const char* kDomain = "kvc";
 

@@ -1,5 +1,5 @@
 // What lies between a layer's products, one operator for what standard operators take two to eight nodes for. No graph
-// file has these: they stand for those nodes in the copy of a graph that is loaded (kvc_trt/graph/fused.py).
+// file has these: they stand for those nodes in the copy of a graph that is loaded (kvc_trt/graph/rewrites/fused.py).
 #include <algorithm>
 #include <memory>
 

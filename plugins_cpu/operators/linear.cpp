@@ -1,5 +1,5 @@
 // KvcLinear: y = x matrix^T with a float matrix. No graph file has it: it stands for Gemm with a constant matrix in the
-// copy of a prefill graph that is loaded (kvc_trt/graph/native.py).
+// copy of a prefill graph that is loaded (kvc_trt/graph/rewrites/native.py).
 #include <algorithm>
 #include <memory>
 

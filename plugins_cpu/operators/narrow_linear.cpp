@@ -1,5 +1,5 @@
 // KvcNarrowLinear: y = x matrix^T with a float matrix, for a few tokens. No graph file has it: it stands for Gemm with a
-// constant matrix in the copy of a draft graph that is loaded (kvc_trt/graph/native.py).
+// constant matrix in the copy of a draft graph that is loaded (kvc_trt/graph/rewrites/native.py).
 #include <algorithm>
 #include <memory>
 

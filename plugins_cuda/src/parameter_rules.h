@@ -35,27 +35,6 @@ inline std::vector<Tensor> tensors_of(const KvcAppendBlockParams& p) {
             make.numbers("lengths", p.lengths, {p.batch})};
 }
 
-// ---- KvcRaiseBounds
-
-inline void check_numbers(const KvcRaiseBoundsParams& p) {
-    check_ranges({{"dtype", p.dtype, KVC_FLOAT32, KVC_BFLOAT16},
-                  {"batch", p.batch, 1, 65535},
-                  {"kv_heads", p.kv_heads, 1, 65535},
-                  {"head_size", p.head_size, 16, 256},
-                  {"block", p.block, 1, 1048576},
-                  {"pages", p.pages, 1, 1048576}});
-    check_ranges({{"page_size", p.page_size, 1, kLargestInt32}, {"fp8_bounds", p.fp8_bounds, 0, 1}});
-    check_multiple("head_size", p.head_size, 8);
-}
-
-inline std::vector<Tensor> tensors_of(const KvcRaiseBoundsParams& p) {
-    const TensorMaker make = maker(p);
-    const int64_t D = p.head_size;
-    return {make.input("k_new", p.k_new, {p.batch, p.kv_heads, p.block, p.head_size}),
-            make.stored_bounds("bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, p.pages}),
-            make.numbers("cache_lengths", p.cache_lengths, {p.batch}), make.numbers("lengths", p.lengths, {p.batch})};
-}
-
 // ---- KvcCompact
 
 inline void check_numbers(const KvcCompactParams& p) {
@@ -238,6 +217,46 @@ inline std::vector<Tensor> tensors_of(const KvcJoinBlockParams& p) {
             make.numbers("joined_lengths", p.joined_lengths, {p.batch})};
 }
 
+// ---- KvcRaiseBounds
+
+inline void check_numbers(const KvcRaiseBoundsParams& p) {
+    check_ranges({{"dtype", p.dtype, KVC_FLOAT32, KVC_BFLOAT16},
+                  {"batch", p.batch, 1, 65535},
+                  {"kv_heads", p.kv_heads, 1, 65535},
+                  {"head_size", p.head_size, 16, 256},
+                  {"block", p.block, 1, 1048576},
+                  {"pages", p.pages, 1, 1048576}});
+    check_ranges({{"page_size", p.page_size, 1, kLargestInt32}, {"fp8_bounds", p.fp8_bounds, 0, 1}});
+    check_multiple("head_size", p.head_size, 8);
+}
+
+inline std::vector<Tensor> tensors_of(const KvcRaiseBoundsParams& p) {
+    const TensorMaker make = maker(p);
+    const int64_t D = p.head_size;
+    return {make.input("k_new", p.k_new, {p.batch, p.kv_heads, p.block, p.head_size}),
+            make.stored_bounds("bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, p.pages}),
+            make.numbers("cache_lengths", p.cache_lengths, {p.batch}), make.numbers("lengths", p.lengths, {p.batch})};
+}
+
+// ---- KvcReplaceBounds
+
+inline void check_numbers(const KvcReplaceBoundsParams& p) {
+    check_ranges({{"dtype", p.dtype, KVC_FLOAT32, KVC_BFLOAT16},
+                  {"batch", p.batch, 1, 65535},
+                  {"kv_heads", p.kv_heads, 1, 65535},
+                  {"pages", p.pages, 1, 1048576},
+                  {"channels", p.channels, 32, 512}});
+    check_ranges({{"fp8_bounds", p.fp8_bounds, 0, 1}, {"reserved", p.reserved, 0, 0}});
+    check_multiple("channels", p.channels, 16);
+}
+
+inline std::vector<Tensor> tensors_of(const KvcReplaceBoundsParams& p) {
+    const TensorMaker make = maker(p);
+
+    return {make.stored_bounds("bounds", p.bounds, {p.batch, p.kv_heads, p.channels, p.pages}),
+            make.given_bounds("bounds_kept", p.bounds_kept, {p.batch, p.kv_heads, p.channels, p.pages})};
+}
+
 // ---- KvcReplaceCache
 
 inline void check_numbers(const KvcReplaceCacheParams& p) {
@@ -259,25 +278,6 @@ inline std::vector<Tensor> tensors_of(const KvcReplaceCacheParams& p) {
             make.input("k_kept", p.k_kept, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.input("v_kept", p.v_kept, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.numbers("positions_kept", p.positions_kept, {p.batch, p.kv_heads, p.capacity})};
-}
-
-// ---- KvcReplaceBounds
-
-inline void check_numbers(const KvcReplaceBoundsParams& p) {
-    check_ranges({{"dtype", p.dtype, KVC_FLOAT32, KVC_BFLOAT16},
-                  {"batch", p.batch, 1, 65535},
-                  {"kv_heads", p.kv_heads, 1, 65535},
-                  {"pages", p.pages, 1, 1048576},
-                  {"channels", p.channels, 32, 512}});
-    check_ranges({{"fp8_bounds", p.fp8_bounds, 0, 1}, {"reserved", p.reserved, 0, 0}});
-    check_multiple("channels", p.channels, 16);
-}
-
-inline std::vector<Tensor> tensors_of(const KvcReplaceBoundsParams& p) {
-    const TensorMaker make = maker(p);
-
-    return {make.stored_bounds("bounds", p.bounds, {p.batch, p.kv_heads, p.channels, p.pages}),
-            make.given_bounds("bounds_kept", p.bounds_kept, {p.batch, p.kv_heads, p.channels, p.pages})};
 }
 
 // ---- KvcRotatedHybridAttention

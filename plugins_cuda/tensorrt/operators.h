@@ -7,17 +7,17 @@
 namespace kvc::tensorrt {
 
 extern const Operator kAppendBlock;
-extern const Operator kRaiseBounds;
 extern const Operator kCompact;
 extern const Operator kCompactTurn;
 extern const Operator kDenseAttention;
 extern const Operator kHybridAttention;
 extern const Operator kJoinBlock;
-extern const Operator kReplaceCache;
+extern const Operator kRaiseBounds;
 extern const Operator kReplaceBounds;
+extern const Operator kReplaceCache;
 
-inline constexpr const Operator* kOperators[] = {&kAppendBlock, &kRaiseBounds,    &kCompact,
-                                                 &kCompactTurn, &kDenseAttention, &kHybridAttention,
-                                                 &kJoinBlock,   &kReplaceCache,   &kReplaceBounds};
+inline constexpr const Operator* kOperators[] = {&kAppendBlock,    &kCompact,         &kCompactTurn,
+                                                 &kDenseAttention, &kHybridAttention, &kJoinBlock,
+                                                 &kRaiseBounds,    &kReplaceBounds,   &kReplaceCache};
 
 }  // namespace kvc::tensorrt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvc_trt.accuracy.cell import Cell
-from kvc_trt.accuracy.report import AccuracyReport
+from kvc_trt.accuracy.pages.report import AccuracyReport
 
 SAMPLES = 20
 SETTINGS = {"model": "m<o>del", "weights": "fp32", "backend": "onnxruntime", "samples": SAMPLES, "seed": 0}

@@ -8,11 +8,18 @@ import numpy as np
 import pytest
 
 from kvc_trt import policies
-from kvc_trt.accuracy.answerers import MOST_ROWS, QUESTIONS_BYTES, ROWS_BYTES, full_row_bytes, questions_for, rows_for
+from kvc_trt.accuracy.answerers.answerer import (
+    MOST_ROWS,
+    QUESTIONS_BYTES,
+    ROWS_BYTES,
+    full_row_bytes,
+    questions_for,
+    rows_for,
+)
+from kvc_trt.accuracy.answerers.model_under_test import Room
+from kvc_trt.accuracy.answerers.reference import Prefills, ReferenceAnswerer
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
-from kvc_trt.accuracy.model_under_test import Room
 from kvc_trt.accuracy.questions import Vocabulary, ask, draw
-from kvc_trt.accuracy.reference_answerer import Prefills, ReferenceAnswerer
 from kvc_trt.errors import InputError
 
 LENGTH = 160
@@ -84,7 +91,7 @@ def test_as_many_questions_together_as_their_caches_fit():
 def test_an_answer_that_the_cache_cuts_short_is_no_result(tiny):
     from types import SimpleNamespace
 
-    from kvc_trt.accuracy.answerers import _check_room
+    from kvc_trt.accuracy.answerers.answerer import _check_room
 
     parameters = tiny.open(Variant("full", None), Room(64, 8)).parameters
     whole, cut = SimpleNamespace(finish_reason="stop"), SimpleNamespace(finish_reason="capacity")

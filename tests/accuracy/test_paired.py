@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvc_trt.accuracy.paired import difference, higher_and_lower, holm, sign_test
+from kvc_trt.accuracy.pages.paired import difference, higher_and_lower, holm, sign_test
 
 
 def test_what_was_cut_short_is_compared_as_far_as_it_goes():

@@ -13,11 +13,11 @@ import pytest
 
 from kvc_trt import policies
 from kvc_trt.accuracy.cell import Cell
-from kvc_trt.accuracy.figures import average_curves
 from kvc_trt.accuracy.grid import Variant
-from kvc_trt.accuracy.html_page import html_page
-from kvc_trt.accuracy.published import compare, paper_order, published_tables, summary
-from kvc_trt.accuracy.report import Bars
+from kvc_trt.accuracy.pages.figures import average_curves
+from kvc_trt.accuracy.pages.html_page import html_page
+from kvc_trt.accuracy.pages.published import compare, paper_order, published_tables, summary
+from kvc_trt.accuracy.pages.report import Bars
 from kvc_trt.accuracy.run import figures, write_files
 from tests.accuracy.cells import SAMPLES, SETTINGS, cell, grid, report
 

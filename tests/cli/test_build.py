@@ -135,10 +135,11 @@ def test_a_measured_break_even_is_stored_and_stays(tiny_arguments, tmp_path, cap
 def test_the_commit_of_a_fetched_checkpoint_is_recorded_and_replayed(tmp_path, monkeypatch, tiny_model, capfd):
     import shutil
 
-    from kvc_trt.models import hub, presets
-    from kvc_trt.models.hugging_face import read_config
+    from kvc_trt.models import presets
     from kvc_trt.models.random_weights import RandomWeights
-    from kvc_trt.models.safetensors_file import TensorPlan, write_safetensors
+    from kvc_trt.models.sources import hub
+    from kvc_trt.models.sources.hugging_face import read_config
+    from kvc_trt.models.sources.safetensors_file import TensorPlan, write_safetensors
 
     commit, asked = "c" * 40, []
     directory = tmp_path / commit

@@ -25,7 +25,7 @@ from kvc_trt.contexts.file import (
     write_context,
 )
 from kvc_trt.errors import InputError
-from kvc_trt.models.safetensors_file import SafetensorsFile, TensorPlan, serialised
+from kvc_trt.models.sources.safetensors_file import SafetensorsFile, TensorPlan, serialised
 from kvc_trt.runtime.context import Context
 from tests.contexts.conftest import packing_without_graphs, random_context
 

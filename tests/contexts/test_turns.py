@@ -12,7 +12,7 @@ from kvc_trt.contexts.packing import _state_digest
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError
 from kvc_trt.graph.state import state_tensors
-from kvc_trt.runtime.context_store import ContextStore
+from kvc_trt.runtime.session.context_store import ContextStore
 from tests.contexts.conftest import FINGERPRINT, random_context
 from tests.every_policy import EVERY, parameters_of
 from tests.small_model import SMALL

@@ -18,7 +18,7 @@ import pytest
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.models.safetensors_file import TensorPlan, write_safetensors
+from kvc_trt.models.sources.safetensors_file import TensorPlan, write_safetensors
 
 
 def digests(engine):
@@ -169,7 +169,7 @@ def test_a_disk_that_fills_up_at_the_end_keeps_the_old_engine(tiny_engine, tiny_
 
 def checkpoint(directory, tiny_model, change=None):
     """A whole Hugging Face directory of the tiny model; `change(name, array)` may edit its tensors."""
-    from kvc_trt.models.hugging_face import read_config
+    from kvc_trt.models.sources.hugging_face import read_config
 
     shutil.copytree(tiny_model, directory)
     source = RandomWeights(read_config(directory), 1)

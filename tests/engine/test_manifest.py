@@ -17,7 +17,7 @@ from kvc_trt.engine.directory import parameters_from
 from kvc_trt.engine.files import check_name
 from kvc_trt.engine.manifest import canonical, read_manifest, sealed
 from kvc_trt.errors import InputError
-from kvc_trt.methods.constants import ADDED_LATER
+from kvc_trt.methods.base.constants import ADDED_LATER
 from tests.graph import small_models
 
 FILES = ("config.json", "manifest.json", "prefill.onnx", "decode.onnx", "extend.onnx", "weights.safetensors")

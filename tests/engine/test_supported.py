@@ -14,7 +14,7 @@ from kvc_trt.engine.model_choice import choose_model
 from kvc_trt.engine.resolved_build import resolve
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
-from kvc_trt.methods.registry import describe
+from kvc_trt.methods.base.registry import describe
 from tests.graph.small_models import LLAMA
 from tests.graph.small_models import resolve as parameters_of
 

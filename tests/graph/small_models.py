@@ -12,10 +12,10 @@ from onnx import TensorProto, helper
 from kvc_trt import policies
 from kvc_trt.graph import IR_VERSION
 from kvc_trt.graph.build import build_decode, build_extend, build_prefill
-from kvc_trt.graph.expose import expose, index_lists
+from kvc_trt.graph.rewrites.expose import expose, index_lists
 from kvc_trt.graph.state import StateTensor, state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig, RopeScaling
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.operators import KVC_DOMAIN, OPSET

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kvc_trt.engine.program import build_twin_decode, build_twin_prefill
-from kvc_trt.graph.expose import expose, index_lists
-from kvc_trt.graph.prune import prune
+from kvc_trt.graph.rewrites.expose import expose, index_lists
+from kvc_trt.graph.rewrites.prune import prune
 from tests.graph.rolling import STEPS, check_layers, reference_roll, roll
 from tests.graph.small_models import EVICTING, FAMILIES, POLICIES, QUERY_AGNOSTIC, open_session, prompts_of
 

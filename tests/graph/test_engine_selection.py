@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvc_trt.engine.program import build_twin_decode, build_twin_prefill
-from kvc_trt.graph.prune import prune
+from kvc_trt.graph.rewrites.prune import prune
 from tests.graph.rolling import STEPS, check_layers, reference_roll, roll
 from tests.graph.small_models import FAMILIES, LLAMA, open_session, prompts_of
 from tests.rounding import assert_close

@@ -11,7 +11,7 @@ from kvc_trt.graph.weights import EMBEDDING, HEAD, PRECISIONS, EngineWeights, Gr
 from kvc_trt.models.quantisation import dequantise, quantise
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.rope import rotary_tables
-from kvc_trt.models.safetensors_file import SafetensorsFile
+from kvc_trt.models.sources.safetensors_file import SafetensorsFile
 from kvc_trt.models.weights import check_weights, expected_tensors
 from tests.graph.small_models import FAMILIES, LLAMA
 from tests.models.fp8_weights import fp8_source

@@ -13,9 +13,9 @@ import torch
 from kvc_trt.kernels import KernelError, KernelLibraryError
 from kvc_trt.kernels.library import CompactResult, KernelLibrary
 from kvc_trt.kernels.structs import ABI_VERSION, Status, struct_of
-from kvc_trt.operators.compact import COMPACT
-from kvc_trt.operators.dense_attention import DENSE_ATTENTION
-from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.compaction.compact import COMPACT
 from tests.kernels.double import WORKSPACE_BYTES, Calls, compile_double, compiler
 from tests.plugins_cuda.cases import compact_case, step_case
 

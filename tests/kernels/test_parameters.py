@@ -6,14 +6,14 @@ import pytest
 
 from kvc_trt.kernels.parameters import kernel_of, members, size_members
 from kvc_trt.kernels.rotated import LIBRARY_OPERATORS, ROTATED_DENSE_ATTENTION, ROTATED_HYBRID_ATTENTION
-from kvc_trt.operators.append_block import APPEND_BLOCK, RAISE_BOUNDS
-from kvc_trt.operators.compact import COMPACT, COMPACT_TURN
-from kvc_trt.operators.dense_attention import DENSE_ATTENTION
-from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
-from kvc_trt.operators.join_block import JOIN_BLOCK
-from kvc_trt.operators.quest_attention import QUEST_ATTENTION
-from kvc_trt.operators.replace import REPLACE_BOUNDS, REPLACE_CACHE
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.attention.quest_attention import QUEST_ATTENTION
+from kvc_trt.operators.compaction.compact import COMPACT, COMPACT_TURN
 from kvc_trt.operators.schema import Operator
+from kvc_trt.operators.turns.append_block import APPEND_BLOCK, RAISE_BOUNDS
+from kvc_trt.operators.turns.join_block import JOIN_BLOCK
+from kvc_trt.operators.turns.replace import REPLACE_BOUNDS, REPLACE_CACHE
 
 COMMON = "struct_bytes dtype batch heads kv_heads head_size"
 OF_CACHE = "struct_bytes dtype batch kv_heads"

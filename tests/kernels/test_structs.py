@@ -9,7 +9,7 @@ import pytest
 
 from kvc_trt.kernels import structs
 from kvc_trt.kernels.rotated import LIBRARY_OPERATORS
-from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.compaction.compact import COMPACT
 from tests.kernels.double import INCLUDE, compiler
 
 STRUCTS = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvc_trt.errors import InputError
-from kvc_trt.methods.budget import traffic
+from kvc_trt.methods.base.rocketkv_budget import traffic
 from kvc_trt.models.presets import load_preset
 from kvc_trt.policies import PolicyParameters, resolve
 

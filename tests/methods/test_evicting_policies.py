@@ -8,7 +8,7 @@ import pytest
 
 from kvc_trt.errors import InputError
 from kvc_trt.graph.state import state_tensors
-from kvc_trt.methods.layer_budget import uniform_budget
+from kvc_trt.methods.base.layer_budget import uniform_budget
 from kvc_trt.models.presets import load_preset
 from kvc_trt.policies import PolicyParameters, resolve
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvc_trt.methods.budget import traffic
+from kvc_trt.methods.base.rocketkv_budget import traffic
 from kvc_trt.models.presets import load_preset
 from kvc_trt.policies import PolicyParameters, resolve
 

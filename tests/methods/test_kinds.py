@@ -14,17 +14,17 @@ import torch
 from kvc_trt import reference
 from kvc_trt.errors import InputError
 from kvc_trt.kernels import reference_ops
-from kvc_trt.methods import discovery
-from kvc_trt.methods.constants import Constants
-from kvc_trt.methods.decode_selection import DecodeSelection, decode_selection
-from kvc_trt.methods.operator_runs import prompt_runs, step_runs, turn_runs
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.policy import Policy
-from kvc_trt.methods.prompt_eviction import PromptEviction, prompt_eviction
-from kvc_trt.methods.registry import operators
-from kvc_trt.methods.verification import page_bounds
-from kvc_trt.operators.replace import REPLACE_BOUNDS, REPLACE_CACHE
-from kvc_trt.verify.turn_ops import shared_runs
+from kvc_trt.methods.base import discovery
+from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.decode_selection import DecodeSelection, decode_selection
+from kvc_trt.methods.base.isolated_runs import page_bounds
+from kvc_trt.methods.base.operator_runs import prompt_runs, step_runs, turn_runs
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.policy import Policy
+from kvc_trt.methods.base.prompt_eviction import PromptEviction, prompt_eviction
+from kvc_trt.methods.base.registry import operators
+from kvc_trt.operators.turns.replace import REPLACE_BOUNDS, REPLACE_CACHE
+from kvc_trt.verify.rungs.turn_operators import shared_runs
 
 PUBLIC_FIELDS = (
     "policy", "prompt_eviction", "decode_selection", "token_budget", "max_input_len", "max_output_len", "capacity",
@@ -87,7 +87,7 @@ def test_every_eviction_says_what_a_turn_does():
 
 
 def test_every_policys_file_says_in_its_docstring_what_a_turn_does():
-    files = {path: ast.parse(path.read_text()) for path in Path(discovery.__file__).parent.glob("*.py")}
+    files = {path: ast.parse(path.read_text()) for path in Path(discovery.__file__).parent.parent.glob("*.py")}
     calls = {path: [node for node in ast.walk(tree) if isinstance(node, ast.Call)] for path, tree in files.items()}
     of_policies = [path for path, of in calls.items() if any(getattr(one.func, "id", "") == "Policy" for one in of)]
     assert len(of_policies) > 15

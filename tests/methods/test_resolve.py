@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 
 from kvc_trt.errors import InputError
-from kvc_trt.methods.budget import traffic
+from kvc_trt.methods.base.rocketkv_budget import traffic
 from kvc_trt.models.config import ModelConfig, RopeScaling
 from kvc_trt.policies import PolicyParameters, applicable, available, describe, method, resolve
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.methods.constants import Constants
-from kvc_trt.methods.decode_selection import DecodeSelection
-from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.policy import Policy
-from kvc_trt.methods.prompt_eviction import PromptEviction
-from kvc_trt.operators.attend import attend
-from kvc_trt.operators.keep_best import among_row, keep_best
+from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.decode_selection import DecodeSelection
+from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.policy import Policy
+from kvc_trt.methods.base.prompt_eviction import PromptEviction
+from kvc_trt.operators.attention.attend import attend
+from kvc_trt.operators.attention.selective import append, ascending, attend_all_or
+from kvc_trt.operators.compaction.keep_best import among_row, keep_best
 from kvc_trt.operators.schema import INT32, Attribute, Operator, Tensor
-from kvc_trt.operators.selective import append, ascending, attend_all_or
 from kvc_trt.operators.shapes import Layout, count_to, float32, size
 from kvc_trt.operators.tensors import (
     CACHE_LENGTHS,

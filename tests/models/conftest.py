@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.models.hugging_face import parse_config
+from kvc_trt.models.sources.hugging_face import parse_config
 
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from kvc_trt.models.checkpoint import SINGLE_FILE
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype
-from kvc_trt.models.fp8 import FP8, Fp8Source
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.models.safetensors_file import TensorPlan, write_safetensors
+from kvc_trt.models.sources.checkpoint import SINGLE_FILE
+from kvc_trt.models.sources.fp8 import FP8, Fp8Source
+from kvc_trt.models.sources.safetensors_file import TensorPlan, write_safetensors
 
 LARGEST = 448.0
 COMPRESSED = {

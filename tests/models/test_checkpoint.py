@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from kvc_trt.errors import InputError
-from kvc_trt.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.models.safetensors_file import TensorPlan, write_safetensors
-from kvc_trt.models.tokenizer import TOKENIZER_FILES
+from kvc_trt.models.sources.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint
+from kvc_trt.models.sources.safetensors_file import TensorPlan, write_safetensors
+from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES
 from kvc_trt.models.weights import check_weights
 
 HALVES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -154,7 +154,7 @@ def test_a_broken_index_is_refused(sharded, content):
 
 
 def test_an_index_of_absurd_size_is_not_read(sharded, monkeypatch):
-    monkeypatch.setattr("kvc_trt.models.checkpoint._MAX_INDEX_BYTES", 100)
+    monkeypatch.setattr("kvc_trt.models.sources.checkpoint._MAX_INDEX_BYTES", 100)
     with pytest.raises(InputError, match="expected at most 100"):
         Checkpoint(sharded)
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from kvc_trt.errors import InputError
-from kvc_trt.models.checkpoint import Checkpoint
-from kvc_trt.models.fp8 import FP8, Fp8Source, as_floats
 from kvc_trt.models.random_weights import RandomWeights
+from kvc_trt.models.sources.checkpoint import Checkpoint
+from kvc_trt.models.sources.fp8 import FP8, Fp8Source, as_floats
 from kvc_trt.models.weights import check_weights
 from tests.models.fp8_weights import COMPRESSED, StoredFp8, fp8_directory, fp8_source
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.models.checkpoint import Checkpoint
-from kvc_trt.models.hub import WAYS_OUT, fetch
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.models.safetensors_file import TensorPlan, write_safetensors
+from kvc_trt.models.sources.checkpoint import Checkpoint
+from kvc_trt.models.sources.hub import WAYS_OUT, fetch
+from kvc_trt.models.sources.safetensors_file import TensorPlan, write_safetensors
 
 pytest.importorskip("huggingface_hub")
 COMMIT, OLD_COMMIT = "a" * 40, "b" * 40
@@ -189,7 +189,7 @@ def test_a_hub_that_fails_names_both_ways_out(hub, tmp_path):
 def test_no_network_at_all_names_both_ways_out(tmp_path):
     """In a process of its own, as HF_HUB_OFFLINE is read when the library is imported."""
     code = (
-        "from kvc_trt.models.hub import fetch\nfrom kvc_trt.errors import UnsupportedEnvironment\n"
+        "from kvc_trt.models.sources.hub import fetch\nfrom kvc_trt.errors import UnsupportedEnvironment\n"
         f"try:\n    fetch('org/model', cache_dir={str(tmp_path)!r})\n"
         "except UnsupportedEnvironment as error:\n    print(error.message, '|', error.hint)"
     )

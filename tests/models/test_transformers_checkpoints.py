@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvc_trt.models.checkpoint import Checkpoint
+from kvc_trt.models.sources.checkpoint import Checkpoint
 from kvc_trt.models.weights import check_weights, expected_tensors
 
 torch = pytest.importorskip("torch")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from kvc_trt import reference
 from kvc_trt.kernels import reference_ops
-from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.compaction.compact import COMPACT
 from kvc_trt.operators.shapes import HeadShape, Layout
-from kvc_trt.verify.near_ties import compare_compaction
+from kvc_trt.verify.rankings.near_ties import compare_compaction
 from tests.graph.small_models import SingleNode, normal
 
 HEADS, SIZE, CAPACITY, PAGE = 4, 8, 60, 3

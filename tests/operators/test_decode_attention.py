@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from kvc_trt import reference
 from kvc_trt.kernels import reference_ops
-from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.dimensions import stored_pages
-from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.shapes import LOWEST, HeadShape, Layout
-from kvc_trt.verify.near_ties import compare_selection
+from kvc_trt.verify.rankings.near_ties import compare_selection
 from tests.graph.small_models import SingleNode, normal
 from tests.rounding import assert_close
 

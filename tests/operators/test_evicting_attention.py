@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.operators.compact_heavy_hitters import COMPACT_HEAVY_HITTERS
-from kvc_trt.operators.dense_attention import DENSE_ATTENTION
-from kvc_trt.operators.heavy_hitter_attention import HEAVY_HITTER_ATTENTION
-from kvc_trt.operators.recent_attention import RANKED_RECENT_ATTENTION, RECENT_ATTENTION
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.heavy_hitter_attention import HEAVY_HITTER_ATTENTION
+from kvc_trt.operators.attention.recent_attention import RANKED_RECENT_ATTENTION, RECENT_ATTENTION
+from kvc_trt.operators.compaction.heavy_hitters import COMPACT_HEAVY_HITTERS
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
 from tests.rounding import assert_close
@@ -231,7 +231,7 @@ def test_prompts_are_compacted_as_the_reference_does(budget, recent):
 MEASURE = """
 import resource, sys
 import numpy as np
-from kvc_trt.operators.compact_heavy_hitters import COMPACT_HEAVY_HITTERS
+from kvc_trt.operators.compaction.heavy_hitters import COMPACT_HEAVY_HITTERS
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode
 body = COMPACT_HEAVY_HITTERS.body(Layout(HeadShape(None, None, 16)))

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.operators.compact_expected_attention import COMPACT_EXPECTED_ATTENTION
-from kvc_trt.operators.expected_queries import EXPECTED_QUERIES
+from kvc_trt.operators.compaction.expected_attention import COMPACT_EXPECTED_ATTENTION
+from kvc_trt.operators.compaction.expected_queries import EXPECTED_QUERIES
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
 from tests.rounding import assert_close

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.operators.compact_keydiff import COMPACT_KEYDIFF
+from kvc_trt.operators.compaction.keydiff import COMPACT_KEYDIFF
 from kvc_trt.operators.shapes import HeadShape, Layout
 from kvc_trt.reference.keydiff import distinctness
 from tests.graph.small_models import SingleNode, normal

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvc_trt.operators.layer_budgets import LAYER_BUDGETS
+from kvc_trt.operators.compaction.layer_budgets import LAYER_BUDGETS
 from kvc_trt.operators.shapes import HeadShape, Layout
 from kvc_trt.reference.squeeze import squeeze
 from tests.graph.small_models import SingleNode

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
 from tests.rounding import assert_close
@@ -71,7 +71,7 @@ def test_every_product_is_made_block_by_block():
 MEASURE = """
 import resource, sys
 import numpy as np
-from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode
 node = SingleNode(PREFILL_ATTENTION.body(Layout(HeadShape(None, None, 0))), {})

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from kvc_trt import reference
 from kvc_trt.kernels import reference_ops
-from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.quest_attention import QUEST_ATTENTION
 from kvc_trt.operators.dimensions import stored_pages
-from kvc_trt.operators.quest_attention import QUEST_ATTENTION
 from kvc_trt.operators.shapes import LOWEST, HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
 

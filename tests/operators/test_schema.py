@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.compaction.compact import COMPACT
 from kvc_trt.operators.dimensions import (
     INT32_MAX,
     MAX_TOKENS,
@@ -21,7 +22,6 @@ from kvc_trt.operators.dimensions import (
     stored_pages,
 )
 from kvc_trt.operators.emitter import Emitter
-from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.registry import KERNEL_OPERATORS, OPERATORS
 from kvc_trt.operators.schema import CACHE, Attribute, Operator, Tensor
 from kvc_trt.operators.shapes import HeadShape, Layout

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.sparq_attention import SPARQ_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
-from kvc_trt.operators.sparq_attention import SPARQ_ATTENTION
 from tests.graph.small_models import SingleNode, normal
 from tests.rounding import assert_close
 

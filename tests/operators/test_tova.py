@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.operators.compact_tova import COMPACT_TOVA
-from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.tova_attention import TOVA_ATTENTION
+from kvc_trt.operators.compaction.tova import COMPACT_TOVA
 from kvc_trt.operators.shapes import HeadShape, Layout
-from kvc_trt.operators.tova_attention import TOVA_ATTENTION
 from tests.graph.small_models import SingleNode, normal
 from tests.rounding import assert_close
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kvc_trt import policies
-from kvc_trt.models.checkpoint import Checkpoint
 from kvc_trt.models.presets import list_presets, load_preset
+from kvc_trt.models.sources.checkpoint import Checkpoint
 from kvc_trt.reference.decoder import ReferenceDecoder
 from tests.reference.conftest import FAMILIES
 

@@ -8,7 +8,7 @@ import onnxruntime
 from onnx import ModelProto
 
 from kvc_trt.backends.onnxruntime import native
-from kvc_trt.graph.native import prepare, prepare_prefill
+from kvc_trt.graph.rewrites.native import prepare, prepare_prefill
 from tests.graph.small_models import SingleNode
 
 

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from kvc_trt.backends.onnxruntime import native
 from kvc_trt.graph import IR_VERSION
-from kvc_trt.graph.fused import ADD_NORM, FUSED, GATED_HALVES, GATED_UNIT, ROTATED_HEADS
-from kvc_trt.graph.native import prepare
+from kvc_trt.graph.rewrites.fused import ADD_NORM, FUSED, GATED_HALVES, GATED_UNIT, ROTATED_HEADS
+from kvc_trt.graph.rewrites.native import prepare
 from kvc_trt.operators import KVC_DOMAIN, OPSET
 from kvc_trt.operators.emitter import Emitter
 from tests.graph.small_models import normal, open_session

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvc_trt.operators.compact import COMPACT_TURN
+from kvc_trt.operators.compaction.compact import COMPACT_TURN
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.operators import test_compact as bodies
 from tests.operators.test_compact import CAPACITY, PAGE, inputs

@@ -16,7 +16,7 @@ from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.native import VARIABLE, load
 from kvc_trt.backends.onnxruntime.operator_times import operator_times
 from kvc_trt.engine.program import Program, read_graph
-from kvc_trt.graph.native import prepare
+from kvc_trt.graph.rewrites.native import prepare
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT, QUANTISED_LINEAR
 from tests.backends.onnxruntime.test_turns import ROOM, tokens_of

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.operators.extend_attention import EXTEND_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
+from kvc_trt.operators.turns.extend_attention import EXTEND_ATTENTION
 from tests.graph.small_models import SingleNode, normal
 from tests.plugins_cpu.libraries import ANY_INSTRUCTIONS, use_at_most
 from tests.plugins_cpu.native_node import NativeNode

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvc_trt.operators import registry
-from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.native import interface
 from kvc_trt.operators.registry import OPERATORS
 from kvc_trt.operators.schema import CACHE, FLOAT16, Tensor

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvc_trt.operators.join_block import JOIN_BLOCK
 from kvc_trt.operators.shapes import HeadShape, Layout
+from kvc_trt.operators.turns.join_block import JOIN_BLOCK
 from tests.graph.small_models import SingleNode, normal
 from tests.plugins_cpu.native_node import NativeNode
 

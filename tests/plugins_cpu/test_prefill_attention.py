@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.backends.onnxruntime import native
-from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
 from tests.plugins_cpu.libraries import ANY_INSTRUCTIONS, use_at_most
@@ -193,7 +193,7 @@ LITTLE_MEMORY = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.plugins_cpu.native_node import NativeNode
 

@@ -10,8 +10,8 @@ import pytest
 from kvc_trt.backends.onnxruntime import native
 from kvc_trt.backends.registry import harness_for
 from kvc_trt.backends.single_operator import SingleOperator
-from kvc_trt.graph.native import prepare
-from kvc_trt.verify.ops import run_case
+from kvc_trt.graph.rewrites.native import prepare
+from kvc_trt.verify.rungs.operators import run_case
 from tests.plugins_cpu.native_node import native_session
 from tests.verify.conftest import make_engine, parameters_for
 from tests.verify.underflowing import POLICIES, underflowing

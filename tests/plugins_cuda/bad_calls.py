@@ -13,9 +13,9 @@ from kvc_trt.kernels.c_library import KernelError
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.kernels.rotated import ROTATED_DENSE_ATTENTION, ROTATED_HYBRID_ATTENTION
 from kvc_trt.kernels.structs import Parameters, Status, struct_of
-from kvc_trt.operators.compact import COMPACT
-from kvc_trt.operators.dense_attention import DENSE_ATTENTION
-from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.compaction.compact import COMPACT
 
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 FILL, ZONE = 0x5A, 8192

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kvc_trt.kernels.library import KernelLibrary, dtype_of
 from kvc_trt.kernels.structs import struct_of
-from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.compaction.compact import COMPACT
 from tests.plugins_cuda.cases import DTYPES, CompactCase
 
 ZONE = 4096

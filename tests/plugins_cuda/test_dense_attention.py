@@ -15,7 +15,7 @@ from torch import Tensor
 from kvc_trt.kernels import reference_ops
 from kvc_trt.kernels.library import SCHEDULES, KernelLibrary
 from kvc_trt.kernels.structs import struct_of
-from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
 from tests.plugins_cuda.cases import DTYPES, StepCase, dyadic, step_case
 from tests.plugins_cuda.checks import assert_close, assert_same_bits, attend_exactly, check_dense
 from tests.plugins_cuda.redzones import Guarded

@@ -14,11 +14,11 @@ from torch import Tensor
 from kvc_trt.kernels.c_library import KernelError
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.kernels.structs import struct_of
-from kvc_trt.operators.append_block import RAISE_BOUNDS
-from kvc_trt.operators.compact import COMPACT_TURN
+from kvc_trt.operators.compaction.compact import COMPACT_TURN
 from kvc_trt.operators.fp8_bounds import EMPTY, codes_of, values_of
-from kvc_trt.operators.replace import REPLACE_BOUNDS
 from kvc_trt.operators.schema import Operator
+from kvc_trt.operators.turns.append_block import RAISE_BOUNDS
+from kvc_trt.operators.turns.replace import REPLACE_BOUNDS
 from tests.plugins_cuda.cases import DTYPES, compact_case, step_case
 from tests.plugins_cuda.checks import run_compact
 from tests.plugins_cuda.hybrid_steps import run

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvc_trt.kernels.rotated import LIBRARY_OPERATORS
+from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.dimensions import SIZES, evaluate
-from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.registry import KERNEL_OPERATORS
 from kvc_trt.operators.schema import CACHE, Attribute, Kernel, Operator, Tensor
 from plugins_cuda import generate

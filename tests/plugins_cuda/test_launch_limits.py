@@ -20,7 +20,7 @@ from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.kernels.parameters import members
 from kvc_trt.kernels.rotated import LIBRARY_OPERATORS
 from kvc_trt.kernels.structs import Dtype, EmulatedLaunch, struct_of
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.presets import list_presets, load_preset
 from kvc_trt.operators.schema import Operator

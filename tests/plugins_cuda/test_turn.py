@@ -15,10 +15,10 @@ from torch import Tensor
 
 from kvc_trt.kernels import reference_ops
 from kvc_trt.kernels.library import KernelLibrary
-from kvc_trt.operators.append_block import APPEND_BLOCK, RAISE_BOUNDS
-from kvc_trt.operators.join_block import JOIN_BLOCK
-from kvc_trt.operators.replace import REPLACE_BOUNDS, REPLACE_CACHE
 from kvc_trt.operators.schema import Operator
+from kvc_trt.operators.turns.append_block import APPEND_BLOCK, RAISE_BOUNDS
+from kvc_trt.operators.turns.join_block import JOIN_BLOCK
+from kvc_trt.operators.turns.replace import REPLACE_BOUNDS, REPLACE_CACHE
 from kvc_trt.reference import append_block as reference_append
 from tests.plugins_cuda.cases import DTYPES, FP8, bounds_of
 from tests.plugins_cuda.checks import assert_same_bits

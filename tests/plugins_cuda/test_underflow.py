@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvc_trt.kernels.library import KernelLibrary
-from kvc_trt.verify.scores import SMALLEST_NORMAL, channel_choices, page_scores, prompt_scores
+from kvc_trt.verify.rankings.scores import SMALLEST_NORMAL, channel_choices, page_scores, prompt_scores
 from tests.plugins_cuda.cases import DTYPES, FP8, compact_case, step_case
 from tests.plugins_cuda.checks import check_compact, check_hybrid
 

@@ -10,7 +10,7 @@ from kvc_trt.cli.main import run
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.model_choice import choose_model
 from kvc_trt.policies import describe
-from kvc_trt.profile.plan_request import compare_policies
+from kvc_trt.profile.planning.request import compare_policies
 
 
 def compared(**settings: object) -> dict[str, dict[str, object]]:

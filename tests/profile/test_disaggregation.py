@@ -6,8 +6,8 @@ import pytest
 
 from kvc_trt import policies
 from kvc_trt.models.presets import load_preset
-from kvc_trt.profile.disaggregation import plan_disaggregation
 from kvc_trt.profile.model_size import prefill_operations
+from kvc_trt.profile.planning.disaggregation import plan_disaggregation
 
 MODEL = load_preset("llama3.1-8b").config
 

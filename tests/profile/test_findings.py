@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from kvc_trt.profile.findings import findings
+from kvc_trt.profile.pages.findings import findings
 
 ROW = {
     "context": 1024,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvc_trt.models.hugging_face import parse_config
 from kvc_trt.models.presets import load_preset
+from kvc_trt.models.sources.hugging_face import parse_config
 from kvc_trt.profile.model_size import (
     cache_itemsize,
     count_parameters,

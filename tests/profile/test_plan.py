@@ -8,7 +8,7 @@ import pytest
 
 from kvc_trt.models.presets import list_presets, load_preset
 from kvc_trt.policies import resolve
-from kvc_trt.profile.plan import make_plan
+from kvc_trt.profile.planning.plan import make_plan
 
 # context in K, token budget, ceiling at batch 1, 8, 32 (bf16)
 CEILINGS = [

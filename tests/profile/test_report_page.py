@@ -11,7 +11,7 @@ import pytest
 from kvc_trt.backends.benchmark import CopyBandwidth
 from kvc_trt.backends.onnxruntime import benchmark
 from kvc_trt.profile import run as profile_run
-from kvc_trt.profile.report_page import html_bytes
+from kvc_trt.profile.pages.report_page import html_bytes
 from kvc_trt.profile.request import ProfileRequest
 from kvc_trt.progress import NullProgress
 from kvc_trt.sizes import readable_size

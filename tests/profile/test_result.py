@@ -15,7 +15,7 @@ from kvc_trt.backends.onnxruntime import benchmark
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.profile import run as profile_run
 from kvc_trt.profile import sweep as profile_sweep
-from kvc_trt.profile.files import csv_bytes, png_bytes
+from kvc_trt.profile.pages.files import csv_bytes, png_bytes
 from kvc_trt.profile.request import ProfileRequest, check_contexts, default_contexts
 from kvc_trt.progress import NullProgress
 

@@ -18,7 +18,7 @@ from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.machine import place
 from kvc_trt.profile import run as profile_run
-from kvc_trt.profile.files import csv_bytes, png_bytes
+from kvc_trt.profile.pages.files import csv_bytes, png_bytes
 from kvc_trt.profile.profiled_engine import DecodeRun, open_profiled, random_prompts
 from kvc_trt.profile.request import ProfileRequest
 from kvc_trt.profile.sweep import standing_memory

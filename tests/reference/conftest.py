@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kvc_trt import policies
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.models.hugging_face import parse_config
 from kvc_trt.models.rope import rotary_tables
+from kvc_trt.models.sources.hugging_face import parse_config
 from kvc_trt.reference.decoder import ReferenceCache, ReferenceDecoder
 from kvc_trt.reference.layers import rms_norm
 

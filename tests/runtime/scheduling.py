@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvc_trt.runtime import Request, Session
-from kvc_trt.runtime.scheduler import Scheduler
+from kvc_trt.runtime.scheduler.scheduler import Scheduler
 from tests.runtime.fake_executor import FakeExecutor, FakePacking
 from tests.runtime.slicing_executor import Clock, FakeSlicingExecutor
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
 from kvc_trt.runtime import Request
-from kvc_trt.runtime.admission import MemoryPlan
+from kvc_trt.runtime.scheduler.admission import MemoryPlan
 from tests.runtime.scheduling import scheduler
 
 
@@ -29,7 +29,7 @@ def test_rows_and_the_prefill_never_take_more_than_the_memory(lengths, limit):
     one = scheduler(rows=8, memory=plan(limit))
     tickets = [one.submit(Request([1] * length, max_new_tokens=6)) for length in lengths]
     while one.advance():
-        joining = one._loop.joining
-        taken = 100 * len(one._loop.running) + (0 if joining is None else 100 + 10 * joining.ticket.prompt_tokens)
+        joining = one._worker.joining
+        taken = 100 * len(one._worker.running) + (0 if joining is None else 100 + 10 * joining.ticket.prompt_tokens)
         assert taken <= limit
     assert all(ticket.done for ticket in tickets)

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
-from kvc_trt.runtime import Request, Sampling, Session, Speculation, speculation
+from kvc_trt.runtime import Request, Sampling, Session, Speculation
 from kvc_trt.runtime.context import NO_TOKENS, extended_digest
+from kvc_trt.runtime.session import drafting
 from tests.runtime.fake_drafts import FakeDraftExecutor
 from tests.runtime.fake_executor import FakeExecutor, FakeGreedyExecutor, FakePacking, FakeTurnExecutor
 
@@ -122,7 +123,7 @@ def test_drafts_change_nothing(requests, breaks):
         def accepted(self, rows, tokens): ...
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speculation, "Balance", Always)
+        patch.setattr(drafting, "Payoff", Always)
         options = {"breaks": breaks, "max_output_len": 40}
         plain = Session(FakeDraftExecutor(**options), None, 3).generate(requests)
         drafted = Session(FakeDraftExecutor(**options), None, 3, speculation=Speculation(None)).generate(requests)

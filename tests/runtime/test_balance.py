@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvc_trt.runtime.balance import LENT, SHARE, Balance
+from kvc_trt.runtime.speculation.payoff import LENT, SHARE, Payoff
 
 
-def run(balance: Balance, accepted: list[int], cost: float, expected: list[float], rows: int = 1) -> tuple[float, int]:
+def run(balance: Payoff, accepted: list[int], cost: float, expected: list[float], rows: int = 1) -> tuple[float, int]:
     """Answer with passes of `cost` steps' time where they seem to pay: (time, tokens of each row)."""
     seconds, tokens = 0.0, 0
     for count, promised in zip(accepted, expected, strict=True):
@@ -27,17 +27,17 @@ def test_whatever_is_promised_the_loss_is_bounded(data, cost: float, rows: int) 
     size = data.draw(st.integers(1, 400))
     accepted = data.draw(st.lists(st.integers(0, 4), min_size=size, max_size=size))
     expected = data.draw(st.lists(st.floats(0, 4), min_size=size, max_size=size))
-    seconds, tokens = run(Balance(), accepted, cost, expected, rows)
+    seconds, tokens = run(Payoff(), accepted, cost, expected, rows)
     assert seconds <= tokens * (1 + SHARE) + LENT + cost
 
 
 def test_nothing_accepted_costs_nothing_once_that_is_known() -> None:
-    seconds, tokens = run(Balance(), [0] * 1000, 1.5, [0.1] * 1000)
+    seconds, tokens = run(Payoff(), [0] * 1000, 1.5, [0.1] * 1000)
     assert seconds == tokens
 
 
 def test_what_is_accepted_is_used_and_comes_on_again_after_a_long_pause() -> None:
-    balance = Balance()
+    balance = Payoff()
     for _ in range(3):
         seconds, tokens = run(balance, [4] * 100, 1.5, [4.0] * 100)
         assert seconds < tokens * 0.35
@@ -45,7 +45,7 @@ def test_what_is_accepted_is_used_and_comes_on_again_after_a_long_pause() -> Non
 
 
 def test_a_pass_that_seemed_too_slow_is_tried_again() -> None:
-    balance = Balance()
+    balance = Payoff()
     balance.stepped(1, 1.0)
     balance.passed(1, 9.0)  # disturbed
     assert not balance.pays(1, 4.0)
@@ -57,13 +57,13 @@ def test_a_pass_that_seemed_too_slow_is_tried_again() -> None:
 
 
 def test_nothing_is_known_before_the_first_step() -> None:
-    balance = Balance()
+    balance = Payoff()
     assert not balance.affords()
     assert not balance.pays(1, 4.0)
 
 
 def test_looking_for_drafts_is_paid_from_the_same_balance() -> None:
-    balance = Balance()
+    balance = Payoff()
     balance.stepped(1, 1.0)
     balance.spent(1, 3.0)
     assert not balance.affords()

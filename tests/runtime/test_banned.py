@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
 from kvc_trt.runtime import Request
-from kvc_trt.runtime.banned import Banned, banned_sequences, check_leaves_a_token
 from kvc_trt.runtime.executor import Limits
+from kvc_trt.runtime.sampling.banned import Banned, banned_sequences, check_leaves_a_token
 
 VOCABULARY = 4
 LIMITS = Limits(VOCABULARY, 8, 8, 16, (16,), 8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvc_trt.operators import PROMPT_BLOCK
-from kvc_trt.runtime.batch import batch_of
+from kvc_trt.runtime.session.batch import batch_of
 
 
 def test_prompts_are_padded_on_the_right_to_whole_blocks():

@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 
 from kvc_trt.errors import InputError
-from kvc_trt.runtime.chat import ChatTemplate, check_messages
+from kvc_trt.runtime.chat.template import ChatTemplate, check_messages
 from tests.runtime.chat_templates import CHATML, MISTRAL, TEMPLATES
 
 USER = {"role": "user", "content": "Where is  Paris?\n"}

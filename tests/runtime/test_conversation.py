@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
-from kvc_trt.runtime.chat import ChatTemplate
-from kvc_trt.runtime.conversation import Conversation
+from kvc_trt.runtime.chat.conversation import Conversation
+from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.runtime.executor import NoTurns
 from kvc_trt.runtime.request import Request
-from kvc_trt.runtime.session import Session
+from kvc_trt.runtime.session.session import Session
 from tests.readable_model import text
 from tests.runtime.test_turn import FakeTurnExecutor
 

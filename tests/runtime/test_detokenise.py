@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from kvc_trt.runtime.text import REPLACEMENT, Detokeniser
+from kvc_trt.runtime.sampling.text import REPLACEMENT, Detokeniser
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog, twice.",

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvc_trt.runtime import Request, Session
-from kvc_trt.runtime.metrics import LONG_TIMES, SHORT_TIMES, Histogram, Metrics
-from kvc_trt.runtime.scheduler import Scheduler
+from kvc_trt.runtime.scheduler.metrics import LONG_TIMES, SHORT_TIMES, Histogram, Metrics
+from kvc_trt.runtime.scheduler.scheduler import Scheduler
 from tests.runtime.fake_executor import FakePacking
 from tests.runtime.scheduling import finish, scheduler
 from tests.runtime.slicing_executor import FakeSlicingExecutor

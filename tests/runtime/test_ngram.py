@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvc_trt.runtime.ngram import LONGEST, SHORTEST, WEIGHT, NgramText
+from kvc_trt.runtime.speculation.ngram import LONGEST, SHORTEST, WEIGHT, NgramText
 
 TEXTS = st.lists(st.integers(0, 3), max_size=60)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvc_trt.runtime import Sampling
-from kvc_trt.runtime.penalties import Penalties
+from kvc_trt.runtime.sampling.penalties import Penalties
 
 VOCABULARY = 12
 LOGITS = st.lists(st.floats(-50, 50, width=32, allow_subnormal=False), min_size=VOCABULARY, max_size=VOCABULARY).map(

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.context import NO_TOKENS, Context, extended_digest
-from kvc_trt.runtime.prefixes import PrefixTable
+from kvc_trt.runtime.session.prefixes import PrefixTable
 from tests.runtime.fake_executor import FakePacking
 
 BYTES = 64

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
 from kvc_trt.proof.lists import decode
-from kvc_trt.runtime import Request, Scheduler, Session, Speculation, speculation
+from kvc_trt.runtime import Request, Scheduler, Session, Speculation
+from kvc_trt.runtime.session import drafting
 from tests.proof.test_record import MADE_BY
 from tests.runtime.fake_drafts import FakeDraftExecutor
 from tests.runtime.fake_executor import FakeExecutor, FakeGreedyExecutor, FakePacking, FakeTurnExecutor
@@ -94,8 +95,8 @@ def test_a_greedy_row_with_a_proof_takes_the_steps_that_report():
 
 
 def test_drafts_are_not_checked_while_a_proof_is_made(monkeypatch):
-    monkeypatch.setattr(speculation.Balance, "affords", lambda self: True)
-    monkeypatch.setattr(speculation.Balance, "pays", lambda self, rows, expected: True)
+    monkeypatch.setattr(drafting.Payoff, "affords", lambda self: True)
+    monkeypatch.setattr(drafting.Payoff, "pays", lambda self, rows, expected: True)
     session = opened(FakeDraftExecutor, rows=2, speculation=Speculation(None))
     drafted = Request([1, 2, 3] * 5, 9)
     first = session.generate([drafted])[0]

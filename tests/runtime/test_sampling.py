@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
 from kvc_trt.runtime import Sampling
-from kvc_trt.runtime.sampling import Sampler, candidates
+from kvc_trt.runtime.sampling.sampler import Sampler, candidates
 
 LOGITS = st.lists(st.sampled_from([-30.0, -1.0, 0.0, 0.5, 1.0, 2.0]), min_size=1, max_size=40).map(
     lambda values: np.array(values, np.float32)

@@ -8,7 +8,7 @@ import pytest
 
 from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, InputError
 from kvc_trt.runtime import Request, Session
-from kvc_trt.runtime.scheduler import Scheduler
+from kvc_trt.runtime.scheduler.scheduler import Scheduler
 from tests.runtime.fake_executor import FakeExecutor, FakePacking, FakeTurnExecutor
 from tests.runtime.scheduling import context_of, finish, scheduler, tokens_alone
 from tests.runtime.slicing_executor import FakeSlicingExecutor

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, InputError, UnsupportedEnvironment
 from kvc_trt.runtime import Request, Sampling, Session
-from kvc_trt.runtime.scheduler import Scheduler
+from kvc_trt.runtime.scheduler.scheduler import Scheduler
 from tests.runtime.fake_executor import EMPTY, FakePacking, FakeTurnExecutor
 from tests.runtime.scheduling import context_of, finish, scheduler, tokens_alone
 from tests.runtime.slicing_executor import FakeSlicingExecutor
@@ -152,7 +152,7 @@ def test_an_error_of_the_schedulers_own_leaves_nobody_waiting():
     def broken():
         raise AssertionError("a mistake in the scheduler")
 
-    one._loop._run_slice = broken
+    one._worker._run_slice = broken
     ticket = one.submit(Request([1]))
     hook, threading.excepthook = threading.excepthook, lambda _: None
     try:

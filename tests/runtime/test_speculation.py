@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.runtime import Request, Sampling, Scheduler, Session, Speculation, speculation
+from kvc_trt.runtime import Request, Sampling, Scheduler, Session, Speculation
 from kvc_trt.runtime.executor import NoDrafts
+from kvc_trt.runtime.session import drafting
 from tests.runtime.fake_drafts import FakeDraftExecutor
 from tests.runtime.fake_executor import FakeExecutor, FakePacking
 
@@ -33,7 +34,7 @@ class Always:
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
-    monkeypatch.setattr(speculation, "Balance", Always)
+    monkeypatch.setattr(drafting, "Payoff", Always)
 
 
 def opened(rows: int = 3, tokens: int | None = None, packing: bool = False, **options):
@@ -296,7 +297,7 @@ def test_the_balance_decides(monkeypatch):
         def pays(self, rows, expected):
             return False
 
-    monkeypatch.setattr(speculation, "Balance", Never)
+    monkeypatch.setattr(drafting, "Payoff", Never)
     session, executor = opened(1)
     assert len(session.generate([Request([0] * 30, max_new_tokens=30)])[0].token_ids) == 30
     assert executor.passes == 0

@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks.speculate import CLOSE, COPIES, QUESTIONS
 from kvc_trt import Engine, build
-from kvc_trt.runtime import Request, speculation
+from kvc_trt.runtime import Request
+from kvc_trt.runtime.session import drafting
 from tests.runtime.test_speculation import Always
 
 pytestmark = pytest.mark.slow
@@ -40,7 +41,7 @@ def test_greedy_answers_are_those_of_steps(path, monkeypatch, record_property):
     prompts = [plain.chat_prompt(text) for text in (*COPIES, *QUESTIONS)]
     rules = {"max_new_tokens": TOKENS, "ignore_eos": True}
     expected = [plain.generate(prompt, **rules).token_ids for prompt in prompts]
-    monkeypatch.setattr(speculation, "Balance", Always)  # every draft is checked, whether it saves time or not
+    monkeypatch.setattr(drafting, "Payoff", Always)  # every draft is checked, whether it saves time or not
     engine = Engine.open(path, speculate="ngram:4")
     found = [engine.generate(prompt, **rules).token_ids for prompt in prompts]
     timings, exceptions = engine.session().timings, 0

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, InputError
 from kvc_trt.runtime import Request, Session
-from kvc_trt.runtime.admission import MemoryPlan
-from kvc_trt.runtime.scheduler import Scheduler
+from kvc_trt.runtime.scheduler.admission import MemoryPlan
+from kvc_trt.runtime.scheduler.scheduler import Scheduler
 from tests.runtime.fake_executor import FakeTurnExecutor
 from tests.runtime.slicing_executor import Clock, FakeSlicingExecutor
 
@@ -268,7 +268,7 @@ def test_rows_that_stay_and_turns_fit_the_memory():
     one.advance()
     turn = one.ask(staying[0], [1] * 35)  # 300 + 350 of its own, and 400 of the prompt that is being read
     one.advance()
-    assert one._loop.joining is not None
+    assert one._worker.joining is not None
     assert one.metrics()["turns"] == 0
     finish(one)
     assert turn.done

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvc_trt.runtime.text import StopStrings
+from kvc_trt.runtime.sampling.text import StopStrings
 
 TEXT = st.text("ab", max_size=20)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)

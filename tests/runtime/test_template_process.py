@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.runtime import template_process
-from kvc_trt.runtime.template_process import TemplateProcess
-from kvc_trt.runtime.template_worker import LONGEST_TEXT
+from kvc_trt.runtime.chat import template_process
+from kvc_trt.runtime.chat.template_process import TemplateProcess
+from kvc_trt.runtime.chat.template_worker import LONGEST_TEXT
 
 NAMES = {"messages": [{"role": "user", "content": "a"}]}
 FOREVER = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from kvc_trt.runtime import Request, Session
-from kvc_trt.runtime.scheduler import Scheduler
+from kvc_trt.runtime.scheduler.scheduler import Scheduler
 from tests.runtime.scheduling import finish, scheduler, tokens_alone
 from tests.runtime.slicing_executor import FakeSlicingExecutor
 

@@ -10,8 +10,8 @@ import pytest
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.executor import NoTurns
 from kvc_trt.runtime.request import Request
-from kvc_trt.runtime.scheduler import Scheduler
-from kvc_trt.runtime.session import Session
+from kvc_trt.runtime.scheduler.scheduler import Scheduler
+from kvc_trt.runtime.session.session import Session
 from tests.runtime.fake_executor import FakeExecutor, FakePacking, FakeTurnExecutor
 
 
@@ -177,7 +177,7 @@ def test_rows_that_wait_keep_what_they_have_when_others_leave(first_leaves):
     left = [i for i in range(3) if i != first_leaves]
     for i in left:
         session.turn(rows[i], [30 + i])
-        held = {int(buffer[session._places.place(session._places.find(rows[i]))][0]) for buffer in executor.buffers}
+        held = {int(buffer[session._slots.place(session._slots.find(rows[i]))][0]) for buffer in executor.buffers}
         assert held == {i}
     assert set(session.rows) == {rows[i] for i in left}
     session.turn(late, [33])

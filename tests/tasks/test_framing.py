@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
-from kvc_trt.runtime.chat import ChatTemplate
+from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.tasks import framing
 from kvc_trt.tasks.dataset import draw_data_set, read_data_set
 from kvc_trt.tasks.registry import all_tasks, task

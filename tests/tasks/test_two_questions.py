@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
 from kvc_trt.models.presets import load_preset
-from kvc_trt.runtime.chat import ChatTemplate
+from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.tasks.framing import chat, plain
 from kvc_trt.tasks.key_value import WORDS
 from kvc_trt.tasks.registry import all_tasks, task

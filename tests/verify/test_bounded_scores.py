@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.methods.verification import ByPageBounds, ByPages
+from kvc_trt.methods.base.isolated_runs import ByPageBounds, ByPages
 from kvc_trt.reference import hybrid
 from kvc_trt.reference.expected_attention import expected_attention
 from kvc_trt.reference.keydiff import distinctness
 from kvc_trt.reference.quest import page_scores
 from kvc_trt.reference.sparq import row_scores
-from kvc_trt.verify.bounded_scores import (
+from kvc_trt.verify.rankings.bounded_scores import (
     BoundedScores,
     possible_channels,
     possible_choices,
@@ -25,7 +25,7 @@ from kvc_trt.verify.bounded_scores import (
     scores_on_channels,
     slack_of_truncation,
 )
-from kvc_trt.verify.scores import MOST_CHANNEL_CHOICES, truncated_share
+from kvc_trt.verify.rankings.scores import MOST_CHANNEL_CHOICES, truncated_share
 
 torch = pytest.importorskip("torch")
 

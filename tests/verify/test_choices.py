@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from kvc_trt import reference
-from kvc_trt.verify import choices
+from kvc_trt.verify.rankings import choices
 
 LISTS = [[0, 1], [2, 3]]
 OTHERS = [[0, 4], [2, 4]]

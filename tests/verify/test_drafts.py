@@ -9,11 +9,11 @@ import pytest
 
 from kvc_trt.backends.onnxruntime.draft_pass import DraftPass
 from kvc_trt.backends.registry import harness_for
-from kvc_trt.methods.decode_selection import DecodeSelection
+from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.progress import NullProgress
-from kvc_trt.verify.drafts import check_drafts
 from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.plan import make_plan
+from kvc_trt.verify.rungs.drafts import check_drafts
 from kvc_trt.verify.thresholds import thresholds_for
 from tests.plugins_cuda.conftest import one_thread
 

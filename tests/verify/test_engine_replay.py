@@ -9,8 +9,8 @@ import pytest
 
 from kvc_trt import policies
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.verify import engine_replay, proof_replay
-from kvc_trt.verify.near_ties import IndexComparison
+from kvc_trt.verify.proofs import engine_replay, replay
+from kvc_trt.verify.rankings.near_ties import IndexComparison
 from tests.verify.test_proof_replay import PROMPT, lists_at, only_digests, proof_from, swapped, with_lists
 
 POLICIES = [name for name, *_ in policies.available()]
@@ -75,7 +75,7 @@ def test_lists_alone_refute_what_no_rounding_explains(policy, step, proving, mon
     """Of each ranking that is not RocketKV's; the engine is not asked again."""
     engine = proving(policy)
     proof = proof_from(engine)
-    monkeypatch.setattr(proof_replay, "replay_by_engine", None)
+    monkeypatch.setattr(replay, "replay_by_engine", None)
     lists = lists_at(proof, 1, step)
     if policy == "quest":
         other = with_pages(lists, 16)
@@ -97,7 +97,7 @@ def test_lists_alone_prove_near_ties(policy, prompts, tokens, proving, monkeypat
     """In fp16 the reference chooses otherwise here and there; every such difference is rounding, and is proven so."""
     engine = proving(policy, "fp16")
     proofs = [proof_from(engine, "lists", PROMPT[first:], max_new_tokens=tokens) for first in range(prompts)]
-    monkeypatch.setattr(proof_replay, "replay_by_engine", None)
+    monkeypatch.setattr(replay, "replay_by_engine", None)
     reports = [engine.replay(proof) for proof in proofs]
     assert [report.problems for report in reports if not report.passed] == []
     assert any(report.near_ties for report in reports)
@@ -138,13 +138,13 @@ def test_an_engine_that_cannot_run_here_is_no_proof_against_anybody(coarse, monk
 
 def test_an_engine_that_breaks_its_rule_confirms_nothing(coarse, monkeypatch):
     """Its lists come again, and are not those of the policy on what its operators were given."""
-    run_again = proof_replay.replay_by_engine
+    run_again = replay.replay_by_engine
 
     def broken(engine, proof):
         found = run_again(engine, proof)
         return dataclasses.replace(found, judged=IndexComparison(1, wrong=("row 0, KV head 1: it read another",)))
 
-    monkeypatch.setattr(proof_replay, "replay_by_engine", broken)
+    monkeypatch.setattr(replay, "replay_by_engine", broken)
     report = coarse.replay(proof_from(coarse, max_new_tokens=12))
     assert report.problems == ("the engine does not choose by its policy's rule: row 0, KV head 1: it read another",)
 
@@ -157,8 +157,8 @@ def test_digests_of_lists_that_come_again_are_judged_like_lists(proving, monkeyp
     assert all(report.passed for report in reports)
     tied = next(at for at, report in enumerate(reports) if report.near_ties)
     assert reports[tied].reproduced == reports[tied].lists
-    strict = proof_replay.thresholds_for("fp32")
-    monkeypatch.setattr(proof_replay, "thresholds_for", lambda *given: dataclasses.replace(strict, choice_slack=1e-9))
+    strict = replay.thresholds_for("fp32")
+    monkeypatch.setattr(replay, "thresholds_for", lambda *given: dataclasses.replace(strict, choice_slack=1e-9))
     assert "float64 scores differ" in engine.replay(proofs[tied]).problems[0]
 
 
@@ -167,10 +167,10 @@ def test_in_half_precision_the_bound_alone_refutes_nothing(proving, monkeypatch)
     engine = proving("rocketkv", "fp16")
     proofs = [proof_from(engine, "lists", PROMPT[first:], max_new_tokens=12) for first in range(6)]
     tied = next(proof for proof in proofs if engine.replay(proof).near_ties)
-    strict = proof_replay.thresholds_for("fp32")
+    strict = replay.thresholds_for("fp32")
     slack = {"fp32": 1e-9, "fp16": 1e-6}
     monkeypatch.setattr(
-        proof_replay, "thresholds_for", lambda kind, *_: dataclasses.replace(strict, choice_slack=slack[kind])
+        replay, "thresholds_for", lambda kind, *_: dataclasses.replace(strict, choice_slack=slack[kind])
     )
     for proof in (tied, only_digests(tied)):
         report = engine.replay(proof)

@@ -12,8 +12,8 @@ import torch
 
 from kvc_trt import policies
 from kvc_trt.reference.sparq import row_scores
-from kvc_trt.verify.judged_choices import judge_kept, judge_read
-from kvc_trt.verify.scores import ChannelChoice, channel_choices, page_scores
+from kvc_trt.verify.rankings.judged_choices import judge_kept, judge_read
+from kvc_trt.verify.rankings.scores import ChannelChoice, channel_choices, page_scores
 from tests.small_model import SMALL
 
 SLACK = 32.0

@@ -12,7 +12,7 @@ import torch
 from onnx import numpy_helper
 
 from kvc_trt.errors import InputError
-from kvc_trt.operators import compact as compact_function
+from kvc_trt.operators.compaction import compact as compact_function
 from kvc_trt.operators.shapes import count_to, size
 from kvc_trt.verify.ladder import verify
 from kvc_trt.verify.report import Report

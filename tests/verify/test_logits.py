@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvc_trt.verify.logits import difference
-from kvc_trt.verify.tokens import Greedy, match, shared_prefix
+from kvc_trt.verify.rungs.logits import difference
+from kvc_trt.verify.rungs.tokens import Greedy, match, shared_prefix
 
 
 def logits(*rows: list[float]) -> np.ndarray:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvc_trt.verify.near_ties import compare_compaction, compare_selection
-from kvc_trt.verify.scores import channel_choices, page_scores, prompt_scores, truncated_share
+from kvc_trt.verify.rankings.near_ties import compare_compaction, compare_selection
+from kvc_trt.verify.rankings.scores import channel_choices, page_scores, prompt_scores, truncated_share
 
 
 def golden_prompt() -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.proof import read_proof, write_proof
 from kvc_trt.proof.lists import decode, digest_at, encode
 from kvc_trt.proof.record import answer_digest, prompt_digest, root_of
-from kvc_trt.verify import proof_replay
+from kvc_trt.verify.proofs import replay
 from kvc_trt.verify.thresholds import thresholds_for
 
 PROMPT = np.random.default_rng(0).integers(3, 40, 200).tolist()
@@ -260,7 +260,7 @@ def test_what_rounding_explains_is_a_near_tie(engine, honest, monkeypatch):
     def wide(weights, prefill):
         return dataclasses.replace(thresholds_for(weights, prefill), choice_slack=1e9)
 
-    monkeypatch.setattr(proof_replay, "thresholds_for", wide)
+    monkeypatch.setattr(replay, "thresholds_for", wide)
     report = engine.replay(changed)
     assert report.passed, report.problems
     assert report.near_ties >= 1

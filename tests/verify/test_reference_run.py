@@ -8,8 +8,8 @@ import torch
 
 from kvc_trt import policies
 from kvc_trt.reference.decoder import ReferenceDecoder
-from kvc_trt.runtime.batch import batch_of
-from kvc_trt.verify.prompts import prompt_lengths, random_prompts
+from kvc_trt.runtime.session.batch import batch_of
+from kvc_trt.verify.questions.prompts import prompt_lengths, random_prompts
 from kvc_trt.verify.reference_run import can_judge, different_rows, force_choices, reference_run, replay
 from tests.rounding import assert_close
 

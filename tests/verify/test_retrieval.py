@@ -10,7 +10,7 @@ from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.verify.ladder import verify
-from kvc_trt.verify.questions import Accuracy
+from kvc_trt.verify.questions.question import Accuracy
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_accuracy_has_a_binomial_error():
 
 
 def test_words_that_the_tokenizer_lacks_are_not_applicable(engine: EngineDirectory, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("kvc_trt.verify.key_value_questions.WORDS", ("other", "words"))
+    monkeypatch.setattr("kvc_trt.verify.questions.key_value.WORDS", ("other", "words"))
     report = verify(engine, level="retrieval", samples=1)
     assert "niah-single-1: the tokenizer cannot spell this task: " in report.rungs[0].reason
     assert not report.passed

@@ -7,7 +7,7 @@ import pytest
 
 from kvc_trt import build
 from kvc_trt.backends.registry import harness_for, open_engine
-from kvc_trt.runtime.batch import batch_of
+from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.tasks import framing
 from kvc_trt.tasks.likelihood import mean_negative_log_likelihood
 from kvc_trt.tasks.registry import task

@@ -9,8 +9,8 @@ from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.verify.ladder import verify
-from kvc_trt.verify.questions import Wording
-from kvc_trt.verify.wordings import wording_for
+from kvc_trt.verify.questions.question import Wording
+from kvc_trt.verify.questions.wordings import wording_for
 from tests.verify.underflowing import flush
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from kvc_trt.backends.registry import harness_for
-from kvc_trt.methods.registry import operators
+from kvc_trt.methods.base.registry import operators
 from kvc_trt.progress import NullProgress
 from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.plan import make_plan
+from kvc_trt.verify.rungs.turns import check_turns
 from kvc_trt.verify.thresholds import thresholds_for
-from kvc_trt.verify.turns import check_turns
 from tests.plugins_cuda.conftest import one_thread
 from tests.verify.test_ops import Damaged, failing
 

@@ -10,13 +10,13 @@ import torch
 
 from kvc_trt.backends.harness import EngineOperator
 from kvc_trt.backends.registry import harness_for
+from kvc_trt.methods.base.isolated_runs import AttendedEntries, ExactList, ExpectedEntries
+from kvc_trt.methods.base.registry import operators
 from kvc_trt.methods.heavy_hitters import HeavyHitters
-from kvc_trt.methods.registry import operators
-from kvc_trt.methods.verification import AttendedEntries, ExactList, ExpectedEntries
-from kvc_trt.verify.bounded_scores import scores_by_expected_queries
-from kvc_trt.verify.choices import compare_exactly
-from kvc_trt.verify.near_ties import compare_compaction, compare_selection
-from kvc_trt.verify.ops import run_case
+from kvc_trt.verify.rankings.bounded_scores import scores_by_expected_queries
+from kvc_trt.verify.rankings.choices import compare_exactly
+from kvc_trt.verify.rankings.near_ties import compare_compaction, compare_selection
+from kvc_trt.verify.rungs.operators import run_case
 from tests.plugins_cuda.conftest import one_thread
 from tests.verify.underflowing import POLICIES, flush, nothing_received, place_of_lowest_normal, underflowing
 

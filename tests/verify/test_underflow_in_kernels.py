@@ -11,8 +11,8 @@ import torch
 from kvc_trt.backends.registry import harness_for
 from kvc_trt.backends.single_operator import SingleOperator
 from kvc_trt.kernels.library import KernelLibrary
-from kvc_trt.methods.registry import operators
-from kvc_trt.verify.ops import run_case
+from kvc_trt.methods.base.registry import operators
+from kvc_trt.verify.rungs.operators import run_case
 from tests.plugins_cuda.conftest import emulation
 from tests.verify.underflowing import POLICIES, underflowing
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvc_trt.backends.registry import open_session
 from kvc_trt.tasks.key_value import generate
-from kvc_trt.verify.retrieval import Accuracy, answers, score
+from kvc_trt.verify.rungs.retrieval import Accuracy, answers, score
 from training.retrieval_tiny.evaluate import CONTEXTS, PLACEMENTS
 
 POLICIES = (

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
     from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
     from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
-    from kvc_trt.backends.onnxruntime.shared_prefill import OnnxRuntimePrograms
+    from kvc_trt.backends.onnxruntime.prefill.shared_prefill import OnnxRuntimePrograms
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.engine.model_choice import ModelChoice
     from kvc_trt.engine.resolved_build import WeightKind
-    from kvc_trt.methods.parameters import PolicyParameters
+    from kvc_trt.methods.base.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
 
 OLDEST = (1, 23)
@@ -103,7 +103,7 @@ class OnnxRuntimeBackend(Backend):
         self, weights_directory: Path, *, threads: int | None, share_prefill: bool
     ) -> OnnxRuntimePrograms:
         """Return what opens graphs that were built in memory."""
-        from kvc_trt.backends.onnxruntime.shared_prefill import OnnxRuntimePrograms, SharedPrefill
+        from kvc_trt.backends.onnxruntime.prefill.shared_prefill import OnnxRuntimePrograms, SharedPrefill
 
         return OnnxRuntimePrograms(threads, SharedPrefill(weights_directory) if share_prefill else None)
 

@@ -39,8 +39,8 @@ from kvc_trt.backends.onnxruntime.operator_times import is_node, operator_of, op
 from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.program import Program
-from kvc_trt.methods.operator_runs import prompt_runs
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.operator_runs import prompt_runs
+from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators import PROMPT_BLOCK
 

@@ -22,7 +22,7 @@ from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, IOBinding, RunOptions
 
-    from kvc_trt.backends.onnxruntime.sliced_prefill import SlicedPrefill
+    from kvc_trt.backends.onnxruntime.prefill.sliced_prefill import SlicedPrefill
     from kvc_trt.engine import EngineDirectory
 
 GRAPHS = ("prefill", "decode", "extend", "draft")
@@ -129,9 +129,9 @@ class EngineSessions:
 
     @cached_property
     def _sliced(self) -> SlicedPrefill:
-        from kvc_trt.backends.onnxruntime.loaded_parts import PartLoader
-        from kvc_trt.backends.onnxruntime.part_trials import Trials
-        from kvc_trt.backends.onnxruntime.sliced_prefill import SlicedPrefill
+        from kvc_trt.backends.onnxruntime.prefill.loaded_parts import PartLoader
+        from kvc_trt.backends.onnxruntime.prefill.part_trials import Trials
+        from kvc_trt.backends.onnxruntime.prefill.sliced_prefill import SlicedPrefill
         from kvc_trt.graph.prefill_parts import cut_prefill
 
         options = LoadOptions(

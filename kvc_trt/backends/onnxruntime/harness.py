@@ -14,7 +14,7 @@ from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.backends.single_operator import single_operators
 from kvc_trt.engine.program import Program, engine_program, twin_program
 from kvc_trt.graph.state import CacheSite, cache_sites
-from kvc_trt.methods.graph_pieces import of_token
+from kvc_trt.methods.base.graph_context import of_token
 from kvc_trt.operators import KVC_DOMAIN
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class OnnxRuntimeHarness:
         """
         import onnx
 
-        from kvc_trt.graph.native import native_in
+        from kvc_trt.graph.rewrites.native import native_in
 
         native = native_operators(self._engine.state[0].dtype)
         if native is None:

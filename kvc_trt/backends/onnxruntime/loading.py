@@ -140,8 +140,8 @@ def _make_shared_arena() -> None:
 
 
 def _prepared(graph: Graph, expose: Sequence[str], native: NativeOperators | None, options: LoadOptions) -> ModelProto:
-    from kvc_trt.graph.expose import expose as exposed
-    from kvc_trt.graph.native import prepare, prepare_draft, prepare_prefill
+    from kvc_trt.graph.rewrites.expose import expose as exposed
+    from kvc_trt.graph.rewrites.native import prepare, prepare_draft, prepare_prefill
 
     model = read_graph(graph)
     whole = exposed(model, expose) if expose else model

@@ -48,7 +48,7 @@ class OpenVinoExecutor(OnnxRuntimeExecutor):
     @cached_property
     def compiled_prefill(self) -> CompiledGraph:
         """The prefill graph; its weights are packed for OpenVINO's kernels when it first runs."""
-        from kvc_trt.graph.expose import expose
+        from kvc_trt.graph.rewrites.expose import expose
 
         model = read_graph(self.program.prefill)
         if self._expose_prefill:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
 from kvc_trt.backends.single_operator import SingleOperator
-from kvc_trt.methods.registry import operators
+from kvc_trt.methods.base.registry import operators
 from kvc_trt.operators.schema import CACHE, FLOAT, INT8, INT32, INT64, Element, Operator
 
 if TYPE_CHECKING:

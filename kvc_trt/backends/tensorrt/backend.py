@@ -13,17 +13,17 @@ from kvc_trt.backends.tensorrt.format import WITH_DESCRIPTIONS, no_turns, target
 
 if TYPE_CHECKING:
     from kvc_trt.backends.tensorrt.benchmark import TensorRtBenchmark
-    from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
     from kvc_trt.backends.tensorrt.harness import TensorRtHarness
+    from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.engine.build import Makers
     from kvc_trt.engine.model_choice import ModelChoice, ModelSource
     from kvc_trt.engine.resolved_build import ResolvedBuild, WeightKind
-    from kvc_trt.methods.parameters import PolicyParameters
+    from kvc_trt.methods.base.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.progress import Progress
 
-COMPILING = ("lowering/*.py", "build.py", "builder.py", "network.py", "profiles.py")
+COMPILING = ("lowering/*.py", *(f"building/{name}.py" for name in ("build", "builder", "network", "profiles")))
 """Source files of this folder that determine a plan."""
 
 
@@ -55,7 +55,7 @@ class TensorRtBackend(Backend):
 
     def target(self, resolved: ResolvedBuild) -> Mapping[str, Any]:
         """Return the architecture, the TensorRT version and the plugin library that the plans are for."""
-        from kvc_trt.backends.tensorrt.build import target
+        from kvc_trt.backends.tensorrt.building.build import target
 
         return target(resolved)
 
@@ -65,7 +65,7 @@ class TensorRtBackend(Backend):
 
     def makers(self, resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> Makers:
         """Return what makes the graphs, and a plan and its description for each graph."""
-        from kvc_trt.backends.tensorrt.build import makers
+        from kvc_trt.backends.tensorrt.building.build import makers
 
         return {**super().makers(resolved, source, progress), **makers(resolved, progress)}
 
@@ -79,7 +79,7 @@ class TensorRtBackend(Backend):
 
     def open(self, engine: EngineDirectory, *, threads: int | None = None, **options: Any) -> TensorRtExecutor:
         """Return an executor that loads the plans onto the GPU when they are first needed."""
-        from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
+        from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
 
         return TensorRtExecutor(engine, threads=threads, **options)
 
@@ -105,7 +105,7 @@ class TensorRtBackend(Backend):
         self, model: ModelConfig, parameters: PolicyParameters, weights: float, rows: int, gpus: Mapping[str, int]
     ) -> dict[str, Any] | None:
         """Return the memory planned by the executor's formulas."""
-        from kvc_trt.backends.tensorrt.forecast import device_memory
+        from kvc_trt.backends.tensorrt.building.forecast import device_memory
 
         return device_memory(model, parameters, weights, rows, gpus)
 

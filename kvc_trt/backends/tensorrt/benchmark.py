@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from kvc_trt.backends.benchmark import CopyBandwidth, PartOfRun, Peak
 from kvc_trt.backends.tensorrt.device import DeviceBlock, Stream, call, free_memory, runtime
-from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
-from kvc_trt.backends.tensorrt.in_memory import build_program
-from kvc_trt.backends.tensorrt.loading import Toolkit as Toolkit
-from kvc_trt.backends.tensorrt.loading import open_toolkit
+from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
+from kvc_trt.backends.tensorrt.running.in_memory import build_program
+from kvc_trt.backends.tensorrt.running.loading import Toolkit as Toolkit
+from kvc_trt.backends.tensorrt.running.loading import open_toolkit
 from kvc_trt.engine.program import Program, engine_program
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvc_trt.engine.format import EXTEND_FILE, GRAPH_FILES
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.parameters import PolicyParameters
 
 INSPECTOR_DIRECTORY = "inspector"
 _SHA256, _ARCHITECTURE = re.compile(r"[0-9a-f]{64}"), re.compile(r"sm_\d+[af]?")

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from kvc_trt.backends.single_operator import SingleOperator
-    from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
-    from kvc_trt.backends.tensorrt.loading import Toolkit
+    from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
+    from kvc_trt.backends.tensorrt.running.loading import Toolkit
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.engine.program import Program
 
@@ -53,7 +53,7 @@ class TensorRtOperator:
 
     def run(self, **inputs: Array) -> list[Array]:
         """Return the outputs in the operator's order; caches are copied to the GPU first."""
-        from kvc_trt.backends.tensorrt.in_memory import run_once
+        from kvc_trt.backends.tensorrt.running.in_memory import run_once
 
         wanted = {name: inputs[name] for name in self.single.inputs}
         model = for_shapes(self.single.model, {name: value.shape for name, value in wanted.items()})
@@ -77,7 +77,7 @@ class TensorRtHarness:
 
     def open(self, expose: Collection[str] = ()) -> TensorRtExecutor:
         """Open the engine's plans, or with `expose` new plans that have these values as outputs."""
-        from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
+        from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
         from kvc_trt.engine.program import engine_program
 
         if not expose:
@@ -122,13 +122,13 @@ class TensorRtHarness:
     @cached_property
     def _toolkit(self) -> Toolkit:
         """TensorRT, GPU and plugins, checked against the engine's manifest."""
-        from kvc_trt.backends.tensorrt.loading import open_toolkit
+        from kvc_trt.backends.tensorrt.running.loading import open_toolkit
 
         return open_toolkit(self._engine)
 
     def _built(self, program: Program, expose: Collection[str]) -> TensorRtExecutor:
-        from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
-        from kvc_trt.backends.tensorrt.in_memory import build_program
+        from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
+        from kvc_trt.backends.tensorrt.running.in_memory import build_program
 
         loaded = build_program(self._toolkit, program, self._engine.build.max_batch_size, expose)
         return TensorRtExecutor(program, loaded=loaded)
@@ -151,8 +151,8 @@ def for_shapes(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Mode
     """
     from onnx import ModelProto, helper
 
-    from kvc_trt.operators.extend_attention import EXTEND_ATTENTION
-    from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
+    from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
+    from kvc_trt.operators.turns.extend_attention import EXTEND_ATTENTION
 
     copy = ModelProto()
     copy.CopyFrom(model)

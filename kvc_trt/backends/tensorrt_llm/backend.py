@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvc_trt.backends.base import Backend
 from kvc_trt.backends.probes import Probe
-from kvc_trt.backends.tensorrt import profiles
+from kvc_trt.backends.tensorrt.building import profiles
 from kvc_trt.backends.tensorrt.format import WITH_PLANS, target_problem
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt.atomic_files import write_durably
+from kvc_trt.backends.tensorrt.building.profiles import prefill_profiles
 from kvc_trt.backends.tensorrt.format import plan_file
-from kvc_trt.backends.tensorrt.profiles import prefill_profiles
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.engine.manifest import canonical
 from kvc_trt.engine.writer import new_directory, place, writable_target

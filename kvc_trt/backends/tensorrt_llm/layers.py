@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from kvc_trt.backends.tensorrt_llm.builder_api import BuilderApi, Tensor
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.rope import rotary_tables
 from kvc_trt.models.weights import WeightSource
 from kvc_trt.operators import KVC_DOMAIN
-from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.compaction.compact import COMPACT
 from kvc_trt.operators.schema import VERSION, Operator
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"

@@ -14,11 +14,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kvc_trt.errors import InputError
-from kvc_trt.methods.budget import traffic
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.rocketkv_budget import traffic
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.operators.compact import COMPACT
-from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.compaction.compact import COMPACT
 
 AttentionBackend = Literal["TRTLLM", "VANILLA"]
 KtCacheDtype = Literal["bfloat16", "float8_e5m2"]

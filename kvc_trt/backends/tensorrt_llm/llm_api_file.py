@@ -16,7 +16,7 @@ from typing import Any
 from kvc_trt.backends.tensorrt_llm.llm_api import AttentionBackend, Export, LlmApiConfiguration
 from kvc_trt.config import BuildConfig, layered, read_configuration
 from kvc_trt.errors import InputError
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.validation import validated
 from kvc_trt.version import __version__
@@ -89,8 +89,8 @@ def _from_build(config: BuildConfig, path: Path) -> Source:
 
 
 def _checkpoint(config: BuildConfig) -> str:
-    from kvc_trt.models.formats import is_path
     from kvc_trt.models.presets import list_presets, load_preset
+    from kvc_trt.models.sources.formats import is_path
 
     if config.checkpoint is not None:
         return config.checkpoint

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from kvc_trt.backends.tensorrt.profiles import Range, decode_profiles, prefill_profiles
+from kvc_trt.backends.tensorrt.building.profiles import Range, decode_profiles, prefill_profiles
 from kvc_trt.backends.tensorrt_llm.builder_api import BuilderApi, Tensor
 from kvc_trt.backends.tensorrt_llm.layers import Angles, NetworkLayers, add_plugin, compact, own_attributes
 from kvc_trt.graph.state import state_tensors, uses_pages
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.operators.dense_attention import DENSE_ATTENTION
-from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 
 Dynamic = tuple[str, Sequence[tuple[int, int, int]]]
 """A dynamic dimension: its name, and smallest, optimal and largest size in every profile."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvc_trt.backends.torch.benchmark import TorchBenchmark
     from kvc_trt.backends.torch.harness import TorchHarness
     from kvc_trt.engine import EngineDirectory
-    from kvc_trt.methods.parameters import PolicyParameters
+    from kvc_trt.methods.base.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.runtime.executor import Executor
 

@@ -26,11 +26,11 @@ from kvc_trt.backends.benchmark import CopyBandwidth, PartOfRun, Peak, compacts,
 from kvc_trt.backends.break_even import attention_only, compared, remembered
 from kvc_trt.backends.host_memory import measure_copy_bandwidth, watch_memory
 from kvc_trt.backends.torch import memory
-from kvc_trt.backends.torch.decoder import TorchDecoder
 from kvc_trt.backends.torch.device import choose_device
 from kvc_trt.backends.torch.executor import TorchExecutor
+from kvc_trt.backends.torch.model.decoder import TorchDecoder
+from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.backends.torch.policy_path import policy_path
-from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import state_tensors
@@ -39,7 +39,7 @@ from kvc_trt.models.random_weights import RandomWeights
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
-    from kvc_trt.methods.parameters import PolicyParameters
+    from kvc_trt.methods.base.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
 
 

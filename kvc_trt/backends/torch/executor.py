@@ -16,13 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvc_trt.backends.torch import elementwise, memory
-from kvc_trt.backends.torch.bounds import rebuild_bounds
-from kvc_trt.backends.torch.decoder import OBSERVABLE, DenseAttention, PromptResult, TorchDecoder
+from kvc_trt.backends.torch import memory
 from kvc_trt.backends.torch.device import choose_device, from_numpy, kernel_device, say_if_slow, to_numpy, warn_once
+from kvc_trt.backends.torch.model import elementwise
+from kvc_trt.backends.torch.model.bounds import rebuild_bounds
+from kvc_trt.backends.torch.model.decoder import OBSERVABLE, DenseAttention, PromptResult, TorchDecoder
+from kvc_trt.backends.torch.model.step import Capturer, StaticStep, rows_captured
+from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.backends.torch.policy_path import policy_path
-from kvc_trt.backends.torch.step import Capturer, StaticStep, rows_captured
-from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.engine.program import Program, engine_program
 from kvc_trt.graph.state import CacheSite, cache_sites
 from kvc_trt.graph.weights import HEAD, EngineWeights
@@ -30,7 +31,7 @@ from kvc_trt.runtime.executor import CheckedDraft, ExecutorBase, Extended, Prefi
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
-    from kvc_trt.methods.parameters import PolicyParameters
+    from kvc_trt.methods.base.parameters import PolicyParameters
 
 __all__ = ["TorchExecutor", "kernel_device"]
 

@@ -19,14 +19,14 @@ from torch import Tensor
 from kvc_trt.backends.harness import Array, EngineOperator, ObservedExecutor, Watched
 from kvc_trt.backends.torch.device import from_numpy, to_numpy
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
-from kvc_trt.backends.torch.prompt_attention import prefill_attention
-from kvc_trt.backends.torch.weights import TorchWeights
+from kvc_trt.backends.torch.model.prompt_attention import prefill_attention
+from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.graph.state import uses_pages
 from kvc_trt.kernels.loading import current_library
 from kvc_trt.kernels.ops import call, numbers_of
-from kvc_trt.operators.compact import COMPACT
-from kvc_trt.operators.dense_attention import DENSE_ATTENTION
-from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.compaction.compact import COMPACT
 from kvc_trt.runtime.executor import Executor
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from kvc_trt.engine.program import Program
-    from kvc_trt.methods.parameters import PolicyParameters
+    from kvc_trt.methods.base.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.models.sharding import Shard
 

@@ -12,15 +12,15 @@ from kvc_trt.backends.harness import EngineOperator, Watched
 from kvc_trt.backends.single_operator import alike_nodes
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
 from kvc_trt.backends.torch.harness import TorchHarness, TorchOperator
-from kvc_trt.backends.torch.node_program import Operators
+from kvc_trt.backends.torch.model.prompt_attention import prefill_attention
+from kvc_trt.backends.torch.nodes.program import Operators
 from kvc_trt.backends.torch.policy_path import PolicyPath, policy_path
-from kvc_trt.backends.torch.prompt_attention import prefill_attention
 from kvc_trt.graph.cache_graphs import CacheGraphs
 from kvc_trt.graph.cache_nodes import layout_of
 from kvc_trt.graph.state import CacheSite
-from kvc_trt.methods.registry import operators
-from kvc_trt.operators.compact import COMPACT
-from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.methods.base.registry import operators
+from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.operators.compaction.compact import COMPACT
 
 if TYPE_CHECKING:
     from onnx import NodeProto

@@ -11,7 +11,7 @@ from kvc_trt.engine.supported import missing_kernel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvc_trt.methods.parameters import PolicyParameters
+    from kvc_trt.methods.base.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.operators.schema import Operator
 

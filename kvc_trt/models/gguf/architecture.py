@@ -17,7 +17,7 @@ from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.gguf.header import GgufHeader, GgufTensor, Scalar
 from kvc_trt.models.gguf.names import EMBEDDING, HEAD, ROPE_FACTORS
 from kvc_trt.models.gguf.rope_factors import check_shape, llama3_scaling
-from kvc_trt.models.hugging_face import parse_config
+from kvc_trt.models.sources.hugging_face import parse_config
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",

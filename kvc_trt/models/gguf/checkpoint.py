@@ -16,7 +16,7 @@ from kvc_trt.models.gguf.header import GgufTensor, read_header
 from kvc_trt.models.gguf.kept_blocks import KeptBlocks, kept_blocks
 from kvc_trt.models.gguf.names import ROPE_FACTORS, hugging_face_name, in_halves, interleaved_heads
 from kvc_trt.models.gguf.tokenizer import tokenizer_contents
-from kvc_trt.models.tensor_file import TensorFile
+from kvc_trt.models.sources.tensor_file import TensorFile
 
 _STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """The types that are read as they are; blocks are dequantised to float32."""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.models.tensor_file import TensorFile
+from kvc_trt.models.sources.tensor_file import TensorFile
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -15,7 +15,7 @@ from kvc_trt.errors import InputError, describe
 from kvc_trt.models.gguf.architecture import end_tokens
 from kvc_trt.models.gguf.header import GgufHeader
 from kvc_trt.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from kvc_trt.models.tokenizer import check_size
+from kvc_trt.models.sources.tokenizer import check_size
 
 _PREFIX = "tokenizer.ggml."
 _BYTE_LEVEL = "gpt2"

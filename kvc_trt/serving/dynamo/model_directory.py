@@ -14,7 +14,7 @@ from kvc_trt.atomic_files import write_whole
 from kvc_trt.engine.files import read_bytes
 from kvc_trt.engine.format import TOKENIZER_DIRECTORY
 from kvc_trt.errors import InputError
-from kvc_trt.models.tokenizer import TOKENIZER_FILES
+from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory

@@ -27,14 +27,14 @@ from kvc_trt.contexts.packing import fingerprint_of, packing_of
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, HandoffRefused, InputError, KvcError
 from kvc_trt.runtime import Scheduler
-from kvc_trt.serving.dynamo.answering import Answering
-from kvc_trt.serving.dynamo.answers import CANCELLED, Chunk, refusal
 from kvc_trt.serving.dynamo.bodies import WANTS_ERRORS
+from kvc_trt.serving.dynamo.chunks import CANCELLED, Chunk, refusal
 from kvc_trt.serving.dynamo.exposition import exposition
-from kvc_trt.serving.dynamo.handing_over import Decode, Prefill
+from kvc_trt.serving.dynamo.handoff.handing_over import Decode, Prefill
+from kvc_trt.serving.dynamo.handoff.transfer import NixlTransfers
 from kvc_trt.serving.dynamo.model_directory import start_tokens, write_model_directory
 from kvc_trt.serving.dynamo.records import write_record
-from kvc_trt.serving.dynamo.transfer import NixlTransfers
+from kvc_trt.serving.dynamo.whole_engine import Answering
 
 log = logging.getLogger("kvc_trt.serving")
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kvc_trt.errors import InputError
-from kvc_trt.serving.answer import Answer
 from kvc_trt.serving.engine import ServedEngine
 from kvc_trt.serving.errors import LOG, ServingError, invalid, serving_error
 from kvc_trt.serving.request import ServedRequest
+from kvc_trt.serving.served_answer import Answer
 from kvc_trt.serving.triton.errors import triton_error
 from kvc_trt.serving.triton.metrics import ModelMetrics
 from kvc_trt.serving.triton.tensors import WriteOutputs, response

@@ -10,7 +10,7 @@ from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.serving.engine import ServingSettings
 
 Role = Literal["model", "engine", "preprocessing", "postprocessing"]
-"""model: text or tokens in, text out. The others are steps of an ensemble (`family.py`)."""
+"""model: text or tokens in, text out. The others are steps of an ensemble (`family/`)."""
 ROLES: tuple[Role, ...] = get_args(Role)
 ENGINE, TOKENIZER = "engine", "tokenizer.json"
 """Directory of the engine and file of a step's tokenizer, beside model.py."""

@@ -31,23 +31,6 @@ typedef struct KvcAppendBlockParams {
     const int64_t* lengths;       /* [B], new tokens of each row, 1..M */
 } KvcAppendBlockParams;
 
-/* Let the bounds of the pages cover a turn's keys. */
-typedef struct KvcRaiseBoundsParams {
-    uint64_t struct_bytes; /* sizeof(KvcRaiseBoundsParams) of the caller */
-    int32_t dtype;         /* KvcDtype */
-    int32_t batch;         /* B in 1..65535 */
-    int32_t kv_heads;      /* G in 1..65535 */
-    int32_t head_size;     /* D in 16..256, a multiple of 8 */
-    int32_t page_size;     /* 1..2^31-1: tokens of a page */
-    int32_t fp8_bounds;    /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
-    int64_t block;         /* M in 1..2^20 */
-    int64_t pages;     /* P in 1..2^20, ceil(C / page_size), in 16 bit rounded up to a multiple of 8, in fp8 of 16 */
-    const void* k_new; /* [B,G,M,D], after RoPE; padded on the right */
-    void* bounds;      /* [B,G,2D,P], page maxima of K, then of -K; empty pages: the lowest finite value */
-    const int64_t* cache_lengths; /* [B], on the device: entries before the append, where the new one goes */
-    const int64_t* lengths;       /* [B], new tokens of each row, 1..M */
-} KvcRaiseBoundsParams;
-
 /* Keep the part of a prompt's cache that its last queries look at. */
 typedef struct KvcCompactParams {
     uint64_t struct_bytes;         /* sizeof(KvcCompactParams) of the caller */
@@ -172,6 +155,37 @@ typedef struct KvcJoinBlockParams {
     int64_t* joined_lengths;      /* [B], stored and new tokens */
 } KvcJoinBlockParams;
 
+/* Let the bounds of the pages cover a turn's keys. */
+typedef struct KvcRaiseBoundsParams {
+    uint64_t struct_bytes; /* sizeof(KvcRaiseBoundsParams) of the caller */
+    int32_t dtype;         /* KvcDtype */
+    int32_t batch;         /* B in 1..65535 */
+    int32_t kv_heads;      /* G in 1..65535 */
+    int32_t head_size;     /* D in 16..256, a multiple of 8 */
+    int32_t page_size;     /* 1..2^31-1: tokens of a page */
+    int32_t fp8_bounds;    /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
+    int64_t block;         /* M in 1..2^20 */
+    int64_t pages;     /* P in 1..2^20, ceil(C / page_size), in 16 bit rounded up to a multiple of 8, in fp8 of 16 */
+    const void* k_new; /* [B,G,M,D], after RoPE; padded on the right */
+    void* bounds;      /* [B,G,2D,P], page maxima of K, then of -K; empty pages: the lowest finite value */
+    const int64_t* cache_lengths; /* [B], on the device: entries before the append, where the new one goes */
+    const int64_t* lengths;       /* [B], new tokens of each row, 1..M */
+} KvcRaiseBoundsParams;
+
+/* Overwrite the bounds of a cache's pages. */
+typedef struct KvcReplaceBoundsParams {
+    uint64_t struct_bytes; /* sizeof(KvcReplaceBoundsParams) of the caller */
+    int32_t dtype;         /* KvcDtype */
+    int32_t batch;         /* B in 1..65535 */
+    int32_t kv_heads;      /* G in 1..65535 */
+    int32_t channels;      /* 2D in 32..512, a multiple of 16 */
+    int32_t fp8_bounds;    /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
+    int32_t reserved;      /* 0 */
+    int64_t pages; /* P in 1..2^20, ceil(C / page_size), in 16 bit rounded up to a multiple of 8, in fp8 of 16 */
+    void* bounds;  /* [B,G,2D,P], page maxima of K, then of -K; empty pages: the lowest finite value */
+    const void* bounds_kept; /* [B,G,2D,P], the bounds from now on */
+} KvcReplaceBoundsParams;
+
 /* Overwrite a cache and the positions of its slots. */
 typedef struct KvcReplaceCacheParams {
     uint64_t struct_bytes;         /* sizeof(KvcReplaceCacheParams) of the caller */
@@ -187,20 +201,6 @@ typedef struct KvcReplaceCacheParams {
     const void* v_kept;            /* [B,G,C,D] */
     const int32_t* positions_kept; /* [B,G,C] */
 } KvcReplaceCacheParams;
-
-/* Overwrite the bounds of a cache's pages. */
-typedef struct KvcReplaceBoundsParams {
-    uint64_t struct_bytes; /* sizeof(KvcReplaceBoundsParams) of the caller */
-    int32_t dtype;         /* KvcDtype */
-    int32_t batch;         /* B in 1..65535 */
-    int32_t kv_heads;      /* G in 1..65535 */
-    int32_t channels;      /* 2D in 32..512, a multiple of 16 */
-    int32_t fp8_bounds;    /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
-    int32_t reserved;      /* 0 */
-    int64_t pages; /* P in 1..2^20, ceil(C / page_size), in 16 bit rounded up to a multiple of 8, in fp8 of 16 */
-    void* bounds;  /* [B,G,2D,P], page maxima of K, then of -K; empty pages: the lowest finite value */
-    const void* bounds_kept; /* [B,G,2D,P], the bounds from now on */
-} KvcReplaceBoundsParams;
 
 /* Rotate the new token, then append one token, select the pages that matter, attend to their tokens. */
 typedef struct KvcRotatedHybridAttentionParams {

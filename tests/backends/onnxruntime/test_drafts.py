@@ -125,7 +125,7 @@ def test_a_pass_touches_no_other_row_and_copies_no_cache(programs, policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_greedy_answers_are_those_of_steps(programs, policy, monkeypatch):
-    monkeypatch.setattr("kvc_trt.runtime.speculation.Balance", Always)
+    monkeypatch.setattr("kvc_trt.runtime.session.drafting.Payoff", Always)
     executor = SharingExecutor(programs(policy), threads=1)
     generator = np.random.default_rng(5)
     phrase = generator.integers(2, 97, 20).tolist()

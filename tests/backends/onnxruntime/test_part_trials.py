@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvc_trt.backends.onnxruntime.part_trials import FEW_TOKENS, MANY_TOKENS, Trials
+from kvc_trt.backends.onnxruntime.prefill.part_trials import FEW_TOKENS, MANY_TOKENS, Trials
 from kvc_trt.graph.prefill_parts import LENGTHS
 from kvc_trt.operators import PROMPT_BLOCK
 

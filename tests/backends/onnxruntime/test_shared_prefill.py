@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kvc_trt.accuracy.answerers.model_under_test import Room
+from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.grid import Variant
-from kvc_trt.accuracy.model_under_test import Room
-from kvc_trt.accuracy.policy_engines import open_model
-from kvc_trt.backends.onnxruntime import shared_prefill
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from kvc_trt.backends.onnxruntime.shared_prefill import SharedPrefill, SharingExecutor
+from kvc_trt.backends.onnxruntime.prefill import shared_prefill
+from kvc_trt.backends.onnxruntime.prefill.shared_prefill import SharedPrefill, SharingExecutor
 from kvc_trt.runtime.executor import Prefilled
 
 VARIANTS = [Variant("full", None), Variant("rocketkv", 32), Variant("hybrid", 32), Variant("snapkv-gqa", 64)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvc_trt.backends.onnxruntime.slice_plan import Rates, blocks, fitted, fitted_to_blocks, grouped
+from kvc_trt.backends.onnxruntime.prefill.slice_plan import Rates, blocks, fitted, fitted_to_blocks, grouped
 
 GRAIN = 128
 

@@ -12,7 +12,7 @@ import pytest
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.request import Request
-from kvc_trt.runtime.session import Session
+from kvc_trt.runtime.session.session import Session
 from tests.backends.onnxruntime.shared_sessions import SharingExecutor
 from tests.graph.small_models import open_session
 

@@ -16,7 +16,7 @@ from kvc_trt.backends.openvino.paged_attention import AttentionHeads
 from kvc_trt.backends.openvino.prefill import CompiledGraph
 from kvc_trt.engine.program import read_graph
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.graph.expose import index_lists
+from kvc_trt.graph.rewrites.expose import index_lists
 from kvc_trt.models.quantisation import BLOCK, dequantise
 from kvc_trt.operators import CONTRIB_DOMAIN
 from kvc_trt.operators.tensors import FP8_BOUNDS

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import onnx
 
-from kvc_trt.backends.tensorrt.builder import write_plan
-from kvc_trt.backends.tensorrt.profiles import decode_profiles
+from kvc_trt.backends.tensorrt.building.builder import write_plan
+from kvc_trt.backends.tensorrt.building.profiles import decode_profiles
 from tests.backends.tensorrt import rtx
 from tests.backends.tensorrt.damaged_plugins import register_plugins
 from tests.backends.tensorrt.plan_program import StandIn

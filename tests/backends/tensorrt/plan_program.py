@@ -19,10 +19,10 @@ from typing import Any
 
 import onnx
 
-from kvc_trt.backends.tensorrt.builder import PlanOptions, configuration, write_plan
+from kvc_trt.backends.tensorrt.building.builder import PlanOptions, configuration, write_plan
+from kvc_trt.backends.tensorrt.building.network import parsed_network
+from kvc_trt.backends.tensorrt.building.profiles import Profile, Range
 from kvc_trt.backends.tensorrt.lowering import PLUGINS
-from kvc_trt.backends.tensorrt.network import parsed_network
-from kvc_trt.backends.tensorrt.profiles import Profile, Range
 from kvc_trt.errors import KvcError
 from tests.backends.tensorrt import rtx
 from tests.backends.tensorrt.damaged_plugins import register_plugins

@@ -15,7 +15,7 @@ from kvc_trt.kernels import use_library
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.kernels.ops import kvc
 from kvc_trt.operators import KVC_DOMAIN
-from kvc_trt.operators.compact import COMPACT, COMPACT_TURN
+from kvc_trt.operators.compaction.compact import COMPACT, COMPACT_TURN
 from kvc_trt.operators.dimensions import INT32_MAX
 from kvc_trt.operators.registry import KERNEL_OPERATORS
 from kvc_trt.operators.schema import Operator

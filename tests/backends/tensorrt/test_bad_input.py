@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from kvc_trt.backends.tensorrt.building.profiles import choose_profile, decode_profiles, prefill_profiles
 from kvc_trt.backends.tensorrt.device import DeviceOutOfMemory, failure
 from kvc_trt.backends.tensorrt.machine import Gpu, GpuMachine
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary
-from kvc_trt.backends.tensorrt.profiles import choose_profile, decode_profiles, prefill_profiles
 from kvc_trt.backends.tensorrt.requirements import BuiltFor, describe, library_of, missing_for, missing_here, refuse
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.kernels.structs import ABI_VERSION

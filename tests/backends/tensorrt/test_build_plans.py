@@ -13,13 +13,13 @@ import numpy as np
 import onnx
 import pytest
 
+from kvc_trt.backends.tensorrt.building.profiles import decode_profiles, prefill_profiles
 from kvc_trt.backends.tensorrt.module import load_tensorrt
-from kvc_trt.backends.tensorrt.profiles import decode_profiles, prefill_profiles
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.weights import EMBEDDING, GraphWeights, write_weights
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.models.safetensors_file import SafetensorsFile
+from kvc_trt.models.sources.safetensors_file import SafetensorsFile
 from tests.backends.tensorrt import rtx
 from tests.graph.small_models import LLAMA, resolve
 from tests.models.fp8_weights import fp8_source

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvc_trt.backends.tensorrt.profiles import (
+from kvc_trt.backends.tensorrt.building.profiles import (
     TOKENS_PER_PREFILL,
     TOKENS_PER_TURN,
     Profile,

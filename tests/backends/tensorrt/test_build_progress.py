@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from kvc_trt.backends.tensorrt.progress import STEPS_WORTH_SHOWING, CallbackErrors, Phases
+from kvc_trt.backends.tensorrt.building.progress import STEPS_WORTH_SHOWING, CallbackErrors, Phases
 
 
 class Recorded:

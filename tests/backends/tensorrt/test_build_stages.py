@@ -21,9 +21,9 @@ from kvc_trt.engine.model_choice import choose_model
 from kvc_trt.engine.resolved_build import resolve
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.kernels.structs import ABI_VERSION
-from kvc_trt.models.checkpoint import Checkpoint
-from kvc_trt.models.fp8 import as_floats
-from kvc_trt.models.hugging_face import parse_config
+from kvc_trt.models.sources.checkpoint import Checkpoint
+from kvc_trt.models.sources.fp8 import as_floats
+from kvc_trt.models.sources.hugging_face import parse_config
 from kvc_trt.progress import NullProgress
 from tests.models.fp8_weights import fp8_directory
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvc_trt.backends.registry import open_engine
-from kvc_trt.backends.tensorrt.buffers import StagedRows
-from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
+from kvc_trt.backends.tensorrt.running.buffers import StagedRows
+from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
 
 
 @given(st.integers(1, 12).flatmap(lambda rows: st.tuples(st.just(rows), st.integers(1, rows), st.integers(0, rows))))

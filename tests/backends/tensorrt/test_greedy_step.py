@@ -10,11 +10,11 @@ import pytest
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.tensorrt import device
-from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
-from kvc_trt.backends.tensorrt.loading import LoadedEngine, check_state
 from kvc_trt.backends.tensorrt.lowering import PLUGINS
 from kvc_trt.backends.tensorrt.lowering.operators import Installation
 from kvc_trt.backends.tensorrt.lowering.passes import EXECUTABLE_PASSES
+from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
+from kvc_trt.backends.tensorrt.running.loading import LoadedEngine, check_state
 from kvc_trt.contexts import RowPacking
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError, UnsupportedEnvironment

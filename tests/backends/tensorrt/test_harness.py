@@ -10,12 +10,12 @@ from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.backends.single_operator import single_operators
 from kvc_trt.backends.tensorrt.harness import TensorRtHarness, for_shapes
-from kvc_trt.backends.tensorrt.in_memory import typed
 from kvc_trt.backends.tensorrt.lowering import PLUGINS, expected_aliases, lower
+from kvc_trt.backends.tensorrt.running.in_memory import typed
 from kvc_trt.cli.main import run
 from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.errors import InputError
-from kvc_trt.graph.expose import expose
+from kvc_trt.graph.rewrites.expose import expose
 from kvc_trt.operators.fp8_bounds import codes_of
 from tests.backends.tensorrt.conftest import ask_parser, emulation
 

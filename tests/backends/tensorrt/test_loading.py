@@ -10,9 +10,9 @@ import pytest
 
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.backends.tensorrt import device, machine, plugins
-from kvc_trt.backends.tensorrt.context import sizes_of
-from kvc_trt.backends.tensorrt.loading import DTYPES, TensorInfo, load, state_problems
 from kvc_trt.backends.tensorrt.plugins import check_trusted, fingerprint, named_path
+from kvc_trt.backends.tensorrt.running.context import sizes_of
+from kvc_trt.backends.tensorrt.running.loading import DTYPES, TensorInfo, load, state_problems
 from kvc_trt.engine.manifest import rebuild_hint
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.graph.state import StateTensor

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvc_trt.backends.tensorrt import memory
-from kvc_trt.backends.tensorrt.forecast import device_memory, plan_device
-from kvc_trt.backends.tensorrt.memory import (
+from kvc_trt.backends.tensorrt.building.forecast import device_memory, plan_device
+from kvc_trt.backends.tensorrt.building.profiles import prefill_profiles
+from kvc_trt.backends.tensorrt.running import memory
+from kvc_trt.backends.tensorrt.running.memory import (
     BufferSizes,
     EngineBytes,
     check_fits,
@@ -19,7 +20,6 @@ from kvc_trt.backends.tensorrt.memory import (
     remedies,
     sizes_for,
 )
-from kvc_trt.backends.tensorrt.profiles import prefill_profiles
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.models.presets import load_preset

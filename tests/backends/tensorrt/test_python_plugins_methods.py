@@ -12,10 +12,10 @@ from kvc_trt.backends.tensorrt.python_plugins import Refusal, last_refusal
 from kvc_trt.backends.tensorrt.python_plugins.plugin import IMPOSSIBLE_WORKSPACE
 from kvc_trt.backends.tensorrt.python_plugins.registration import make_creator
 from kvc_trt.kernels.c_library import KernelLibraryError
-from kvc_trt.operators.append_block import APPEND_BLOCK, RAISE_BOUNDS
 from kvc_trt.operators.dimensions import stored_pages
-from kvc_trt.operators.join_block import JOIN_BLOCK
-from kvc_trt.operators.replace import REPLACE_BOUNDS, REPLACE_CACHE
+from kvc_trt.operators.turns.append_block import APPEND_BLOCK, RAISE_BOUNDS
+from kvc_trt.operators.turns.join_block import JOIN_BLOCK
+from kvc_trt.operators.turns.replace import REPLACE_BOUNDS, REPLACE_CACHE
 from tests.backends.tensorrt import rtx
 from tests.backends.tensorrt.plugin_cases import (
     BY_NAME,

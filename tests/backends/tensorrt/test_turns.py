@@ -16,11 +16,11 @@ from onnx import ModelProto
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.registry import backend
 from kvc_trt.backends.tensorrt import device
-from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
-from kvc_trt.backends.tensorrt.loading import LoadedEngine, check_state
 from kvc_trt.backends.tensorrt.lowering import PLUGINS, expected_aliases, expected_plugins, lower
 from kvc_trt.backends.tensorrt.lowering.operators import Installation
 from kvc_trt.backends.tensorrt.lowering.passes import EXECUTABLE_PASSES
+from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
+from kvc_trt.backends.tensorrt.running.loading import LoadedEngine, check_state
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.operators import KVC_DOMAIN

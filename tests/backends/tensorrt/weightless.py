@@ -11,10 +11,10 @@ from kvc_trt import policies
 from kvc_trt.graph.build import build_decode, build_extend, build_prefill
 from kvc_trt.graph.state import ITEM_SIZE
 from kvc_trt.graph.weights import ROTARY, GraphWeights, activation_dtype
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.presets import load_preset
-from kvc_trt.models.safetensors_file import TensorEntry
+from kvc_trt.models.sources.safetensors_file import TensorEntry
 from kvc_trt.models.weights import expected_tensors
 
 WITH_AN_ENGINE = ("full", "rocketkv", "snapkv++", "hybrid", "snapkv-gqa")

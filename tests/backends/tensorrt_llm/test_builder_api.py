@@ -9,7 +9,7 @@ import pytest
 from kvc_trt.backends.tensorrt_llm import builder_api
 from kvc_trt.backends.tensorrt_llm.layers import add_plugin
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
 from tests.backends.tensorrt_llm.evaluator import Registry, evaluator
 
 

@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kvc_trt import policies
-from kvc_trt.backends.torch.decoder import TorchDecoder
-from kvc_trt.backends.torch.weights import TorchWeights, joined_names
+from kvc_trt.backends.torch.model.decoder import TorchDecoder
+from kvc_trt.backends.torch.model.weights import TorchWeights, joined_names
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.models.presets import load_preset
 from kvc_trt.models.weights import expected_tensors

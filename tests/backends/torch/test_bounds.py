@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvc_trt.backends.torch.bounds import raise_bounds, rebuild_bounds
-from kvc_trt.methods.verification import page_bounds
+from kvc_trt.backends.torch.model.bounds import raise_bounds, rebuild_bounds
+from kvc_trt.methods.base.isolated_runs import page_bounds
 
 VALUES = np.array([-np.inf, -7e4, -1.3, -1e-6, -0.0, 0.0, 1e-6, 1.1, 2.5, 6e4, np.inf], np.float32)
 SLOTS = 24

@@ -53,7 +53,7 @@ def test_a_pass_leaves_what_the_steps_leave_that_it_keeps(policy, kept, make_pro
 
 
 def test_a_session_answers_as_without(make_program, monkeypatch):
-    monkeypatch.setattr("kvc_trt.runtime.speculation.Balance", Always)
+    monkeypatch.setattr("kvc_trt.runtime.session.drafting.Payoff", Always)
     executor = executor_of(make_program, "rocketkv, a skipped layer")
     phrase = np.random.default_rng(5).integers(2, 97, 20).tolist()
     requests = [Request(phrase * 10, max_new_tokens=30, ignore_eos=True), Request(phrase * 2, max_new_tokens=12)]

@@ -7,10 +7,10 @@ import contextlib
 import pytest
 import torch
 
-from kvc_trt.backends.torch import elementwise
-from kvc_trt.backends.torch.elementwise import AS_WRITTEN, Compiled
-from kvc_trt.backends.torch.projections import float_product
-from kvc_trt.backends.torch.prompt_attention import prefill_attention
+from kvc_trt.backends.torch.model import elementwise
+from kvc_trt.backends.torch.model.elementwise import AS_WRITTEN, Compiled
+from kvc_trt.backends.torch.model.projections import float_product
+from kvc_trt.backends.torch.model.prompt_attention import prefill_attention
 from kvc_trt.reference.layers import Rotary, rms_norm
 from tests.small_model import SMALL as MODEL
 

@@ -19,10 +19,10 @@ from kvc_trt.backends.torch.policy_path import policy_path
 from kvc_trt.graph.state import cache_sites
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.kernels import use_library
-from kvc_trt.methods.registry import method
+from kvc_trt.methods.base.registry import method
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime import Request, Session, Speculation
-from kvc_trt.runtime.batch import batch_of
+from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.engine_run import run
 from tests.backends.torch.meta import LiveBytes
 from tests.backends.torch.without_kernels import without_kernels
@@ -139,7 +139,7 @@ def test_rows_answer_alone_as_in_a_batch(name, program):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKING_DRAFTS)
 def test_drafts_change_no_answer(name, program, monkeypatch):
-    monkeypatch.setattr("kvc_trt.runtime.speculation.Balance", Always)
+    monkeypatch.setattr("kvc_trt.runtime.session.drafting.Payoff", Always)
     made = replace(program(name), draft=program(name).decode, draft_tokens=3)
     executor = TorchExecutor(made, device="cpu")
     phrase = np.random.default_rng(5).integers(2, 97, 20).tolist()

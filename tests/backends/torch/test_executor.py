@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from kvc_trt import policies
-from kvc_trt.backends.torch import decoder
 from kvc_trt.backends.torch import device as device_module
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
-from kvc_trt.backends.torch.weights import TorchWeights
+from kvc_trt.backends.torch.model import decoder
+from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.cli.main import run as run_command
 from kvc_trt.engine.program import twin_program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
@@ -22,7 +22,7 @@ from kvc_trt.kernels import loading, use_library
 from kvc_trt.kernels.ops import kvc
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime import Request, Session
-from kvc_trt.runtime.batch import batch_of
+from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.engine_run import run
 from tests.backends.onnxruntime.test_rows import assert_same_where_clear, margin, requests
 from tests.backends.prompts import filled, padded, prompts

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvc_trt.backends.torch import decoder as decoder_module
 from kvc_trt.backends.torch import memory
 from kvc_trt.backends.torch.executor import TorchExecutor
-from kvc_trt.backends.torch.weights import TorchWeights
+from kvc_trt.backends.torch.model import decoder as decoder_module
+from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import EngineWeights

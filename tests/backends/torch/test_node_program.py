@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from kvc_trt.backends.torch.node_program import NodeProgram, Operators, Scope
+from kvc_trt.backends.torch.nodes.program import NodeProgram, Operators, Scope
+from kvc_trt.operators.attention.quest_attention import QUEST_ATTENTION
 from kvc_trt.operators.emitter import Emitter
-from kvc_trt.operators.quest_attention import QUEST_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
 
 OPERATORS = Operators(Layout(HeadShape(4, 2, 16), 32, 4), torch.device("cpu"))

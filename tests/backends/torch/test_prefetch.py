@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from kvc_trt.backends.torch import prefetch
 from kvc_trt.backends.torch.executor import TorchExecutor
-from kvc_trt.backends.torch.prefetch import WeightPrefetch, weight_prefetch
+from kvc_trt.backends.torch.model import prefetch
+from kvc_trt.backends.torch.model.prefetch import WeightPrefetch, weight_prefetch
 from kvc_trt.kernels import use_library
 from kvc_trt.kernels.library import KernelLibrary
 from tests.backends.onnxruntime.test_executor import filled

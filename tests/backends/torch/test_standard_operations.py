@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from kvc_trt.backends.torch.node_program import NodeProgram, Operators, Scope
-from kvc_trt.backends.torch.standard_operations import OPERATIONS
+from kvc_trt.backends.torch.nodes.program import NodeProgram, Operators, Scope
+from kvc_trt.backends.torch.nodes.standard_operations import OPERATIONS
 from kvc_trt.operators import KVC_DOMAIN, OPSET
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
 from kvc_trt.operators.registry import OPERATORS

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvc_trt.backends.torch.executor import TorchExecutor
-from kvc_trt.backends.torch.step import Capturer, StaticStep, rows_captured
+from kvc_trt.backends.torch.model.step import Capturer, StaticStep, rows_captured
 from kvc_trt.runtime.executor import NOT_FINITE, GreedyExecutor
 from tests.backends.prompts import filled
 from tests.backends.torch import meta

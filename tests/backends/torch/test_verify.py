@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvc_trt.backends.torch.harness import TorchHarness
-from kvc_trt.backends.torch.weights import TorchWeights
+from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError
 from kvc_trt.graph.weights import EngineWeights

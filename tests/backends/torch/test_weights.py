@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvc_trt.backends.torch.device import from_numpy, to_numpy
-from kvc_trt.backends.torch.weights import TorchWeights, joined_names
+from kvc_trt.backends.torch.model.weights import TorchWeights, joined_names
 from kvc_trt.graph.weights import EngineWeights
 from tests.small_model import SMALL as MODEL
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.predict.counts import Counts, Places
+from benchmarks.predict.counts import Counts, RowSlots
 from benchmarks.predict.executions import Piece
 from benchmarks.predict.sass import Frame
 
@@ -48,55 +48,55 @@ def _line(number: int, *calls: int) -> tuple[Frame, ...]:
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
+def places(tmp_path: Path) -> RowSlots:
     (tmp_path / FILE).write_text(SOURCE)
-    return Places(tmp_path)
+    return RowSlots(tmp_path)
 
 
-def _counts(places: Places, *pieces: tuple[tuple[Frame, ...], float]) -> Counts:
+def _counts(places: RowSlots, *pieces: tuple[tuple[Frame, ...], float]) -> Counts:
     return Counts(places, [Piece(frames, count, count) for frames, count in pieces], 1, "warps")
 
 
-def test_what_the_host_does_not_inline_is_found_by_its_own_lines(places: Places) -> None:
+def test_what_the_host_does_not_inline_is_found_by_its_own_lines(places: RowSlots) -> None:
     counts = _counts(places, (_line(10), 80), (_line(15), 40))
     assert counts.at(((FILE, 10), ("caller.cuh", 30))) == 80
     assert counts.at((("cuda_bf16.hpp", 1), (FILE, 15))) == 40
     assert counts.at((("cuda_bf16.hpp", 1),)) is None
 
 
-def test_one_count_alone_does_not_outvote_two(places: Places) -> None:
+def test_one_count_alone_does_not_outvote_two(places: RowSlots) -> None:
     """A piece whose lines do not say all calls around it may be of a loop further in."""
     counts = _counts(places, (_line(18), 80), (_line(19), 80), (_line(21), 1000))
     (loop,) = places.around(_line(18))
     assert counts.rounds(loop) == 80
 
 
-def test_the_test_of_a_loop_outvotes_what_two_pieces_of_a_branch_say(places: Places) -> None:
+def test_the_test_of_a_loop_outvotes_what_two_pieces_of_a_branch_say(places: RowSlots) -> None:
     counts = _counts(places, (_line(17), 80), (_line(18), 80), (_line(20), 10), (_line(21), 10))
     (loop,) = places.around(_line(18))
     assert counts.rounds(loop) == 80
 
 
-def test_what_follows_a_way_out_is_not_counted_as_its_test(places: Places) -> None:
+def test_what_follows_a_way_out_is_not_counted_as_its_test(places: RowSlots) -> None:
     """The test and what follows it are two pieces of one line; the next line says which is which."""
     counts = _counts(places, (_line(10), 8), (_line(11), 8), (_line(11), 3), (_line(15), 3))
     assert counts.at(_line(11)) == 8
     assert counts.at(_line(14)) == 3
 
 
-def test_rounds_of_a_loop_in_a_call_are_not_those_of_the_call(places: Places) -> None:
+def test_rounds_of_a_loop_in_a_call_are_not_those_of_the_call(places: RowSlots) -> None:
     counts = _counts(places, (_line(18), 80), (_line(2, 20), 10), (_line(4, 20), 50), (_line(6, 20), 10))
     assert counts.at(_line(20)) == 10
 
 
-def test_a_loop_in_a_branch_is_entered_as_often_as_what_stands_beside_it(places: Places) -> None:
+def test_a_loop_in_a_branch_is_entered_as_often_as_what_stands_beside_it(places: RowSlots) -> None:
     """Ten of 80 rounds call the function, whose loop has five rounds. Calls further out may be unknown."""
     counts = _counts(places, (_line(18), 80), (_line(19), 80), (_line(4, 20), 50), (_line(6, 20), 10))
     outer, inner = places.around(_line(4, 20, 99))
     assert counts.entered(inner, outer) == pytest.approx(10 / 80)
 
 
-def test_a_body_that_is_a_loop_is_counted_by_it_with_and_without_the_calls(places: Places) -> None:
+def test_a_body_that_is_a_loop_is_counted_by_it_with_and_without_the_calls(places: RowSlots) -> None:
     counts = _counts(places, (_line(25), 640))
     for calls in ((), (99,)):
         outer, _ = places.around(_line(25, *calls))

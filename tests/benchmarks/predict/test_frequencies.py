@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.predict.counts import Counts, Places
+from benchmarks.predict.counts import Counts, RowSlots
 from benchmarks.predict.executions import Piece
 from benchmarks.predict.frequencies import Frequencies
 from benchmarks.predict.sass import Frame, Instruction, SassBlock, SassKernel, SassLoop
@@ -53,9 +53,9 @@ def _block(following: list[int], *lines: int) -> SassBlock:
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
+def places(tmp_path: Path) -> RowSlots:
     (tmp_path / FILE).write_text(SOURCE)
-    return Places(tmp_path)
+    return RowSlots(tmp_path)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def kernel() -> SassKernel:
     return SassKernel("kernel", blocks, loops)
 
 
-def test_runs_of_all_warps(places: Places, kernel: SassKernel) -> None:
+def test_runs_of_all_warps(places: RowSlots, kernel: SassKernel) -> None:
     found = Frequencies(kernel, Counts(places, PIECES, WARPS, "warps"))
     assert [found.unrolled(loop) for loop in kernel.loops] == [1, 4]
     # 10 rounds: two of four and two of one; the branch in half of them; a quarter of the warps run the second loop.
@@ -83,12 +83,12 @@ def test_runs_of_all_warps(places: Places, kernel: SassKernel) -> None:
     assert not found.unmatched
 
 
-def test_runs_of_the_longest_warp(places: Places, kernel: SassKernel) -> None:
+def test_runs_of_the_longest_warp(places: RowSlots, kernel: SassKernel) -> None:
     found = Frequencies(kernel, Counts(places, PIECES, 1, "longest"))
     assert found.runs == pytest.approx([1, 2, 2, 1, 2, 1, 1, 1])
 
 
-def test_a_loop_without_a_source_is_said(places: Places) -> None:
+def test_a_loop_without_a_source_is_said(places: RowSlots) -> None:
     elsewhere = SassBlock("", [Instruction(0, "FADD", "R0, R0, R0", "", (("cuda_math.h", 7),))], [0, 1])
     kernel = SassKernel("k", [elsewhere, _block([], 14)], [SassLoop(0, frozenset([0]), frozenset([0]))])
     found = Frequencies(kernel, Counts(places, PIECES, WARPS, "warps"))
@@ -96,7 +96,7 @@ def test_a_loop_without_a_source_is_said(places: Places) -> None:
     assert found.unmatched == ["cuda_math.h:7"]
 
 
-def test_one_warp_with_fewer_rounds_leaves_the_others_their_whole_ones(places: Places, kernel: SassKernel) -> None:
+def test_one_warp_with_fewer_rounds_leaves_the_others_their_whole_ones(places: RowSlots, kernel: SassKernel) -> None:
     """31 warps do 32 rounds, one does 31: 127 or 128 times four of them, not three times four by each warp."""
     warps, rounds = 32, 32
     pieces = [Piece(_line(2), warps, 1), Piece(_line(5), warps * rounds - 1, rounds), Piece(_line(14), warps, 1)]
@@ -105,7 +105,7 @@ def test_one_warp_with_fewer_rounds_leaves_the_others_their_whole_ones(places: P
     assert found.runs[2] == pytest.approx(0)
 
 
-def test_rounds_that_are_left_over_stand_behind_the_loop(places: Places) -> None:
+def test_rounds_that_are_left_over_stand_behind_the_loop(places: RowSlots) -> None:
     """Ten rounds, four at a time: two times in the loop, two of the three copies behind it."""
     blocks = [
         _block([1, 2], 2),
@@ -150,18 +150,18 @@ def test_of_two_versions_of_a_call_one_may_be_idle(tmp_path: Path) -> None:
     for arm in arms:
         arm.instructions.insert(0, Instruction(0, "MOV", "", "", _line(5)))
     kernel = SassKernel("kernel", [_block([1, 2], 5), *arms, _block([], 10)])
-    found = Frequencies(kernel, Counts(Places(tmp_path), pieces, 8, "warps"))
+    found = Frequencies(kernel, Counts(RowSlots(tmp_path), pieces, 8, "warps"))
     assert found.runs == pytest.approx([8, 0, 8, 8])
 
 
-def test_blocks_on_the_same_ways_run_equally_often(places: Places) -> None:
+def test_blocks_on_the_same_ways_run_equally_often(places: RowSlots) -> None:
     """A block of instructions that were moved into it has the runs of those that it is always run with."""
     moved = SassBlock("", [Instruction(0, "FADD", "", "", _line(7)), Instruction(0, "FADD", "", "", _line(12))], [2])
     kernel = SassKernel("kernel", [_block([1], 2), moved, _block([], 14)])
     assert Frequencies(kernel, Counts(places, PIECES, WARPS, "warps")).runs == [WARPS] * 3
 
 
-def test_a_barrier_of_a_cluster_is_taken_as_a_cluster_does(places: Places) -> None:
+def test_a_barrier_of_a_cluster_is_taken_as_a_cluster_does(places: RowSlots) -> None:
     """The compiler adds an arm for launches without clusters, from the same line."""
     arms = [SassBlock("", [Instruction(0, name, "", "", _line(2))], [3]) for name in ("UCGABAR_WAIT", "BAR")]
     kernel = SassKernel("kernel", [_block([1, 2], 2), *arms, _block([], 14)])

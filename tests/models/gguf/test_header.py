@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvc_trt.errors import InputError
 from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
 from kvc_trt.models.gguf.header import read_header
-from kvc_trt.models.tensor_file import TensorFile
+from kvc_trt.models.sources.tensor_file import TensorFile
 from tests.models.gguf.tiny import write
 
 HUGE = 1 << 63

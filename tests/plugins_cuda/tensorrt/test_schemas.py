@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from kvc_trt.graph.state import state_tensors
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.registry import KERNEL_OPERATORS, OPERATORS
 from kvc_trt.operators.schema import INT8, INT32, INT64, PLUGIN_ATTRIBUTES, Operator

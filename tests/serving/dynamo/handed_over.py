@@ -9,7 +9,7 @@ import json
 
 from kvc_trt import Engine
 from kvc_trt.contexts import packing_of
-from kvc_trt.serving.dynamo.handing_over import Decode, Prefill
+from kvc_trt.serving.dynamo.handoff.handing_over import Decode, Prefill
 
 
 class Copied:

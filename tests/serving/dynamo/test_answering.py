@@ -8,7 +8,7 @@ import pytest
 
 from kvc_trt.errors import Busy, Cancelled, InputError
 from kvc_trt.runtime import Request, Scheduler, Session
-from kvc_trt.serving.dynamo.answering import Answering
+from kvc_trt.serving.dynamo.whole_engine import Answering
 from tests.runtime.fake_executor import FakeExecutor
 
 

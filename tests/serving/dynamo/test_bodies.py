@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
-from kvc_trt.serving.dynamo.answers import refusal
 from kvc_trt.serving.dynamo.bodies import (
     WANTS_ERRORS,
     WANTS_PROOF,
@@ -18,6 +17,7 @@ from kvc_trt.serving.dynamo.bodies import (
     error_of_status,
     error_of_stream,
 )
+from kvc_trt.serving.dynamo.chunks import refusal
 
 REFUSED = {"choices": [], "nvext": {"engine_data": refusal(400, "no room")["engine_data"]}}
 PIECE = {"choices": [{"text": "a"}]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvc_trt.runtime.metrics import Metrics
+from kvc_trt.runtime.scheduler.metrics import Metrics
 from kvc_trt.serving.dynamo.exposition import exposition, merged
 
 

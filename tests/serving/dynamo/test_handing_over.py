@@ -9,7 +9,7 @@ import pytest
 
 from kvc_trt.errors import HandoffRefused
 from kvc_trt.runtime import Sampling
-from kvc_trt.serving.dynamo.handing_over import OFFER
+from kvc_trt.serving.dynamo.handoff.handing_over import OFFER
 from tests.serving.dynamo.handed_over import after, all_of, asked, pair_of, tokens_of, whole
 
 

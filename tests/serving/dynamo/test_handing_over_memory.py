@@ -10,7 +10,7 @@ import pytest
 
 from kvc_trt.contexts.handoff import write_handoff
 from kvc_trt.errors import Busy, Cancelled, HandoffRefused, InputError
-from kvc_trt.serving.dynamo import handing_over
+from kvc_trt.serving.dynamo.handoff import handing_over
 from tests.serving.dynamo.handed_over import all_of, asked, tokens_of, whole
 
 pytestmark = pytest.mark.slow

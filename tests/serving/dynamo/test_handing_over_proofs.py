@@ -10,7 +10,7 @@ import pytest
 from kvc_trt import Engine
 from kvc_trt.errors import HandoffRefused, InputError
 from kvc_trt.proof import document_of
-from kvc_trt.serving.dynamo.handing_over import OFFER
+from kvc_trt.serving.dynamo.handoff.handing_over import OFFER
 from tests.serving.dynamo.handed_over import all_of, asked, pair_of, whole
 
 

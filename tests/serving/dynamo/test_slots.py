@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvc_trt.serving.dynamo.slots import HOLD_SECONDS, Slots
+from kvc_trt.serving.dynamo.handoff.slots import HOLD_SECONDS, Slots
 
 
 class Clock:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 import kvc_trt
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.errors import InputError
-from kvc_trt.serving.answer import Piece
 from kvc_trt.serving.request import ServedRequest
-from kvc_trt.serving.triton import family
+from kvc_trt.serving.served_answer import Piece
 from kvc_trt.serving.triton.config_schema import parsed
-from kvc_trt.serving.triton.engine_step import StepOutputs
-from kvc_trt.serving.triton.ensemble import ensemble_config, export_ensemble
+from kvc_trt.serving.triton.family import model_names as family
+from kvc_trt.serving.triton.family.engine_step import StepOutputs
+from kvc_trt.serving.triton.family.ensemble import ensemble_config, export_ensemble
 from kvc_trt.serving.triton.loading import load_model
 from tests.serving.triton.fake_server import (
     Request,

@@ -22,7 +22,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from kvc_trt.backends.tensorrt.lowering.operators import Installation
 from kvc_trt.errors import InputError
-from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 
 SCALE = "attention.scale"
 

@@ -20,12 +20,12 @@ from kvc_trt.backends.tensorrt.lowering.operators import Installation
 from kvc_trt.errors import InputError
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.emitter import Emitter
-from kvc_trt.operators.extend_attention import EXTEND_ATTENTION
-from kvc_trt.operators.keep_positions import KEEP_POSITIONS
-from kvc_trt.operators.replace import REPLACE_BOUNDS, REPLACE_CACHE
 from kvc_trt.operators.schema import Operator
 from kvc_trt.operators.shapes import HeadShape, Layout, count_to, int32, size
 from kvc_trt.operators.tensors import BOUNDS, FP8_BOUNDS
+from kvc_trt.operators.turns.extend_attention import EXTEND_ATTENTION
+from kvc_trt.operators.turns.keep_positions import KEEP_POSITIONS
+from kvc_trt.operators.turns.replace import REPLACE_BOUNDS, REPLACE_CACHE
 
 KEPT, UPDATED = "_kept.", "_out."
 

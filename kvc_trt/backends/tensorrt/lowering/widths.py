@@ -17,8 +17,8 @@ from typing import Any
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from kvc_trt.backends.tensorrt.lowering.operators import Installation
-from kvc_trt.operators.extend_attention import EXTEND_ATTENTION
-from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.operators.turns.extend_attention import EXTEND_ATTENTION
 
 
 def write_out_widths(model: ModelProto, at_hand: Installation) -> list[str]:

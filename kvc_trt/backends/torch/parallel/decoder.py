@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 
-from kvc_trt.backends.torch.decoder import TorchDecoder
+from kvc_trt.backends.torch.model.decoder import TorchDecoder
 
 if TYPE_CHECKING:
     from kvc_trt.models.sharding import Shard

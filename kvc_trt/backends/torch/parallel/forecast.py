@@ -6,7 +6,7 @@ from typing import Any
 
 from kvc_trt.backends.torch import memory
 from kvc_trt.graph.state import ITEM_SIZE, state_tensors
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.sharding import describe_shards, shards
 

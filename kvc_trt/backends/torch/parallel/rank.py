@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from kvc_trt.backends.torch.executor import TorchExecutor
-    from kvc_trt.backends.torch.weights import TorchWeights
+    from kvc_trt.backends.torch.model.weights import TorchWeights
     from kvc_trt.engine.program import Program
     from kvc_trt.runtime.executor import Prefilled
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.backends.torch import memory
-from kvc_trt.backends.torch.weights import TorchWeights
+from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.graph.weights import EMBEDDING, HEAD, EngineWeights, GraphWeights
 from kvc_trt.models.dtypes import numpy_dtype
 

@@ -13,9 +13,9 @@ from kvc_trt.engine.program import twin_program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import cache_sites
 from kvc_trt.runtime import Session
-from kvc_trt.runtime.batch import batch_of
+from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.engine_run import judge_compaction, run
-from kvc_trt.verify.ops import compare_step
+from kvc_trt.verify.rungs.operators import compare_step
 from tests.backends.onnxruntime.test_rows import CLEAR_MARGIN, requests
 from tests.backends.prompts import filled, padded, prompts
 from tests.backends.torch.test_executor import alone

@@ -1,0 +1,1 @@
+"""Answerers: engines, the PyTorch reference, and the models that are compared."""

@@ -1,0 +1,209 @@
+"""Who answers: one policy at one budget, as an engine in a session or, where it has none, in the PyTorch reference."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from kvc_trt.accuracy.questions import Question
+from kvc_trt.errors import InputError
+from kvc_trt.runtime.session.batch import batch_of
+from kvc_trt.tasks.likelihood import mean_negative_log_likelihood
+
+if TYPE_CHECKING:
+    from kvc_trt.models.config import ModelConfig
+    from kvc_trt.policies import PolicyParameters
+    from kvc_trt.runtime import Output, Session
+    from kvc_trt.runtime.executor import Executor
+
+Answer = tuple[int, ...]
+"""Token ids of one answer, the end token included where the model put one."""
+Answers = list[Answer]
+MOST_ROWS = 16
+ROWS_BYTES = 768 << 20
+"""Most bytes of cache that the rows of one policy take."""
+QUESTIONS_BYTES = 1536 << 20
+"""Most bytes that the full caches of the questions take that every policy is asked before the next ones."""
+
+
+class Answerer(Protocol):
+    """One policy at one budget, resolved for one length."""
+
+    @property
+    def parameters(self) -> PolicyParameters:
+        """The policy's resolved numbers."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of cache allocated for one sequence."""
+
+    @property
+    def executor(self) -> str:
+        """What runs it: a backend's name, or reference."""
+
+    def answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
+        """Greedy answers, at most `max_new_tokens` long, in the order of the questions."""
+
+    def surprise(self, questions: Sequence[Question]) -> list[float]:
+        """Mean negative log-likelihood of each question's true continuation, in nats.
+
+        InputError where the policy has no engine: nothing is measured token by token in the reference.
+        """
+
+
+class SessionAnswerer:
+    """An engine; late questions are fed through decode, as `Request.continuation_token_ids`, others as turns.
+
+    All rows' caches are allocated for as long as questions are asked: dozens of engines are open at a time.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        parameters: PolicyParameters,
+        name: str,
+        rows: int,
+        end_token_ids: Iterable[int],
+    ) -> None:
+        self._executor, self._rows, self._ends = executor, rows, frozenset(end_token_ids)
+        self._parameters, self._name = parameters, name
+        self._row_bytes = 0
+
+    @property
+    def parameters(self) -> PolicyParameters:
+        """The numbers that the engine was resolved to."""
+        return self._parameters
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the state buffers, which are allocated for all rows, per row; 0 before the first question."""
+        return self._row_bytes
+
+    @property
+    def executor(self) -> str:
+        """The backend's name."""
+        return self._name
+
+    def answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
+        """As many questions at a time as there are rows, so that every policy prefills the same batches."""
+        with self._session() as session:
+            return [
+                answer
+                for some in batches(questions, session.max_batch_size)
+                for answer in self._answered(session, some, max_new_tokens)
+            ]
+
+    def surprise(self, questions: Sequence[Question]) -> list[float]:
+        """The continuations fed one token per step; a row that has no more of them leaves."""
+        with self._session() as session:
+            return [one for some in batches(questions, session.max_batch_size) for one in _surprise(session, some)]
+
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[Session]:
+        """A session with its caches, which are given back."""
+        from kvc_trt.runtime import Session
+
+        session = Session(self._executor, None, self._rows, end_token_ids=self._ends)
+        self._row_bytes = self._executor.state_bytes() // self._rows
+        try:
+            yield session
+        finally:
+            self._executor.allocate(1)
+
+    def _answered(self, session: Session, questions: Sequence[Question], max_new_tokens: int) -> Iterable[Answer]:
+        """Rows advance together; one whose answer is complete leaves before the model goes on."""
+        from kvc_trt.runtime import Request
+
+        requests = [
+            Request(q.prompt_ids, max_new_tokens, continuation_token_ids=q.continuation_ids, stay=bool(q.turn_ids))
+            for q in questions
+        ]
+        asked = dict(zip(session.add(requests), questions, strict=True))
+        answers: dict[int, list[int]] = {row: [] for row in asked}
+        turns = {row: question.turn_ids for row, question in asked.items() if question.turn_ids}
+        for row in [row for row in turns if not asked[row].answers_first]:
+            session.turn(row, turns.pop(row))
+        while session.rows:
+            second = []
+            for event in session.sample():
+                row, answer = event.row, answers[event.row]
+                answer.append(event.token_id)
+                if event.output is not None:
+                    _check_room(event.output, self._parameters)
+                    if row in turns:
+                        second.append((row, event.token_id))
+                        answer.clear()
+                    elif asked[row].turn_ids:
+                        session.remove(row)  # it waits for another turn
+                elif row not in turns and asked[row].is_answered(answer):
+                    session.remove(row)
+            session.advance()
+            for row, last in second:
+                self._turn(session, row, turns.pop(row), last)
+        return map(tuple, answers.values())
+
+    def _turn(self, session: Session, row: int, token_ids: tuple[int, ...], last: int) -> None:
+        """Ask the second question. A template says the end of the first answer, as the model does if it ends it."""
+        session.turn(row, token_ids, feed_last=not (last in self._ends and token_ids[0] == last))
+
+
+def _surprise(session: Session, questions: Sequence[Question]) -> list[float]:
+    """Mean negative log-likelihood of each question's true continuation, in nats, after its prompt was compacted.
+
+    Row i of logits predicts token i: the first comes from the last token of prompt and late question.
+    """
+    executor, batch = (
+        session.executor,
+        batch_of([q.prompt_ids for q in questions], session.executor.limits.prompt_block),
+    )
+    prefilled = executor.prefill(batch.input_ids, batch.prompt_lengths)
+    fed = [(*question.continuation_ids, *question.target_ids[:-1]) for question in questions]
+    order = sorted(range(len(questions)), key=lambda i: -len(fed[i]))  # the rows that go on are always the first ones
+    said = [[prefilled.logits[i].copy()] for i in order]
+    for row, i in enumerate(order):
+        executor.insert(prefilled, i, row)
+    positions, stored = batch.prompt_lengths[order], prefilled.cache_lengths[:, order]
+    for step in range(max(map(len, fed))):
+        rows = sum(step < len(fed[i]) for i in order)
+        tokens = np.array([fed[i][step] for i in order[:rows]], np.int64)
+        logits = executor.decode(tokens, positions[:rows] + step, stored[:, :rows] + step)
+        for row in range(rows):
+            said[row].append(logits[row].copy())
+    of = {
+        i: mean_negative_log_likelihood(np.stack(rows[-len(questions[i].target_ids) :]), questions[i].target_ids)
+        for i, rows in zip(order, said, strict=True)
+    }
+    return [of[i] for i in range(len(questions))]
+
+
+def rows_for(row_bytes: int) -> int:
+    """Questions that a policy with so many bytes of cache a row answers together. Rows do not depend on each other."""
+    return max(1, min(MOST_ROWS, ROWS_BYTES // row_bytes))
+
+
+def questions_for(model: ModelConfig, sequence: int) -> int:
+    """Questions of `sequence` tokens that every policy is asked before the next ones are prefilled."""
+    return max(1, min(MOST_ROWS, QUESTIONS_BYTES // full_row_bytes(model, sequence)))
+
+
+def full_row_bytes(model: ModelConfig, sequence: int) -> int:
+    """Bytes of the whole cache of `sequence` tokens, in fp32."""
+    return 2 * 4 * model.num_hidden_layers * model.num_key_value_heads * model.head_size * sequence
+
+
+def _check_room(output: Output, parameters: PolicyParameters) -> None:
+    """An answer that the cache cut short says nothing about what the policy keeps."""
+    if output.finish_reason == "capacity":
+        raise InputError(
+            f"an answer does not fit the engine's max_output_len of {parameters.max_output_len}, "
+            "which holds late questions too",
+            hint="build the engine with a larger --max-output-len, or measure with a smaller --max-new-tokens",
+        )
+
+
+def batches(questions: Sequence[Question], rows: int) -> Iterable[Sequence[Question]]:
+    """The questions in order, `rows` at a time."""
+    return (questions[first : first + rows] for first in range(0, len(questions), rows))

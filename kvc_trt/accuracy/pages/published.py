@@ -1,0 +1,140 @@
+"""What RocketKV's paper says, beside a measurement: its scores (published.yaml), and who answers more than whom.
+
+The tasks here are our own: the wording and, for some, the haystack differ from the paper's. Both policies of a claimed
+pair answered the same questions, so their difference is taken question by question, and its standard error is that of
+the differences. Only groups of questions that the full cache answers take part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal, get_args
+
+from kvc_trt.accuracy.cell import Cell, Mean, paired_difference
+from kvc_trt.accuracy.grid import QuestionGroup
+
+
+@dataclass(frozen=True)
+class Published:
+    """One table's column: a model's scores on one benchmark at one length."""
+
+    model: str
+    """The name of the model's preset."""
+    benchmark: str
+    length: int | None
+    """Context length in tokens; None where the table names none."""
+    by_policy: dict[str, dict[int | None, float]]
+    """Percentages by policy and token budget; a score that holds at any budget has the budget None."""
+
+
+@dataclass(frozen=True)
+class PublishedTables:
+    """All columns that one source publishes."""
+
+    source: str
+    budgets: tuple[int, ...]
+    columns: tuple[Published, ...]
+    claims: tuple[tuple[str, str], ...]
+    """Pairs of policies of which the first answers at least as much as the second, at low budgets."""
+
+    def of(self, model: str) -> list[Published]:
+        """The columns of a preset; empty for a model that the paper does not measure."""
+        return [one for one in self.columns if one.model == model]
+
+
+@cache
+def published_tables() -> PublishedTables:
+    """The paper's tables, read from published.yaml."""
+    import yaml
+
+    stored = yaml.safe_load(files("kvc_trt.accuracy.pages").joinpath("published.yaml").read_text(encoding="utf-8"))
+    budgets = tuple(stored["budgets"])
+    columns = (
+        Published(
+            one["model"],
+            one["benchmark"],
+            one["length"],
+            {policy: _by_budget(scores, budgets) for policy, scores in one["scores"].items()},
+        )
+        for one in stored["tables"]
+    )
+    claims = tuple((first, second) for first, second in stored["claims"])
+    return PublishedTables(stored["source"], budgets, tuple(columns), claims)
+
+
+def _by_budget(scores: Any, budgets: tuple[int, ...]) -> dict[int | None, float]:
+    if not isinstance(scores, list):
+        return {None: float(scores)}
+    return {b: float(score) for b, score in zip(budgets, scores, strict=True) if score is not None}
+
+
+Verdict = Literal["holds", "equal within the error", "does not hold"]
+"""The claim is first >= second: equality within the error does not contradict it."""
+
+NOTICEABLE = 2.0
+"""How many standard errors a difference needs to count as one."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """First policy minus second, over every group that both answered."""
+
+    first: str
+    second: str
+    mode: str
+    token_budget: int
+    difference: Mean
+    groups: tuple[QuestionGroup, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the first answers at least as much as the second, as far as the error allows to say."""
+        noise = NOTICEABLE * self.difference.standard_error
+        if abs(self.difference.value) <= noise:
+            return "equal within the error"
+        return "holds" if self.difference.value > 0 else "does not hold"
+
+
+def compare(cells: Sequence[Cell], first: str, second: str, mode: str, token_budget: int) -> Comparison | None:
+    """The two policies at one budget; None where no group counts in which both answered."""
+    mine, other = (
+        {
+            cell.group: cell
+            for cell in cells
+            if (cell.policy, cell.token_budget, cell.mode) == (policy, token_budget, mode)
+            and cell.scores
+            and cell.evidence
+        }
+        for policy in (first, second)
+    )
+    common = tuple(group for group in mine if group in other)
+    if not common:
+        return None
+    scores = [[score for group in common for score in side[group].scores] for side in (mine, other)]
+    return Comparison(first, second, mode, token_budget, paired_difference(*scores), common)
+
+
+def paper_order(cells: Sequence[Cell]) -> list[Comparison]:
+    """Every claim at every budget and in every mode that the cells speak of."""
+    modes = dict.fromkeys(cell.mode for cell in cells)
+    budgets = sorted({cell.token_budget for cell in cells if cell.token_budget is not None})
+    found = [
+        compare(cells, first, second, mode, budget)
+        for mode in modes
+        for first, second in published_tables().claims
+        for budget in budgets
+    ]
+    return [one for one in found if one is not None]
+
+
+def summary(comparisons: Sequence[Comparison]) -> list[str]:
+    """One sentence per mode: how many comparisons of the claims came out how."""
+    lines = []
+    for mode in dict.fromkeys(one.mode for one in comparisons):
+        found = [one.verdict for one in comparisons if one.mode == mode]
+        counts = ", ".join(f"{found.count(verdict)} {verdict}" for verdict in get_args(Verdict))
+        lines.append(f"{mode}: of {len(found)} comparisons (claim and budget) {counts}")
+    return lines

@@ -1,0 +1,1 @@
+"""Prefill in parts and slices, and prefill that several engines share."""

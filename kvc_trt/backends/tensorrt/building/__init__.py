@@ -1,0 +1,1 @@
+"""Build TensorRT plans from an engine's graphs."""

@@ -1,0 +1,1 @@
+"""Load TensorRT plans and run them: device memory, contexts, steps and turns."""

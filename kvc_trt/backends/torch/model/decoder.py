@@ -1,0 +1,281 @@
+"""One model under one policy in PyTorch, batched: the layers of the reference around `torch.ops.kvc`.
+
+A batch is [T, width] throughout, with T = batch * sequence in prefill and T = batch in a step. Prefill works layer by
+layer: a layer's keys and values are compacted before the next layer computes its own, so only one full cache is in
+memory; projections and feed-forward run over blocks of tokens. A step has fixed shapes, never waits for the device and
+updates its state in place, so that it can be captured in a CUDA graph. Under a policy without kernels for some part,
+the caches run by nodes (`nodes/cache_operations.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kvc_trt.backends.torch.memory import PREFILL_BLOCK
+from kvc_trt.backends.torch.model.elementwise import AS_WRITTEN, Elementwise
+from kvc_trt.backends.torch.model.prefetch import weight_prefetch
+from kvc_trt.backends.torch.model.projections import Projections
+from kvc_trt.backends.torch.model.prompt_attention import last_queries, prefill_attention
+from kvc_trt.backends.torch.model.turn import take_turns
+from kvc_trt.backends.torch.nodes.caches import State, runs_by_nodes
+from kvc_trt.graph.state import cache_sites, uses_pages
+from kvc_trt.kernels.ops import kvc, numbers_of
+from kvc_trt.operators import PROMPT_BLOCK
+from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.compaction.compact import COMPACT
+
+if TYPE_CHECKING:
+    from kvc_trt.backends.torch.model.weights import TorchWeights
+    from kvc_trt.backends.torch.nodes.caches import Block
+    from kvc_trt.methods.base.parameters import PolicyParameters
+    from kvc_trt.models.config import ModelConfig
+
+DenseAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache (written), cache_lengths [B] -> [B,H,D]."""
+AFTER_ATTENTION = ("self_attn.o_proj", "mlp.gate_up_proj")
+"""The products whose matrices a step reads next, while attention runs."""
+OBSERVABLE = ("q_window", "keys", "values", "indices", "query", "attended", "selected")
+
+
+class PromptResult(NamedTuple):
+    """The result of a prefill."""
+
+    logits: Tensor
+    """float32 [B,vocab]: the logits of each row's last token."""
+    state: dict[str, Tensor]
+    cache_lengths: Tensor
+    """int64 [caches,B]: tokens stored per cache and row."""
+
+
+class TorchDecoder(Projections):
+    """The computation around the kernels, in the type and on the device of the weights; caches have `cache_dtype`.
+
+    `expose` names values that each run stores in `exposed`: q_window.L, keys.L, values.L and indices.L of compaction,
+    query.L, attended.L and selected.L of a step. `elementwise` has the functions between the products,
+    `dense_attention` attends in layers that read their whole cache (None: our kernel), `block` is the tokens per block
+    of prefill. With `turns`, prefill also returns what a turn needs. `twin_of` are the parameters of the engine whose
+    dense twin this is: what that engine runs by nodes, the twin does too, so that both agree bit for bit.
+    """
+
+    def __init__(
+        self, config: ModelConfig, parameters: PolicyParameters, weights: TorchWeights, *, cache_dtype: torch.dtype,
+        expose: Collection[str] = (), elementwise: Elementwise = AS_WRITTEN,
+        dense_attention: DenseAttention | None = None, block: int = PREFILL_BLOCK, turns: bool = False,
+        twin_of: PolicyParameters | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(config, weights, parameters.max_sequence_len, elementwise, block)
+        self.parameters, self.cache_dtype = parameters, cache_dtype
+        self.exposed: dict[str, Tensor] = {}
+        self._expose = frozenset(expose)
+        self._turns = turns
+        self._dense_attention: DenseAttention = dense_attention or kvc.dense_attention
+        self._hybrid_numbers = numbers_of(HYBRID_ATTENTION, parameters)
+        self.on_gpu = weights.embedding.device.type == "cuda"
+        self.caches = len(cache_sites(config, parameters))
+        self._ahead = weight_prefetch(weights.embedding.device)
+        self._by_nodes = runs_by_nodes(self, twin_of, self._expose, turns=turns)
+        # The kernels rotate what a step projects, where nothing stands between the two: no norm, type or other kernel.
+        plain = weights.embedding.dtype == cache_dtype and not config.qk_norm
+        self._rotates = plain and dense_attention is None and self._by_nodes.steps is None
+
+    @property
+    def steps_by_nodes(self) -> bool:
+        """Whether steps run by nodes, for which the host waits."""
+        return self._by_nodes.steps is not None
+
+    @torch.inference_mode()
+    def prefill(self, input_ids: Tensor, prompt_lengths: Tensor) -> PromptResult:
+        """Run prompts [B,S], right padded, of lengths [B], compacting each layer's cache after its attention."""
+        if self._by_nodes.pads:
+            input_ids = functional.pad(input_ids, (0, -input_ids.shape[1] % PROMPT_BLOCK))
+        batch, length = input_ids.shape
+        state: dict[str, Tensor] = {}
+        lengths: list[Tensor] = []
+        hidden = functional.embedding(input_ids.flatten(), self._weights.embedding)
+        for layer in range(self.config.num_hidden_layers):
+            kept, stored = self._prefill_layer(layer, hidden, batch, prompt_lengths)
+            state.update(kept)
+            lengths += stored
+        last = torch.arange(batch, device=hidden.device) * length + prompt_lengths - 1
+        final = self._norm(hidden.index_select(0, last), self._weights.norm)
+        return PromptResult(self._logits(final), state, torch.stack(lengths))
+
+    @torch.inference_mode()
+    def decode(self, tokens: Tensor, positions: Tensor, cache_lengths: Tensor, state: State) -> Tensor:
+        """Run one step, updating `state` in place: tokens, positions [B], cache_lengths [caches,B] -> [B,vocab]."""
+        return self._steps(tokens, positions, cache_lengths, state, 1)
+
+    @torch.inference_mode()
+    def check_draft(self, tokens: Tensor, positions: Tensor, cache_lengths: Tensor, state: State) -> Tensor:
+        """Run as many steps as `tokens` [n,B] has rows in one pass, the first at `positions` [B] -> [n,B,vocab]."""
+        places = positions + torch.arange(len(tokens), device=positions.device)[:, None]
+        found = self._steps(tokens.flatten(), places.flatten(), cache_lengths, state, len(tokens))
+        return found.view(*tokens.shape, -1)
+
+    def _steps(self, tokens: Tensor, positions: Tensor, cache_lengths: Tensor, state: State, count: int) -> Tensor:
+        """Run `count` steps of known tokens [count*B]: only attention takes them one after the other."""
+        layers = self._weights.layers
+        norms = [layer["input_layernorm.weight"] for layer in layers[1:]] + [self._weights.norm]
+        cos, sin = self._angles(positions)
+        hidden = functional.embedding(tokens, self._weights.embedding)
+        x = self._norm(hidden, layers[0]["input_layernorm.weight"])
+        for layer, next_norm in enumerate(norms):
+            made = (self._join(layer, x), cos, sin) if self._rotates else self._split(layer, x, cos, sin)
+            if self._ahead is not None:
+                self._ahead.start(*(layers[layer][f"{name}.weight"] for name in AFTER_ATTENTION))
+            if self._by_nodes.steps is not None:
+                outputs = self._by_nodes.steps.attend(layer, x, made, positions, cache_lengths, state, count)
+            else:
+                attend, stored = self._attend_rotated if self._rotates else self._attend, cache_lengths[layer]
+                outputs = [
+                    attend(layer, own, stored + step if step else stored, state)
+                    for step, own in enumerate(zip(*(part.chunk(count) for part in made), strict=True))
+                ]
+            attended = outputs[0] if count == 1 else torch.cat(outputs)
+            update = self._output(layer, attended.to(x.dtype).flatten(1))
+            hidden, x = self._add(hidden, update, layers[layer]["post_attention_layernorm.weight"])
+            hidden, x = self._add(hidden, self._feed_forward(layer, x), next_norm)
+        logits = self._logits(x)
+        if self._ahead is not None:
+            self._ahead.end()
+        return logits
+
+    @torch.inference_mode()
+    def extend(
+        self, input_ids: Tensor, positions: Tensor, lengths: Sequence[int], cache_lengths: Sequence[Sequence[int]],
+        state: State, *, all_logits: bool = False,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Run a turn, updating `state` in place: new tokens [B,M], right padded, of `lengths` [B].
+
+        positions [B] are those of the first new tokens, cache_lengths [caches,B] the entries before the turn. Returns
+        the last tokens' logits [B,vocab], or with `all_logits` those of every token [B,M,vocab], and the entries after
+        it, int64 [caches,B] on the CPU.
+        """
+        batch, block = input_ids.shape
+        hidden = functional.embedding(input_ids.flatten(), self._weights.embedding)
+        places = positions[:, None] + torch.arange(block, device=positions.device)
+        places = places.flatten().clamp(max=len(self._cos) - 1)  # padding may extend past the tables
+        stored: list[Tensor] = []
+        for layer in range(self.config.num_hidden_layers):
+            made, given = self._project(layer, hidden, batch, places), (lengths, positions, cache_lengths, state)
+            if self._by_nodes.prompts is not None:
+                attended, after = self._by_nodes.prompts.take_turn(layer, (hidden, made), *given)
+            else:
+                rule = self.parameters.groups(layer)[0].parameters
+                attended, after = take_turns(layer, made, *given, rule)
+            stored += after
+            self._finish(layer, hidden, attended.transpose(1, 2).reshape(len(hidden), -1))
+        if all_logits:
+            every = self._logits(self._norm(hidden, self._weights.norm))
+            return every.reshape(batch, block, -1), torch.stack(stored)
+        last = torch.arange(batch, device=hidden.device) * block + torch.tensor(lengths, device=hidden.device) - 1
+        final = self._norm(hidden.index_select(0, last), self._weights.norm)
+        return self._logits(final), torch.stack(stored)
+
+    def _prefill_layer(
+        self, layer: int, hidden: Tensor, batch: int, prompt_lengths: Tensor
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Pass the residual stream [T,hidden] through one layer in place; return its stored tensors and lengths."""
+        places = torch.arange(len(hidden), device=hidden.device) % (len(hidden) // batch)
+        places = places.clamp(max=len(self._cos) - 1)  # padding may extend past the tables
+        made = self._project(layer, hidden, batch, places)
+        query, keys, values = (part.transpose(1, 2) for part in made)
+        attended = prefill_attention(query, keys, values)
+        if self._by_nodes.prompts is not None:
+            stored = self._store_by_nodes(layer, (hidden, made), prompt_lengths)
+            del made, query
+        else:
+            del made
+            keys, values = keys.to(self.cache_dtype), values.to(self.cache_dtype)
+            if self.parameters.is_compressed(layer):
+                q_window = last_queries(query, prompt_lengths, self.parameters.window).to(self.cache_dtype)
+                del query
+                kept, lengths = self._compact(layer, q_window, keys, values, prompt_lengths)
+                stored = kept, [lengths]
+            else:
+                del query
+                stored = self._store_whole(layer, keys, values, prompt_lengths), [prompt_lengths]
+        del keys, values  # free memory for the feed-forward block
+        self._finish(layer, hidden, attended.transpose(1, 2).reshape(len(hidden), -1))
+        return stored
+
+    def _store_by_nodes(
+        self, layer: int, block: Block, prompt_lengths: Tensor
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        assert self._by_nodes.prompts is not None
+        return self._by_nodes.prompts.store(layer, block, prompt_lengths)
+
+    def _attend(self, layer: int, made: tuple[Tensor, Tensor, Tensor], cache_lengths: Tensor, state: State) -> Tensor:
+        """Store one token per row, of query [B,H,D], key and value [B,G,D], and attend [B,H,D]."""
+        query, keys, values = (x.to(self.cache_dtype) for x in made)
+        inputs = query, keys, values, state[f"k_cache.{layer}"], state[f"v_cache.{layer}"]
+        if not uses_pages(self.parameters, layer):
+            return self._dense_attention(*inputs, cache_lengths)
+        paged = *inputs, state[f"bounds.{layer}"], cache_lengths
+        attended: Tensor
+        if f"selected.{layer}" in self._expose:
+            attended, selected = kvc.hybrid_attention(*paged, **self._hybrid_numbers)
+            self._see(layer, selected=selected)
+        else:
+            attended = kvc.hybrid_attention_without_selected(*paged, **self._hybrid_numbers)
+        self._see(layer, query=query, attended=attended)
+        return attended
+
+    def _attend_rotated(
+        self, layer: int, made: tuple[Tensor, Tensor, Tensor], cache_lengths: Tensor, state: State
+    ) -> Tensor:
+        """Do the same from what a step projects [B,(H+2G)*D], and cosines and sines [B,D/2]: kernels rotate it."""
+        joined, *angles = made
+        heads, kv_heads = self._heads
+        inputs = (
+            joined.view(len(joined), heads + 2 * kv_heads, -1),
+            *angles,
+            *(state[f"{name}.{layer}"] for name in ("k_cache", "v_cache")),
+        )
+        attended: Tensor
+        if not uses_pages(self.parameters, layer):
+            attended, _ = kvc.rotated_dense_attention(*inputs, cache_lengths, heads=heads)
+            return attended
+        paged = *inputs, state[f"bounds.{layer}"], cache_lengths
+        if f"selected.{layer}" in self._expose:
+            attended, selected, query = kvc.rotated_hybrid_attention(*paged, heads=heads, **self._hybrid_numbers)
+            self._see(layer, selected=selected)
+        else:
+            attended, query = kvc.rotated_hybrid_attention_without_selected(*paged, heads=heads, **self._hybrid_numbers)
+        self._see(layer, query=query, attended=attended)
+        return attended
+
+    def _compact(
+        self, layer: int, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        rule, paged = self.parameters.groups(layer)[0].parameters, uses_pages(self.parameters, layer)
+        numbers = numbers_of(COMPACT, rule)
+        if not paged:
+            numbers["page_size"] = rule.capacity  # one page, since the bounds are not used
+        k_cache, v_cache, bounds, lengths, indices = kvc.compact(q_window, keys, values, prompt_lengths, **numbers)
+        self._see(layer, q_window=q_window, keys=keys, values=values, indices=indices)
+        kept = {f"k_cache.{layer}": k_cache, f"v_cache.{layer}": v_cache}
+        if self._turns:
+            kept[f"slot_positions.{layer}"] = indices
+        return kept | ({f"bounds.{layer}": bounds} if paged else {}), lengths
+
+    def _store_whole(self, layer: int, keys: Tensor, values: Tensor, prompt_lengths: Tensor) -> dict[str, Tensor]:
+        """Store the whole prompt in a cache with room for the answer; padding becomes zero."""
+        batch, heads, length, size = keys.shape
+        padding = (torch.arange(length, device=keys.device) >= prompt_lengths[:, None])[:, None, :, None]
+        kept = {}
+        for name, tensor in (("k_cache", keys), ("v_cache", values)):
+            cache = tensor.new_zeros(batch, heads, self.parameters.layer_capacity(layer), size)
+            cache[:, :, :length] = tensor
+            cache[:, :, :length].masked_fill_(padding, 0)
+            kept[f"{name}.{layer}"] = cache
+        return kept
+
+    def _see(self, layer: int, **values: Tensor) -> None:
+        named = {f"{name}.{layer}": value for name, value in values.items()}
+        self.exposed.update((name, value.clone()) for name, value in named.items() if name in self._expose)

@@ -1,0 +1,1 @@
+"""Run ONNX nodes in PyTorch, for the parts of a policy that have no kernels."""

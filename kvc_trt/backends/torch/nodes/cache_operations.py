@@ -1,0 +1,170 @@
+"""The caches of a layer by the nodes of the engine's graphs, for policies that have no kernels for some part of it.
+
+A node of an operator that has a kernel calls it; all others run as PyTorch operations (`program.py`). The host
+waits for lengths and conditions, so nothing here can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvc_trt.backends.torch.nodes.program import NodeProgram, Operators, Scope, Tensors
+from kvc_trt.graph.cache_graphs import ROTARY_TABLES, CacheGraphs
+from kvc_trt.graph.cache_nodes import layout_of
+from kvc_trt.graph.rewrites.prune import read_names
+from kvc_trt.graph.state import StateTensor, state_tensors
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
+Given = Mapping[str, Callable[[], Tensor]]
+"""Makes each value that nodes may read, by name; only those that are read are made."""
+
+
+@dataclass(frozen=True)
+class ManyTokens:
+    """The attention inputs of many tokens per row, of a prompt or a turn; in the cache's type."""
+
+    queries: Tensor
+    """[B,H,S,D]"""
+    keys: Tensor
+    """[B,G,S,D]"""
+    values: Tensor
+    plain: Callable[[], tuple[Tensor, Tensor]]
+    """Makes queries [B,S,H,D] and keys [B,S,G,D] before the rotary embedding."""
+
+    def given(self, layer: int) -> dict[str, Callable[[], Tensor]]:
+        """Return the inputs by the names of `CacheGraphs`."""
+        return {
+            f"query_rows.{layer}": lambda: self.queries.transpose(1, 2).flatten(2),
+            f"queries.{layer}": lambda: self.queries,
+            f"keys.{layer}": lambda: self.keys,
+            f"values.{layer}": lambda: self.values,
+            f"plain_queries.{layer}": lambda: self.plain()[0],
+            f"plain_keys.{layer}": lambda: self.plain()[1].transpose(1, 2),
+        }
+
+
+@dataclass(frozen=True)
+class OneToken:
+    """The attention inputs of one token per row, in the cache's type."""
+
+    query: Tensor
+    """[B,H,D]"""
+    key: Tensor
+    """[B,G,D]"""
+    value: Tensor
+    plain: Callable[[], tuple[Tensor, Tensor]]
+    """Makes query and key before the rotary embedding."""
+
+    def given(self, layer: int) -> dict[str, Callable[[], Tensor]]:
+        """Return the inputs by the names of `CacheGraphs`."""
+        return {
+            f"query.{layer}": lambda: self.query,
+            f"key.{layer}": lambda: self.key,
+            f"value.{layer}": lambda: self.value,
+            f"plain_query.{layer}": lambda: self.plain()[0],
+            f"plain_key.{layer}": lambda: self.plain()[1],
+        }
+
+
+class CacheOperations:
+    """Runs the caches of an engine's layers. `rotary` are cosine and sine of every position, float32 [L,D/2].
+
+    `turns` says whether prompts store what a turn needs. Without `kernels`, steps run the bodies of all operators.
+    Values in `expose` are copied to `exposed` by every run.
+    """
+
+    def __init__(
+        self, graphs: CacheGraphs, dtype: torch.dtype, rotary: tuple[Tensor, Tensor], *, turns: bool, kernels: bool,
+        expose: Collection[str] = (), exposed: dict[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        self._graphs, self._rotary = graphs, rotary
+        self._expose = tuple(expose)
+        self.exposed = {} if exposed is None else exposed
+        name = str(dtype).removeprefix("torch.")
+        layout, device = layout_of(graphs.config, graphs.parameters, name), rotary[0].device
+        self.operators = Operators(layout, device)
+        """The operators of prompts and turns."""
+        self.step_operators = self.operators if kernels else Operators(layout, device, kernels=False)
+        self._state = state_tensors(graphs.config, graphs.parameters, name, turns=turns)
+        self._programs: dict[tuple[str, int], NodeProgram] = {}
+
+    def store(self, layer: int, tokens: ManyTokens, prompt_lengths: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Return what the caches of a layer keep of prompts of lengths [B], and the entries [B] of each."""
+        names, lengths = [one.name for one in self._of_layer(layer)], self._lengths(layer)
+        program = self._program("prompt", layer, self._graphs.prompt, self.operators, [*names, *lengths])
+        found = self._run(program, {**tokens.given(layer), "prompt_lengths": lambda: prompt_lengths})
+        return dict(zip(names, found, strict=False)), found[len(names) : len(names) + len(lengths)]
+
+    def attend(self, layer: int, token: OneToken, positions: Tensor, cache_lengths: Tensor, state: Tensors) -> Tensor:
+        """Append one token per row at `positions` [B] to the caches of a layer, in place, and attend: [B,H,D].
+
+        `cache_lengths` [caches,B] are the entries before.
+        """
+        tensors = [one for one in self._of_layer(layer) if one.in_step]
+        outputs = [f"attended.{layer}", *(one.aliased_output for one in tensors)]
+        program = self._program("step", layer, self._graphs.step, self.step_operators, outputs)
+        given = {**token.given(layer), "positions": lambda: positions, "cache_lengths": lambda: cache_lengths}
+        found = self._run(program, given, state)
+        _write_back(state, tensors, found[1:])
+        return found[0]
+
+    def take_turn(
+        self, layer: int, tokens: ManyTokens, lengths: Tensor, positions: Tensor, cache_lengths: Tensor, state: Tensors
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Attend from a turn of `lengths` [B] tokens per row and store it in place.
+
+        `positions` [B] are those of the first tokens, `cache_lengths` [caches,B] the entries before. Returns [B,H,M,D]
+        and the entries [B] of each cache after it.
+        """
+        tensors, after = self._of_layer(layer), self._lengths(layer)
+        outputs = [f"attended.{layer}", *(one.aliased_output for one in tensors), *after]
+        program = self._program("turn", layer, self._graphs.turn, self.operators, outputs)
+        given = {
+            **tokens.given(layer), "lengths": lambda: lengths, "positions": lambda: positions,
+            "cache_lengths": lambda: cache_lengths,
+        }  # fmt: skip
+        found = self._run(program, given, state)
+        _write_back(state, tensors, found[1:])
+        first = 1 + len(tensors)
+        return found[0], found[first : first + len(after)]
+
+    def _program(
+        self, kind: str, layer: int, write: Callable[[int], Sequence[NodeProto]], operators: Operators,
+        outputs: Sequence[str],
+    ) -> NodeProgram:  # fmt: skip
+        if (kind, layer) not in self._programs:
+            nodes = write(layer)
+            seen = read_names(nodes).union(*(node.output for node in nodes))
+            exposed = [name for name in self._expose if name in seen]
+            self._programs[kind, layer] = NodeProgram(nodes, [*outputs, *exposed], operators, exposed=exposed)
+        return self._programs[kind, layer]
+
+    def _run(self, program: NodeProgram, given: Given, state: Tensors | None = None) -> list[Tensor]:
+        tables = dict(zip(ROTARY_TABLES, self._rotary, strict=True))
+        known = {**tables, **(state or {})}
+        values = {name: known[name] if name in known else given[name]() for name in program.reads}
+        found = program.run(Scope(values))
+        count = len(program.exposed)
+        self.exposed.update(zip(program.exposed, (one.clone() for one in found[-count:] if count), strict=True))
+        return found
+
+    def _of_layer(self, layer: int) -> list[StateTensor]:
+        return [one for one in self._state if one.layer == layer]
+
+    def _lengths(self, layer: int) -> list[str]:
+        return [f"lengths.{site.name}" for site in self._graphs.of_layer(layer)]
+
+
+def _write_back(state: Tensors, tensors: Sequence[StateTensor], found: Sequence[Tensor]) -> None:
+    """Copy what was not computed in place into the state."""
+    for tensor, value in zip(tensors, found, strict=False):
+        target = state[tensor.name]
+        if value.data_ptr() != target.data_ptr():
+            target.copy_(value)

@@ -1,0 +1,1 @@
+"""Rewrite a graph in memory before an executor loads it."""

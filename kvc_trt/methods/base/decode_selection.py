@@ -1,0 +1,176 @@
+"""The second part of a policy: a kind of decode selection, which says what a step reads and what it drops.
+
+As with a kind of prompt eviction (`prompt_eviction.py`), a method's file defines a subclass and one object of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+from kvc_trt.errors import InputError
+from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.discovery import objects
+from kvc_trt.operators.schema import BOUND, CACHE, Operator, Tensor
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvc_trt.methods.base.graph_context import PromptLayer, StepLayer
+    from kvc_trt.methods.base.isolated_runs import Array, Found, RankingOfStep, RunnableAlone, StepCase, StepRun
+    from kvc_trt.methods.base.turn_context import TurnLayer
+    from kvc_trt.operators.emitter import Value
+    from kvc_trt.reference import LayerCache, Selection
+
+Rebuild: TypeAlias = "Callable[[Array, Array, Constants], Array]"
+"""Makes a state tensor [B,...] from keys [B,G,C,D], of which `lengths` [B] slots are in use, and the constants."""
+
+
+class DecodeSelection(ABC):
+    """A way to choose which cached tokens a step reads and which it drops."""
+
+    name: str
+    """The name that `PolicyParameters.decode_selection` records."""
+    operators: tuple[Operator, ...] = ()
+    """The operators that a step may call, the usual one first; their state inputs define what the cache carries."""
+    evicts_while_decoding = False
+    """Whether a step drops one token for each that it appends, so that caches never fill up."""
+    drops_before_append = False
+    """Whether a step drops the oldest token that is not a sink before it stores the new one."""
+    spare_slots = 0
+    """Number of slots beyond the budget."""
+    reads_a_part = False
+    """Whether a step reads only some entries of a cache that keeps them all, once a row exceeds the budget."""
+    reads_beside = 0
+    """Number of tokens that such a step reads in addition to `top_k`."""
+    sums: tuple[str, ...] = ()
+    """State to which a step adds, so that undoing one needs a copy from before."""
+    oracle = False
+    """Whether it reads everything to find out what matters; then only the reference runs it."""
+
+    @abstractmethod
+    def select(self, query: torch.Tensor, cache: LayerCache, rule: Constants) -> Selection:
+        """Reference: run one step [B,H,D] over a cache that holds the current token."""
+
+    def decode(self, step: StepLayer) -> Value:
+        """Graph: append one token, attend, and write the aliased outputs of the cache's state; returns [B,heads,D]."""
+        return step.attend(self.operators[0])
+
+    def complete(self, prompt: PromptLayer) -> None:  # noqa: B027 (most caches carry nothing else)
+        """Graph: after a prompt, write what the cache carries in addition to keys, values and page bounds."""
+
+    def append_turn(self, turn: TurnLayer) -> None:  # noqa: B027 (most caches carry nothing else)
+        """Graph: after a turn, write what the cache carries in addition to keys, values and page bounds.
+
+        Called where the turn's tokens were appended; a compaction writes all of its cache itself."""
+
+    @property
+    def no_drafts(self) -> str | None:
+        """Why the tokens of a draft cannot be checked in one pass; None if they can."""
+        if self.evicts_while_decoding:
+            return "a step drops a token for each that it stores, and what a rejected draft dropped would be lost"
+        return None
+
+    @property
+    def state(self) -> tuple[Tensor, ...]:
+        """The tensors that the cache carries in addition to keys and values."""
+        held = self.operators[0].state if self.operators else ()
+        return tuple(tensor for tensor in held if tensor.name not in ("k_cache", "v_cache"))
+
+    @property
+    def pages(self) -> bool:
+        """Whether it scores pages by bounds of their keys, which the cache then carries."""
+        return any(tensor.name == "bounds" for tensor in self.state)
+
+    def pairs_to_choose(self, rule: Constants, entries: int, head_size: int) -> float:
+        """Return the K+V pairs per head read to choose among `entries` tokens; a head-sized vector is half a pair."""
+        return 0.0
+
+    def recent_of(self, rule: Constants, budget: int) -> int:
+        """Return `recent` for a layer with its own budget of `budget` tokens."""
+        return rule.recent
+
+    def describe(self, rule: Constants) -> str:
+        """Describe how a step chooses, following "a step reads N tokens"; only for kinds that read a part."""
+        return ""
+
+    def ranking(self, rule: Constants) -> RankingOfStep | None:
+        """Return how cached tokens are ranked, if verification can prove a near-tie of that ranking."""
+        return None
+
+    @property
+    def rebuilt(self) -> Mapping[str, Rebuild]:
+        """Return, by name, the functions that make state from the stored keys alone, bit for bit.
+
+        A stored context leaves this state out; everything else that a cache carries is part of it."""
+        from kvc_trt.methods.base.isolated_runs import page_bounds
+
+        def bounds(keys: Array, lengths: Array, rule: Constants) -> Array:
+            return page_bounds(keys, lengths, rule.page_size, fp8=rule.fp8_bounds)
+
+        return {"bounds": bounds} if self.pages else {}
+
+    def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
+        """Make what the cache carries in addition to keys and values [B,G,C,D] with `lengths` [B] slots in use."""
+        return {name: rebuild(keys, lengths, rule) for name, rebuild in self.rebuilt.items()}
+
+    def take_back(
+        self, state: Mapping[str, Array], saved: Mapping[str, Array], before: int, steps: range, rule: Constants
+    ) -> None:
+        """Undo the steps that stored the slots `steps` of one row, in place: the state is then as if they had not been.
+
+        `state` are the row's tensors [G,...] by name, `saved` copies of `sums` from when there were `before` entries.
+        Keys and values past a row's end do not count, so only what follows from them changes: here, bounds of pages.
+        """
+        if self.pages:
+            from kvc_trt.methods.base.isolated_runs import rebuild_bounds
+
+            rebuild_bounds(state["k_cache"], state["bounds"], steps, rule.page_size)
+
+    def layer_cache(
+        self, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, rule: Constants
+    ) -> LayerCache:
+        """Reference: return the cache that `select` reads, made from keys and values [B,G,C,D] and lengths [B]."""
+        from kvc_trt import reference
+
+        cache = reference.LayerCache(keys, values, lengths)
+        if self.pages:
+            extremes = reference.page_bounds(keys, lengths, rule.page_size, fp8=rule.fp8_bounds)
+            cache.page_min, cache.page_max = extremes
+        return cache
+
+    def runs(self) -> Mapping[str, StepRun]:
+        """Return the isolated run of each of its operators on a step, by the operator's name."""
+        return {operator.name: self.run_alone for operator in self.operators}
+
+    def run_alone(self, operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
+        """Run its first operator. State of the cache's type must match exactly, other state up to rounding."""
+        import torch
+
+        from kvc_trt.methods.base.isolated_runs import Found, ReadByStep, float32
+
+        schema, (keys, values, lengths) = self.operators[0], case.appended()
+        carried = self.state_of(case.k_cache, case.v_cache, case.cache_lengths, rule)
+        before = {one.name: carried[one.name] for one in schema.state if one.name in carried}
+        after = {"k_cache": keys, "v_cache": values, **self.state_of(keys, values, lengths, rule)}
+        results = operator.run(**case.inputs(), **before)
+        found = {one.name: result for one, result in zip(schema.outputs, results, strict=True)}
+        state = [(one.element, (found[one.name], after[one.alias])) for one in schema.outputs if one.alias]
+        moved, computed = (
+            [pair for element, pair in state if (element in (CACHE, BOUND)) is copied] for copied in (True, False)
+        )
+        if "selected" in found:
+            choice = ReadByStep(keys, values, lengths, found["output"], found["selected"])
+            return Found((choice,), moved, computed)
+        cache = self.layer_cache(float32(keys), float32(values), torch.from_numpy(lengths), rule)
+        expected = self.select(float32(case.query), cache, rule).output.numpy()
+        return Found((), moved, [(found["output"], expected), *computed])
+
+
+def decode_selection(name: str) -> DecodeSelection:
+    """The kind of that name; InputError for one that no file of this package defines."""
+    found = objects(DecodeSelection).get(name)  # type: ignore[type-abstract]
+    if found is None:
+        raise InputError(f"unknown decode selection {name!r}", hint="kvc-trt policies lists them")
+    return found

@@ -1,0 +1,249 @@
+"""What the two graphs pass to a cache: the queries, keys and values of a prompt or of one new token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from kvc_trt.methods.base.constants import Constants
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.operators.schema import Operator
+from kvc_trt.operators.shapes import count_to, size
+
+if TYPE_CHECKING:
+    from kvc_trt.operators.emitter import Emitter, Value
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """The batch, as every layer of the prefill graph needs it."""
+
+    lengths: Value
+    """[B]: prompt lengths."""
+    grid: Value
+    """INT64 [2]: batch and sequence."""
+    angles: tuple[Value, Value]
+    """Cosine and sine of the positions, [B,S,D/2]"""
+    window: Value
+    """INT64 [B,W,1]: positions of each row's last W queries, 0 for those before its start."""
+    rotary_tables: Callable[[], tuple[Value, Value]]
+    """Cosine and sine of every position, FLOAT [L,D/2]"""
+
+
+@dataclass(frozen=True)
+class CacheLayer:
+    """One cache of one layer while a graph is written."""
+
+    emit: Emitter
+    config: ModelConfig
+    rule: Constants
+    """The policy constants of this cache."""
+    name: str
+    """Suffix of its tensors' names."""
+
+    def named(self, tensors: Sequence[str]) -> list[str]:
+        """Return the names of `tensors` in this cache."""
+        return [f"{tensor}.{self.name}" for tensor in tensors]
+
+    def call(
+        self, operator: Operator, inputs: Mapping[str, Value], outputs: Mapping[str, str], **numbers: int
+    ) -> dict[str, Value]:
+        """Append a node of an operator; attributes that are not in `numbers` come from the rule."""
+        given = {one.name: getattr(self.rule, one.name) for one in operator.attributes if one.name not in numbers}
+        return operator.call(self.emit, inputs, outputs, **given, **numbers)
+
+    def stored(self, operator: Operator, *, bounds: bool) -> dict[str, str]:
+        """Name the outputs of a compaction after the cache's tensors; unused page bounds get another name."""
+        own = {"cache_lengths": "lengths"} | ({} if bounds else {"bounds": "unused_bounds"})
+        return {one.name: f"{own.get(one.name, one.name)}.{self.name}" for one in operator.outputs}
+
+
+Layer = TypeVar("Layer", bound="PromptLayer")
+
+
+@dataclass(frozen=True)
+class PromptLayer(CacheLayer):
+    """One layer's attention inputs for a whole prompt, or those of the KV heads that one cache serves."""
+
+    batch: PromptBatch
+    query_rows: Value
+    """[B,S,H*D]"""
+    queries: Value
+    """[B,H,S,D]"""
+    keys: Value
+    """[B,G,S,D]"""
+    values: Value
+    plain_keys: Callable[[], Value]
+    """Writes `keys` before the rotary embedding."""
+    plain_queries: Callable[[], Value]
+    """Writes the queries before the rotary embedding, [B,S,H,D]."""
+    heads: tuple[int, ...] | None = None
+    """Query heads of the group; None for the whole layer."""
+
+    def of_heads(self: Layer, kv_heads: tuple[int, ...] | None) -> Layer:
+        """The part of some KV heads; None: all of it."""
+        if kv_heads is None:
+            return self
+        emit, group_size, plain_keys, plain_queries = (
+            self.emit,
+            self.config.group_size,
+            self.plain_keys,
+            self.plain_queries,
+        )
+        heads = tuple(kv * group_size + head for kv in kv_heads for head in range(group_size))
+        keys, values = (emit.Gather(part, list(kv_heads), axis=1) for part in (self.keys, self.values))
+        return replace(
+            self,
+            queries=emit.Gather(self.queries, list(heads), axis=1),
+            keys=keys,
+            values=values,
+            heads=heads,
+            plain_keys=lambda: str(emit.Gather(plain_keys(), list(kv_heads), axis=1)),
+            plain_queries=lambda: str(emit.Gather(plain_queries(), list(heads), axis=2)),
+        )
+
+    def window(self) -> Value:
+        """Return the last W queries of each row, [B,H,W,D]."""
+        emit = self.emit
+        last = by_head(emit, emit.GatherND(self.query_rows, self.batch.window, batch_dims=1), self.config.head_size)
+        return last if self.heads is None else str(emit.Gather(last, list(self.heads), axis=1))
+
+    def compact(
+        self, operator: Operator, more: Mapping[str, Value] | None = None, *, bounds: bool = False, **numbers: int
+    ) -> None:
+        """Write an operator that compacts the prompt, and store what it keeps.
+
+        It is given those of its inputs by name: q_window, q (all queries), k, v, prompt_lengths, and `more`."""
+        known: dict[str, Callable[[], Value]] = {
+            "q_window": self.window,
+            "q": lambda: self.queries,
+            "k": lambda: self.keys,
+            "v": lambda: self.values,
+            "prompt_lengths": lambda: self.batch.lengths,
+        }
+        given = {one.name: known[one.name]() for one in operator.inputs if one.name in known}
+        self.call(operator, {**given, **(more or {})}, self.stored(operator, bounds=bounds), **numbers)
+
+
+@dataclass(frozen=True)
+class DecodeBatch:
+    """The batch, as every layer of the decode graph needs it."""
+
+    angles: tuple[Value, Value]
+    """Cosine and sine of the positions, [T,1,D/2], T = tokens * B"""
+    cache_lengths: Value
+    """[caches,B]: entries before this step."""
+    positions: Value
+    """[B]: logical position of each row's first token."""
+    slice_until: int
+    """Largest number of entries of which dense layers take a slice, as a sparse layer does if a row fits."""
+    rotary_tables: Callable[[], tuple[Value, Value]]
+    """Cosine and sine of every position, [S,D/2]"""
+    tokens: int = 1
+    """Tokens of each row, fed one behind the other: all rows' first tokens, then all second ones."""
+
+
+@dataclass(frozen=True)
+class StepLayer(CacheLayer):
+    """One layer's attention inputs for one token per row, or those of the KV heads that one cache serves."""
+
+    batch: DecodeBatch
+    query: Value
+    """[B,H,D]"""
+    key: Value
+    """[B,G,D]"""
+    value: Value
+    plain: Callable[[], tuple[Value, Value]]
+    """Writes query and key before the rotary embedding."""
+    lengths: Value
+    """[B]: entries of the cache before this step."""
+    attended: str
+    """Name of the attention result."""
+    token: int = 0
+    """Which of the row's tokens this is, where one run feeds several."""
+    tokens: int = 1
+    """How many tokens of a row one run feeds."""
+
+    def state(self, tensor: str) -> Value:
+        """Return the cache's state tensor of that name, as the token before this one left it."""
+        if self.token == 0:
+            return f"{tensor}.{self.name}"
+        return of_token(f"{tensor}_out.{self.name}", self.token - 1, self.tokens)
+
+    def updated(self, tensor: str) -> str:
+        """Return the name of the graph's output that holds a state tensor after this token."""
+        return of_token(f"{tensor}_out.{self.name}", self.token, self.tokens)
+
+    def of_heads(self, kv_heads: tuple[int, ...] | None) -> StepLayer:
+        """The part of some KV heads; None: all of it."""
+        if kv_heads is None:
+            return self
+        emit, group_size, plain = self.emit, self.config.group_size, self.plain
+        heads = [kv * group_size + head for kv in kv_heads for head in range(group_size)]
+
+        def plain_part() -> tuple[Value, Value]:
+            query, key = plain()
+            return emit.Gather(query, heads, axis=1), emit.Gather(key, list(kv_heads), axis=1)
+
+        key, value = (emit.Gather(part, list(kv_heads), axis=1) for part in (self.key, self.value))
+        return replace(self, query=emit.Gather(self.query, heads, axis=1), key=key, value=value, plain=plain_part)
+
+    def attend(self, operator: Operator, more: Mapping[str, Value] | None = None, **numbers: int) -> Value:
+        """Write an operator that appends and attends.
+
+        It is given those of its inputs by name: query, k_new, v_new, cache_lengths, positions, the cache's state, and
+        `more`. Its outputs are the result, the updated state, and `selected`."""
+        state = {one.name for one in operator.state}
+        known = {
+            "query": self.query,
+            "k_new": self.key,
+            "v_new": self.value,
+            "cache_lengths": self.lengths,
+            "positions": self.batch.positions,
+            **{name: self.state(name) for name in state},
+        }
+        given = {one.name: known[one.name] for one in operator.inputs if one.name in known}
+        outputs = {f"{name}_out": self.updated(name) for name in state}
+        for one in operator.outputs:
+            outputs.setdefault(one.name, of_token(f"{one.name}.{self.name}", self.token, self.tokens))
+        outputs["output"] = self.attended
+        self.call(operator, {**given, **(more or {})}, outputs, **numbers)
+        return self.attended
+
+
+def of_token(name: str, token: int, tokens: int) -> str:
+    """Name a value of one of the `tokens` of a row that one run feeds; that of the last has the plain name."""
+    return name if token == tokens - 1 else f"{name}.token{token}"
+
+
+def by_head(emit: Emitter, x: Value, head_size: int) -> Value:
+    """Reshape [B,S,heads*D] -> [B,heads,S,D]."""
+    return str(emit.Transpose(emit.Reshape(x, [0, 0, -1, head_size]), perm=[0, 2, 1, 3]))
+
+
+def repeat_heads(emit: Emitter, config: ModelConfig, rows: Value) -> Value:
+    """Repeat each head of `rows` [B,G,...] for every query head that shares it."""
+    shared = [head // config.group_size for head in range(config.num_attention_heads)]
+    return str(emit.Gather(rows, shared, axis=1))
+
+
+def store_whole(prompt: PromptLayer) -> None:
+    """Store the whole prompt in the cache; padding is zero."""
+    store_rows(prompt, prompt.rule.capacity, prompt.named(("k_cache", "v_cache")))
+    prompt.emit.Identity(prompt.batch.lengths, outputs=[f"lengths.{prompt.name}"])
+
+
+def store_rows(prompt: PromptLayer, capacity: int, names: Sequence[str]) -> None:
+    """Write keys and values of the whole prompt into tables of `capacity` slots of these names; padding is zero."""
+    emit, lengths = prompt.emit, prompt.batch.lengths
+    count = emit.Min(size(emit, prompt.keys, 2), [capacity])
+    stored = emit.Less(emit.Unsqueeze(count_to(emit, count), [1]), emit.Reshape(lengths, [-1, 1, 1, 1]))
+    # Pad all axes: ONNX Runtime moves a transpose through Pad as if there were no list of axes.
+    missing = emit.Concat([0, 0, 0, 0, 0, 0], emit.Sub([capacity], count), [0], axis=0)
+    for rows, name in zip((prompt.keys, prompt.values), names, strict=True):
+        zero = emit.CastLike(np.float32(0), rows)
+        kept = emit.Where(stored, emit.Slice(rows, [0], count, [2]), zero)
+        emit.Pad(kept, missing, zero, outputs=[name])

@@ -1,0 +1,152 @@
+"""The user's settings for a policy, checked before any method sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvc_trt.errors import InputError
+from kvc_trt.methods.base.decode_selection import DecodeSelection
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.prompt_eviction import PromptEviction
+from kvc_trt.models.config import ModelConfig, check_length
+
+MINIMUM_TOKEN_BUDGET = 16
+DEFAULT_WINDOW = 32
+
+EVERY_POLICY = ("skip_layers", "max_conversation_len")
+EVICTION = ("prompt_budget", "window", "pool_kernel")
+SELECTION = ("page_size", "top_r", "top_k", "dense_until", "fp8_bounds")
+OVERRIDES = (
+    "prompt_budget", "page_size", "top_r", "top_k", "pool_kernel", "window", "skip_layers", "sinks", "recent",
+    "future_positions", "positions", "reallocate", "layer_budget", "squeeze_share", "layer_budgets", "dense_until",
+    "max_conversation_len", "head_scores", "fp8_bounds",
+)  # fmt: skip
+"""Derived numbers of a policy that can be set by hand, in the order of a plan."""
+CHOICES: dict[str, tuple[object, ...]] = {
+    "positions": ("original", "cache"),
+    "reallocate": (True, False),
+    "fp8_bounds": (True, False),
+}
+
+
+@dataclass(frozen=True)
+class PolicyInputs:
+    """A token budget for one model at one maximum length, and the numbers set by hand."""
+
+    policy: str
+    model: ModelConfig
+    token_budget: int | None
+    max_input_len: int
+    max_output_len: int
+    split: str | float = "adaptive"
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sequence(self) -> int:
+        """S: the longest conversation, at least the longest prompt and everything generated after it."""
+        return max(self.value("max_conversation_len", 0), self.max_input_len + self.max_output_len)
+
+    @property
+    def budget(self) -> int:
+        """Return the token budget; InputError if none was given."""
+        if self.token_budget is None:
+            raise InputError(f"policy {self.policy} needs a token budget", hint="--token-budget 512")
+        return self.token_budget
+
+    def value(self, name: str, default: int) -> int:
+        """Return the override of that name, or the derived default."""
+        chosen: int = self.overrides.get(name, default)
+        return chosen
+
+    def choice(self, name: str, default: Any) -> Any:
+        """Like `value`, for settings that are not numbers."""
+        return self.overrides.get(name, default)
+
+
+def constants(
+    inputs: PolicyInputs, eviction: PromptEviction, selection: DecodeSelection, *, capacity: int, **numbers: Any
+) -> PolicyParameters:
+    """Return the constants of a method: `numbers` as given; the others have no effect on it."""
+    plain = {
+        "token_budget": inputs.sequence if inputs.token_budget is None else inputs.token_budget,
+        "prompt_budget": inputs.max_input_len,
+        "window": DEFAULT_WINDOW,
+        "pool_kernel": 1,
+        "page_size": 1,
+        "top_r": inputs.model.head_size,
+        "top_k": capacity,
+        "dense_until": capacity,
+        "skip_layers": inputs.value("skip_layers", 0),
+        "max_conversation_len": inputs.value("max_conversation_len", 0),
+        "fp8_bounds": inputs.choice("fp8_bounds", False),
+    }
+    return PolicyParameters(
+        policy=inputs.policy,
+        prompt_eviction=eviction.name,
+        decode_selection=selection.name,
+        max_input_len=inputs.max_input_len,
+        max_output_len=inputs.max_output_len,
+        capacity=capacity,
+        split=inputs.split,
+        **{**plain, **numbers},
+    )
+
+
+def check_inputs(inputs: PolicyInputs) -> None:
+    """Raise InputError, naming the allowed range, for an invalid length, budget, split or override."""
+    model = inputs.model
+    _integer("max_input_len", inputs.max_input_len, 1)
+    _integer("max_output_len", inputs.max_output_len, 1)
+    check_length(model, inputs.max_input_len + inputs.max_output_len, inputs.max_output_len)
+    _conversation(inputs)
+    if inputs.token_budget is not None:
+        _integer("token_budget", inputs.token_budget, MINIMUM_TOKEN_BUDGET)
+    _split(inputs.split)
+    ranges: dict[str, tuple[int, int | None, str]] = {
+        "prompt_budget": (1, None, ""),
+        "window": (1, None, ""),
+        "pool_kernel": (1, None, ""),
+        "page_size": (1, inputs.sequence, "the longest sequence"),
+        "top_r": (1, model.head_size, "the head size"),
+        "top_k": (1, None, ""),
+        "dense_until": (0, None, ""),
+        "skip_layers": (0, model.num_hidden_layers, "the number of layers"),
+        "sinks": (0, None, ""),
+        "recent": (1, None, ""),
+        "future_positions": (1, None, ""),
+    }
+    for name, value in inputs.overrides.items():
+        if name in ranges:
+            _integer(name, value, *ranges[name])
+        elif name in CHOICES and value not in CHOICES[name]:
+            raise InputError(f"{name} is {value!r}; expected one of {', '.join(map(str, CHOICES[name]))}")
+    if inputs.value("pool_kernel", 1) % 2 == 0:
+        raise InputError(f"pool_kernel is {inputs.overrides['pool_kernel']}; expected an odd number (it is centred)")
+
+
+def _conversation(inputs: PolicyInputs) -> None:
+    """Check the longest conversation: at least one prompt and answer, at most what the model was made for."""
+    if "max_conversation_len" not in inputs.overrides:
+        return
+    model, least = inputs.model, inputs.max_input_len + inputs.max_output_len
+    most = min(model.max_position_embeddings, model.sliding_window or model.max_position_embeddings)
+    _integer("max_conversation_len", inputs.overrides["max_conversation_len"], 1)
+    if not least <= inputs.overrides["max_conversation_len"] <= max(least, most):
+        raise InputError(
+            f"max_conversation_len is {inputs.overrides['max_conversation_len']}; expected {least} (the longest prompt "
+            f"and answer) to {max(least, most)} (the model's positions)"
+        )
+
+
+def _integer(name: str, value: object, low: int, high: int | None = None, limit: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        expected = f"at least {low}" if high is None else f"in {low}..{high} ({limit})"
+        raise InputError(f"{name} is {value!r}; expected an integer {expected}")
+
+
+def _split(split: object) -> None:
+    share = split if isinstance(split, (int, float)) and not isinstance(split, bool) else -1
+    if not 0 <= share <= 1 and split not in ("adaptive", "even"):
+        raise InputError(f"split is {split!r}; expected adaptive, even, or a number in 0..1")

@@ -1,0 +1,283 @@
+"""Isolated runs of operators: their inputs, what was found, and what was expected.
+
+Verification makes the cases and judges the findings. A kind turns a case into the inputs of each of its operators and
+into the reference's result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.methods.base.constants import Constants
+from kvc_trt.operators.dimensions import stored_pages
+from kvc_trt.operators.fp8_bounds import EMPTY, codes_of
+from kvc_trt.operators.shapes import LOWEST
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array = NDArray[Any]
+Float = NDArray[np.floating]
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PromptCase:
+    """A batch of prompts: q_window [B,H,W,D], k and v [B,G,S,D], prompt_lengths [B]."""
+
+    name: str
+    ties: bool
+    """Whether scores tie exactly; then a higher index in place of a lower one breaks the tie rule."""
+    q_window: Float
+    k: Float
+    v: Float
+    prompt_lengths: Int64
+
+    def inputs(self) -> dict[str, Array]:
+        """The inputs that all compactions share."""
+        return {"q_window": self.q_window, "k": self.k, "v": self.v, "prompt_lengths": self.prompt_lengths}
+
+    def row(self, number: int) -> PromptCase:
+        """Return one prompt of the batch."""
+        one = slice(number, number + 1)
+        return replace(
+            self, q_window=self.q_window[one], k=self.k[one], v=self.v[one], prompt_lengths=self.prompt_lengths[one]
+        )
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """One step: query [B,H,D], k_new and v_new [B,G,D], caches [B,G,C,D]; cache_lengths before the append."""
+
+    name: str
+    ties: bool
+    query: Float
+    k_new: Float
+    v_new: Float
+    k_cache: Float
+    v_cache: Float
+    cache_lengths: Int64
+
+    def inputs(self) -> dict[str, Array]:
+        """The inputs that all steps share."""
+        names = ("query", "k_new", "v_new", "k_cache", "v_cache", "cache_lengths")
+        return {name: getattr(self, name) for name in names}
+
+    def appended(self) -> tuple[Array, Array, Array]:
+        """Return keys, values and lengths after the append."""
+        keys, values = self.k_cache.copy(), self.v_cache.copy()
+        rows = np.arange(len(self.cache_lengths))
+        keys[rows, :, self.cache_lengths], values[rows, :, self.cache_lengths] = self.k_new, self.v_new
+        return keys, values, self.cache_lengths + 1
+
+
+@dataclass(frozen=True)
+class TurnCase:
+    """One turn: q [B,H,M,D], k_new and v_new [B,G,M,D], caches [B,G,C,D]; cache_lengths before the turn."""
+
+    name: str
+    ties: bool
+    q: Float
+    k_new: Float
+    v_new: Float
+    k_cache: Float
+    v_cache: Float
+    cache_lengths: Int64
+    lengths: Int64
+    """New tokens of each row, [B]."""
+
+    def inputs(self) -> dict[str, Array]:
+        """The inputs that the operators of a turn share."""
+        names = ("q", "k_new", "v_new", "k_cache", "v_cache", "cache_lengths", "lengths")
+        return {name: getattr(self, name) for name in names}
+
+    def joined(self, window: int) -> PromptCase:
+        """Return stored and new tokens as prompts, with zeros past their ends, and the turn's last queries."""
+        batch, heads, slots, size = self.k_cache.shape
+        count = self.lengths + self.cache_lengths
+        keys, values = (np.zeros((batch, heads, slots + self.q.shape[2], size), self.q.dtype) for _ in range(2))
+        q_window = np.zeros((*self.q.shape[:2], min(window, self.q.shape[2]), size), self.q.dtype)
+        for row, (stored, new) in enumerate(zip(self.cache_lengths, self.lengths, strict=True)):
+            for table, cache, block in ((keys, self.k_cache, self.k_new), (values, self.v_cache, self.v_new)):
+                table[row, :, :stored], table[row, :, stored : stored + new] = (
+                    cache[row, :, :stored],
+                    block[row, :, :new],
+                )
+            last = min(q_window.shape[2], new)
+            q_window[row, :, q_window.shape[2] - last :] = self.q[row, :, new - last : new]
+        return PromptCase(self.name, self.ties, q_window, keys, values, count)
+
+
+class RunnableAlone(Protocol):
+    """One operator with an engine's constants."""
+
+    def run(self, **inputs: Array) -> list[Array]:
+        """Return the outputs in the operator's order; the inputs are not changed."""
+
+
+class ByWindow(NamedTuple):
+    """Prompt tokens ranked by the last queries' attention to them, spread by max-pooling."""
+
+    pool_kernel: int
+
+
+class ByPages(NamedTuple):
+    """Cached tokens ranked by the bounds of their page on the query's largest channels."""
+
+    page_size: int
+    top_r: int
+    fp8_bounds: bool = False
+
+
+@dataclass(frozen=True)
+class ByDirection:
+    """Prompt tokens ranked by how far their keys point away from the mean direction of all keys."""
+
+
+class ByExpectedQueries(NamedTuple):
+    """Prompt tokens after the `sinks`, which all stay, ranked by the attention that expected queries give them."""
+
+    sinks: int
+
+
+class ByChannels(NamedTuple):
+    """Cached tokens ranked by their keys on the query's largest channels; the current one is always read."""
+
+    top_r: int
+
+
+class ByPageBounds(NamedTuple):
+    """Whole pages ranked for each query head by the bounds of their keys; the newest one is always read."""
+
+    page_size: int
+    fp8_bounds: bool = False
+
+
+RankingOfPrompt: TypeAlias = "ByWindow | ByDirection | ByExpectedQueries"
+RankingOfStep: TypeAlias = "ByPages | ByChannels | ByPageBounds"
+
+
+class ReadByStep(NamedTuple):
+    """What a step read, to be judged by the rule's selection; the cache holds the current token."""
+
+    keys: Array
+    values: Array
+    lengths: Array
+    output: Array
+    selected: Array
+
+
+class KeptOfPrompt(NamedTuple):
+    """Prompt positions [B,G,C] kept of a case to a budget, to be judged by their ranking."""
+
+    case: PromptCase
+    budget: int
+    indices: Array
+    ranking: ByWindow
+
+
+class AttendedEntries(NamedTuple):
+    """Entries of one row in text order, ranked by the attention that they received; the last `recent` always stay."""
+
+    queries: Array
+    """[H,M,D]: those that attended, of the last M entries; an entry is seen from its own query on."""
+    keys: Array
+    """[G,n,D]"""
+    recent: int
+    received: Array | None = None
+    """[G,n] what each had received before; None: nothing."""
+    of_layer: bool = False
+    """True where all KV heads share one list, by the sum over all query heads."""
+
+
+class ExpectedEntries(NamedTuple):
+    """Entries of one row, ranked by the attention that expected queries give them; the first `sinks` always stay."""
+
+    mean: Array
+    """[H,D]"""
+    covariance: Array
+    """[H,D,D]"""
+    keys: Array
+    """[G,n,D]"""
+    values: Array
+    """[G,n,D]"""
+    sinks: int
+
+
+Weighed: TypeAlias = "AttendedEntries | ExpectedEntries"
+
+
+class ExactList(NamedTuple):
+    """Lists of one row [G,k] that must equal one of the expected ones exactly, unless underflow explains them."""
+
+    row: int
+    found: Array
+    expected: tuple[Array, ...]
+    ranked: Weighed | None = None
+    """The entries, where softmax weights rank them, which underflow may lose; None for other rankings."""
+
+
+Choice: TypeAlias = "ReadByStep | KeptOfPrompt | ExactList"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The findings of an isolated run, as pairs (found, expected)."""
+
+    chosen: Sequence[Choice] = ()
+    moved: Sequence[tuple[Array, Array]] = ()
+    """Pairs that must be bit-identical."""
+    computed: Sequence[tuple[Array, Array]] = ()
+    """Pairs that must be equal up to rounding."""
+
+    def __add__(self, other: Found) -> Found:
+        return Found((*self.chosen, *other.chosen), (*self.moved, *other.moved), (*self.computed, *other.computed))
+
+
+PromptRun: TypeAlias = Callable[[RunnableAlone, PromptCase, Constants], Found]
+StepRun: TypeAlias = Callable[[RunnableAlone, StepCase, Constants], Found]
+TurnRun: TypeAlias = Callable[[RunnableAlone, TurnCase, Constants], Found]
+
+
+def page_bounds(keys: Array, lengths: Array, page_size: int, *, fp8: bool) -> Array:
+    """Return an executor's page bounds [B,G,2D,P]: maxima of K and of -K over `lengths` [B] slots of `keys` [B,G,C,D].
+
+    Empty pages have the lowest finite value. With `fp8`, the codes of the bounds, INT8."""
+    batch, heads, slots, size = keys.shape
+    pages = stored_pages(slots, page_size, keys.dtype.itemsize, fp8)
+    used = (np.arange(slots) < np.asarray(lengths)[:, None])[:, None, :, None]
+    lowest = np.array(LOWEST[str(keys.dtype)], keys.dtype)
+    signed = np.full((batch, heads, pages * page_size, 2 * size), lowest, keys.dtype)
+    signed[:, :, :slots, :size] = np.where(used, keys, lowest)
+    signed[:, :, :slots, size:] = np.where(used, -keys, lowest)
+    maxima: Array = signed.reshape(batch, heads, pages, page_size, 2 * size).max(axis=3)
+    return np.ascontiguousarray((codes_of(maxima) if fp8 else maxima).swapaxes(2, 3))
+
+
+def rebuild_bounds(keys: Array, bounds: Array, dropped: range, page_size: int) -> None:
+    """Make the bounds [G,2D,P] of one row anew, in place, after the last slots `dropped` of its `keys` [G,C,D]."""
+    first, end = dropped.start // page_size, -(-dropped.stop // page_size)
+    fp8 = bounds.dtype == np.int8
+    bounds[:, :, first:end] = EMPTY if fp8 else LOWEST[str(keys.dtype)]
+    start = first * page_size
+    if start < dropped.start:
+        stored = keys[None, :, start : dropped.start]
+        bounds[:, :, first] = page_bounds(stored, np.array([stored.shape[2]]), page_size, fp8=fp8)[0, :, :, 0]
+
+
+def float32(array: Array) -> Tensor:
+    """Convert an array to a float32 tensor for the reference."""
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+
+
+def gathered(source: Array, indices: Array) -> Array:
+    """Gather rows of `source` [B,G,S,D] at `indices` [B,G,C], with zeros where an index is -1."""
+    picked = np.take_along_axis(source, np.clip(indices, 0, source.shape[2] - 1)[..., None].astype(np.int64), axis=2)
+    return np.where(indices[..., None] >= 0, picked, 0).astype(source.dtype)

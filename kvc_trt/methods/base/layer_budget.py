@@ -1,0 +1,108 @@
+"""How much each layer keeps: all the same, or SqueezeAttention's division, for any eviction.
+
+`squeeze` divides once, by cosines that a build measures on calibration prompts. `squeeze-online` divides for each
+prompt in the prefill graph: every layer has room for twice the budget and is trimmed once all cosines are known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from kvc_trt.errors import InputError
+from kvc_trt.methods.base.inputs import PolicyInputs
+from kvc_trt.methods.base.parameters import PolicyParameters
+
+DEFAULT_SHARE = 0.35
+"""Default of `squeeze_share`, within the paper's 0.3 to 0.4 (arXiv 2404.04793)."""
+LAYER_BUDGETS = ("uniform", "squeeze", "squeeze-online")
+SETTINGS = ("layer_budget", "squeeze_share", "layer_budgets")
+"""Overrides that every policy that evicts accepts."""
+
+
+def with_layer_budget(parameters: PolicyParameters, inputs: PolicyInputs) -> PolicyParameters:
+    """Return `parameters` with layer budgets; unchanged for `squeeze` without measured budgets.
+
+    InputError if the policy evicts nothing or already has layer budgets, and for invalid numbers.
+    """
+    kind = inputs.choice("layer_budget", "uniform")
+    share = inputs.choice("squeeze_share", DEFAULT_SHARE)
+    budgets = inputs.choice("layer_budgets", None)
+    if kind not in LAYER_BUDGETS:
+        raise InputError(f"layer_budget is {kind!r}; expected one of {', '.join(LAYER_BUDGETS)}")
+    if kind == "uniform":
+        _unused("squeeze_share", "squeeze_share" in inputs.overrides)
+        _unused("layer_budgets", budgets is not None)
+        return parameters
+    _check_evicts(parameters, kind)
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+        raise InputError(f"squeeze_share is {share!r}; expected a number over 0, up to 1")
+    if kind == "squeeze-online":
+        _unused("layer_budgets", budgets is not None)
+        return _online(parameters, float(share))
+    if budgets is None:
+        return parameters
+    return replace(parameters, layer_budgets=_checked(budgets, parameters, inputs))
+
+
+def uniform_budget(parameters: PolicyParameters) -> int:
+    """Return the tokens per layer before division: of the prompt, or of everything if a step evicts."""
+    if parameters.evicts_while_decoding:
+        return parameters.capacity - parameters.spare_slots
+    return parameters.prompt_budget
+
+
+def smallest_budget(parameters: PolicyParameters) -> int:
+    """Return the smallest budget of a layer: what its eviction needs, or the sinks and one token."""
+    return parameters.sinks + 1 if parameters.evicts_while_decoding else parameters.eviction.least(parameters)
+
+
+def largest_budget(parameters: PolicyParameters) -> int:
+    """Return the largest useful budget of a layer: the longest prompt, or the whole sequence if a step evicts."""
+    return parameters.max_sequence_len if parameters.evicts_while_decoding else parameters.max_input_len
+
+
+def _check_evicts(parameters: PolicyParameters, kind: str) -> None:
+    if not parameters.eviction.evicts:
+        raise InputError(f"--layer-budget {kind}: policy {parameters.policy} evicts nothing", hint="kvc-trt policies")
+    if parameters.layer_budgets is not None or parameters.retrieval_heads is not None:
+        raise InputError(
+            f"--layer-budget {kind}: policy {parameters.policy} divides its budget itself", hint="kvc-trt policies"
+        )
+
+
+def _online(parameters: PolicyParameters, share: float) -> PolicyParameters:
+    reason = _not_trimmed(parameters)
+    if reason is not None:
+        raise InputError(
+            f"--layer-budget squeeze-online: policy {parameters.policy} cannot be divided for each prompt: {reason}",
+            hint="--layer-budget squeeze",
+        )
+    online = replace(parameters, squeeze_share=share)
+    return replace(online, capacity=online.most_kept + parameters.max_output_len)
+
+
+def _not_trimmed(parameters: PolicyParameters) -> str | None:
+    """Return why what is kept of a prompt cannot be trimmed once its budgets are known; None if it can."""
+    if parameters.evicts_while_decoding:
+        return "it goes on evicting while it decodes"
+    if parameters.eviction.cache_per_query_head:
+        return "it evicts per query head"
+    if not parameters.eviction.trims:
+        return f"its eviction ({parameters.eviction.name}) does not rank what it keeps"
+    return None
+
+
+def _checked(budgets: Any, parameters: PolicyParameters, inputs: PolicyInputs) -> tuple[int, ...]:
+    layers = inputs.model.num_hidden_layers
+    if len(budgets) != layers or any(isinstance(b, bool) or not isinstance(b, int) for b in budgets):
+        raise InputError(f"layer_budgets is {list(budgets)}; expected {layers} integers, one per layer")
+    low, high = smallest_budget(parameters), largest_budget(parameters)
+    if min(budgets) < min(low, uniform_budget(parameters)) or max(budgets) > high:
+        raise InputError(f"layer_budgets reaches from {min(budgets)} to {max(budgets)}; expected {low} to {high}")
+    return tuple(budgets)
+
+
+def _unused(name: str, given: bool) -> None:
+    if given:
+        raise InputError(f"{name} has no use without --layer-budget", hint="--layer-budget squeeze")

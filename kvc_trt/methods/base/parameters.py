@@ -1,0 +1,197 @@
+"""The resolved constants of a policy, computed once per engine and stored in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.decode_selection import DecodeSelection, decode_selection
+from kvc_trt.methods.base.prompt_eviction import PromptEviction, prompt_eviction
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvc_trt.reference.rules import PromptQueries
+
+DEFAULT = "rocketkv"
+"""The default policy of a build."""
+BASELINE = "full"
+"""The policy that keeps and reads everything, the baseline of all others."""
+
+
+@dataclass(frozen=True)
+class PolicyParameters(Constants):
+    """A prompt eviction and a decode selection with every derived number (algorithms in docs/policies/)."""
+
+    @property
+    def eviction(self) -> PromptEviction:
+        """The kind that chooses what is kept of a prompt."""
+        return prompt_eviction(self.prompt_eviction)
+
+    @property
+    def selection(self) -> DecodeSelection:
+        """The kind that chooses what a step reads."""
+        return decode_selection(self.decode_selection)
+
+    def check_kinds(self) -> None:
+        """Raise InputError for a kind that no file of this package defines."""
+        prompt_eviction(self.prompt_eviction)
+        decode_selection(self.decode_selection)
+
+    @property
+    def evicts_while_decoding(self) -> bool:
+        """Whether a step drops a token for each that it appends, so that caches never fill up."""
+        return self.selection.evicts_while_decoding
+
+    @property
+    def evicts_on_turns(self) -> bool:
+        """Whether stored and new tokens compete for the slots after a turn; otherwise new ones are appended."""
+        return self.eviction.evicts
+
+    @property
+    def keeps_whole(self) -> bool:
+        """Whether every token is kept beside the cache that a step reads, for turns to choose from."""
+        return self.eviction.keeps_whole
+
+    @property
+    def slice_limit(self) -> int:
+        """Number of entries up to which an engine promises dense results and attends to a slice of the cache."""
+        if self.reads_a_part or self.evicts_while_decoding:
+            return self.dense_limit
+        return self.token_budget if self.eviction.evicts else 0
+
+    @property
+    def no_turn(self) -> str | None:
+        """Why the policy takes no turns; None if it does."""
+        if self.squeeze_share is not None:
+            return "layer budgets are measured on a prompt (--layer-budget squeeze-online), and a turn is none"
+        return self.eviction.no_turn(self)
+
+    @property
+    def no_drafts(self) -> str | None:
+        """Why the tokens of a draft cannot be checked in one pass; None if they can."""
+        return self.selection.no_drafts
+
+    @property
+    def drops_before_append(self) -> bool:
+        """Whether a step drops the oldest token that is not a sink before it stores the new one."""
+        return self.selection.drops_before_append
+
+    @property
+    def reads_a_part(self) -> bool:
+        """Whether a step reads some entries of a cache that keeps them all."""
+        return self.selection.reads_a_part
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether the cache carries the bounds of its pages."""
+        return self.selection.pages
+
+    @property
+    def spare_slots(self) -> int:
+        """Number of slots beyond the budget."""
+        return self.selection.spare_slots
+
+    @property
+    def keeps_everything(self) -> bool:
+        """Whether no token is ever evicted."""
+        return not (self.eviction.evicts or self.evicts_while_decoding)
+
+    @property
+    def keeps_every_token(self) -> bool:
+        """Whether a later turn can read every token: none is evicted, or all are kept beside what steps read."""
+        return self.keeps_everything or self.keeps_whole
+
+    @property
+    def compresses(self) -> bool:
+        """Whether anything is evicted or left unread."""
+        return self.eviction.evicts or self.evicts_while_decoding or self.reads_a_part
+
+    @property
+    def dense_limit(self) -> int:
+        """Longest row that is attended densely (rule 7)."""
+        return max(self.token_budget, self.dense_until) if self.reads_a_part else self.capacity
+
+    @property
+    def most_read(self) -> int:
+        """Number of tokens that a sparse step reads of a row."""
+        return self.top_k + self.selection.reads_beside
+
+    @property
+    def selected_width(self) -> int:
+        """Width of the `selected` output."""
+        return max(self.most_read, self.dense_limit)
+
+    def observe(self, queries: PromptQueries, prompt_lengths: Tensor) -> Any:
+        """Return what compaction observes in the reference."""
+        return self.eviction.observe(queries, prompt_lengths, self)
+
+    def groups(self, layer: int) -> tuple[Group, ...]:
+        """Return the groups of one layer, one per cache (mostly a single one), with the layer's own numbers."""
+        alone = replace(self, skip_layers=0, layer_budgets=None, retrieval_heads=None)
+        if layer < self.skip_layers:
+            return (Group(None, alone.keeping_everything()),)
+        if self.retrieval_heads is not None:
+            return alone._by_heads(self.retrieval_heads[layer])
+        if self.layer_budgets is None:
+            return (Group(None, alone),)
+        budget = self.layer_budgets[layer]
+        if self.evicts_while_decoding:
+            kept, slots = min(budget, self.max_input_len), budget + self.spare_slots
+            recent = self.selection.recent_of(self, budget)
+            one = replace(alone, token_budget=budget, prompt_budget=kept, capacity=slots, recent=recent)
+            return (Group(None, one),)
+        return (Group(None, alone.keeping(budget)),)
+
+    def keeping(self, prompt_budget: int) -> PolicyParameters:
+        """Return the same rule with another prompt budget."""
+        return replace(self, prompt_budget=prompt_budget, capacity=prompt_budget + self.max_output_len)
+
+    def keeping_everything(self) -> PolicyParameters:
+        """Return the parameters of the dense twin: the same lengths under `full`."""
+        length = self.max_sequence_len
+        return PolicyParameters(
+            policy=BASELINE,
+            prompt_eviction="none",
+            decode_selection="dense",
+            token_budget=length,
+            max_input_len=self.max_input_len,
+            max_output_len=self.max_output_len,
+            capacity=length,
+            prompt_budget=self.max_input_len,
+            window=self.window,
+            pool_kernel=self.pool_kernel,
+            page_size=1,
+            top_r=self.top_r,
+            top_k=length,
+            dense_until=length,
+            skip_layers=0,
+            split=self.split,
+            max_conversation_len=self.max_conversation_len,
+        )
+
+    def _by_heads(self, retrieval: tuple[bool, ...]) -> tuple[Group, ...]:
+        """Return the group of heads that keep everything, then the others; one group if all are alike."""
+        kept = tuple(head for head, keeps in enumerate(retrieval) if keeps)
+        others = tuple(head for head, keeps in enumerate(retrieval) if not keeps)
+        whole = self.keeping_everything()
+        if kept and others:
+            return Group(kept, whole), Group(others, self)
+        return (Group(None, whole if kept else self),)
+
+    def layer_capacity(self, layer: int) -> int:
+        """Return the cache slots of one layer (of its first group); skipped layers keep the whole sequence."""
+        return self.groups(layer)[0].parameters.capacity
+
+    def is_compressed(self, layer: int) -> bool:
+        """Return whether this layer evicts or selects at all."""
+        return any(group.parameters.compresses for group in self.groups(layer))
+
+
+class Group(NamedTuple):
+    """KV heads of one layer that share a cache and a row of `cache_lengths`."""
+
+    kv_heads: tuple[int, ...] | None
+    """The KV heads, ascending; None for all of the layer."""
+    parameters: PolicyParameters

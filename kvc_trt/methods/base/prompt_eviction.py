@@ -1,0 +1,218 @@
+"""The first part of a policy: a kind of prompt eviction, which says what stays of a prompt and of a turn.
+
+A method's file defines its new kinds: subclasses of this class or of `DecodeSelection`, and one object of each.
+Everything else (reference, graphs, plan, verification, backends) asks the object; nothing outside this package knows
+its name.
+
+The graph pieces of a kind import `onnx` and its reference imports `torch`, inside the functions that need them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kvc_trt.errors import InputError
+from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.decode_selection import decode_selection
+from kvc_trt.methods.base.discovery import objects
+from kvc_trt.operators.schema import Operator, Tensor
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvc_trt.methods.base.graph_context import CacheLayer, PromptLayer, StepLayer
+    from kvc_trt.methods.base.isolated_runs import (
+        Array,
+        Found,
+        PromptCase,
+        PromptRun,
+        RankingOfPrompt,
+        RunnableAlone,
+        TurnRun,
+        Weighed,
+    )
+    from kvc_trt.methods.base.turn_context import TurnLayer
+    from kvc_trt.operators.emitter import Value
+    from kvc_trt.reference import Compacted, Turn
+    from kvc_trt.reference.rules import PromptQueries
+
+Entry = TypeVar("Entry", "StepLayer", "TurnLayer")
+
+
+class PromptEviction(ABC):
+    """A way to choose which tokens of a prompt are kept."""
+
+    name: str
+    """The name that `PolicyParameters.prompt_eviction` records."""
+    operators: tuple[Operator, ...] | None = ()
+    """The operators that do all of its work, the usual one first; None if its graph needs other nodes too."""
+    evicts = True
+    cache_per_query_head = False
+    """Whether each query head has its own cache, so that a group's keys and values are repeated."""
+    query_agnostic = False
+    """Whether it chooses without regard to what a prompt asks; then a prefix can be shared by later questions."""
+    observes_every_query = False
+    """Whether all queries of a prompt decide, not only those of the window."""
+    turn: str | None = None
+    """What a turn of a conversation evicts, in one sentence for the user; None: there are no turns."""
+    turn_state: tuple[Tensor, ...] = ()
+    """What the cache carries from a prompt to a turn and from turn to turn, which no step reads."""
+    keeps_whole = False
+    """Whether every token is kept beside the cache that a step reads, for turns to choose from."""
+    trims = False
+    """Whether `store` can leave more than the budget, ranked, for `trim` to cut once the budget is known."""
+
+    def observe(self, queries: PromptQueries, prompt_lengths: torch.Tensor, rule: Constants) -> Any:
+        """Reference: return what `compact` observes, by default the last queries."""
+        return queries.window
+
+    @abstractmethod
+    def compact(
+        self, observed: Any, keys: torch.Tensor, values: torch.Tensor, prompt_lengths: torch.Tensor, rule: Constants
+    ) -> Compacted:
+        """Reference: compact a prompt's keys and values [B,G,S,D]; `observed` is usually the last queries [B,H,W,D]."""
+
+    def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
+        """Graph: write k_cache, v_cache and lengths [B] of the cache after a prompt.
+
+        Also its page bounds if `bounds`, and the `indices` kept if tokens are evicted."""
+        assert self.operators
+        prompt.compact(self.operators[0], bounds=bounds)
+
+    def trim(self, cache: CacheLayer, budgets: Value, lengths: Value, *, bounds: bool) -> None:
+        """Graph: write what `store` writes, for a cache that keeps `budgets` [B] tokens of prompts of `lengths` [B]."""
+        raise NotImplementedError(f"prompt eviction {self.name} does not trim")
+
+    def new_entry(self, step: Entry) -> Entry:
+        """Graph: return a step or a turn with keys and values in the form that this eviction's cache stores."""
+        return step
+
+    def no_turn(self, rule: Constants) -> str | None:
+        """Return why a cache of this rule takes no turns; None if it does."""
+        return "its method does not say what a turn evicts" if self.turn is None else None
+
+    def begin_turns(self, prompt: PromptLayer) -> None:
+        """Graph: after a prompt, write `turn_state`: the positions of what was kept, as far as no step carries them."""
+        for tensor in self.turn_state:
+            prompt.emit.Identity(f"indices.{prompt.name}", outputs=[f"{tensor.name}.{prompt.name}"])
+
+    def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
+        """Reference: keep the part of stored and new tokens that stays after a turn, if any is evicted."""
+        raise NotImplementedError(f"prompt eviction {self.name} evicts nothing on turns")
+
+    def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
+        """Graph: attend from a turn's tokens to everything stored and to each other, and write the cache after it.
+
+        That is the updated keys, values and `turn_state`, lengths [B], and the page bounds if `bounds`; the selection
+        writes what else it carries in `append_turn`. Returns [B,H,M,D]. By default the tokens are appended."""
+        return turn.append(bounds=bounds)
+
+    def least(self, rule: Constants) -> int:
+        """Return the fewest prompt tokens that a layer can keep, by default the observation window."""
+        return rule.window
+
+    def describe(self, rule: Constants) -> str:
+        """Describe how prompt tokens are chosen, following their number; only for kinds that evict just prompts."""
+        return ""
+
+    def ranking(self, rule: Constants) -> RankingOfPrompt | None:
+        """Return how prompt tokens are ranked, if verification can prove a near-tie of that ranking."""
+        return None
+
+    def runs(self) -> Mapping[str, PromptRun]:
+        """Return the isolated run of each of its operators on a prompt, by the operator's name."""
+        return {operator.name: self.run_alone for operator in self.operators or ()}
+
+    def turn_runs(self) -> Mapping[str, TurnRun]:
+        """Return the isolated run of each operator that it has for turns alone, by the operator's name."""
+        return {}
+
+    def run_alone(self, operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
+        """Run its first operator and the reference in float64 and float32; where these two differ, rounding decides."""
+        import torch
+
+        from kvc_trt.methods.base.isolated_runs import float32
+
+        assert self.operators
+        inputs = case.inputs()
+        results = operator.run(**{one.name: inputs[one.name] for one in self.operators[0].inputs})
+        rows = torch.from_numpy(case.prompt_lengths)
+        q, k, v = (float32(table) for table in (case.q_window, case.k, case.v))
+        single = self.compact(q, k, v, rows, rule)
+        double = self.compact(q.double(), k.double(), v.double(), rows, rule)
+        return self.judged(results, case, rule, double, single, self.weighed(case, rule))
+
+    def weighed(self, case: PromptCase, rule: Constants) -> Sequence[Weighed]:
+        """Return, by row, what is ranked by softmax weights; nothing for other rankings."""
+        return ()
+
+    def judged(
+        self,
+        results: Sequence[Array],
+        case: PromptCase,
+        rule: Constants,
+        double: Compacted,
+        single: Compacted,
+        weighed: Sequence[Weighed] = (),
+    ) -> Found:
+        """Compare its first operator's result with the two results of the reference, as `judged_as` does."""
+        assert self.operators
+        return judged_as(self.operators[0], results, case, rule, double, single, weighed)
+
+
+def judged_as(
+    operator: Operator,
+    results: Sequence[Array],
+    case: PromptCase,
+    rule: Constants,
+    double: Compacted,
+    single: Compacted,
+    weighed: Sequence[Weighed] = (),
+) -> Found:
+    """Compare a compaction's result with those of the reference in float64 and float32; it must equal one of them.
+
+    `weighed` holds, by row, what is ranked by softmax weights: underflow of these may be why it equals none."""
+    from kvc_trt.methods.base.isolated_runs import ExactList, Found, gathered
+
+    found = {one.name: result for one, result in zip(operator.outputs, results, strict=True)}
+    indices, width = found["indices"], single.indices.shape[2]
+    moved = [
+        (found["cache_lengths"], single.lengths.numpy()),
+        (found["k_cache"], gathered(case.k, indices)),
+        (found["v_cache"], gathered(case.v, indices)),
+    ]
+    if "bounds" in found:
+        moved += stored_bounds(rule, found["bounds"], found["k_cache"], single.lengths.numpy())
+    if "slot_positions" in found:
+        moved.append((found["slot_positions"], indices))
+    return Found(
+        chosen=[
+            ExactList(
+                row,
+                indices[row, :, :width],
+                (double.indices[row].numpy(), single.indices[row].numpy()),
+                weighed[row] if weighed else None,
+            )
+            for row in range(len(indices))
+        ],
+        moved=moved,
+        computed=[] if double.scores is None else [(found["scores"][:, :, :width], double.scores.numpy())],
+    )
+
+
+def stored_bounds(rule: Constants, found: Array, keys: Array, lengths: Array) -> list[tuple[Array, Array]]:
+    """Pair a compaction's page bounds with those of the keys it stored, if a step reads them."""
+    from kvc_trt.methods.base.isolated_runs import page_bounds
+
+    pages = decode_selection(rule.decode_selection).pages
+    return [(found, page_bounds(keys, lengths, rule.page_size, fp8=rule.fp8_bounds))] if pages else []
+
+
+def prompt_eviction(name: str) -> PromptEviction:
+    """The kind of that name; InputError for one that no file of this package defines."""
+    found = objects(PromptEviction).get(name)  # type: ignore[type-abstract]
+    if found is None:
+        raise InputError(f"unknown prompt eviction {name!r}", hint="kvc-trt policies lists them")
+    return found

@@ -1,0 +1,1 @@
+"""Where a model comes from: Hugging Face directories, the Hub, packages and safetensors files."""

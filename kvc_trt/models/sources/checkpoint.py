@@ -1,0 +1,130 @@
+"""A Hugging Face checkpoint directory: config.json, safetensors (one file or sharded), tokenizer.
+
+Pickled weights (.bin, .pt, .pth) are never opened: unpickling runs code. A file may be a symbolic link only if it
+stays inside the directory, or, in the Hub's cache, leads from a snapshot to the blobs of the same repository.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from kvc_trt.errors import InputError, describe
+from kvc_trt.models.sources.containment import contained
+from kvc_trt.models.sources.hugging_face import read_config
+from kvc_trt.models.sources.safetensors_file import SafetensorsFile
+from kvc_trt.models.sources.tokenizer import tokenizer_files
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_MAX_INDEX_BYTES = 100_000_000
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+class Checkpoint:
+    """A `WeightSource` over a directory, with `.config` and the tokenizer's files.
+
+    Headers are checked when opened. Values are not: NaN and infinite weights show when a build reads them.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+        if not self.directory.is_dir():
+            raise InputError(f"{self.directory}: not a directory; expected a Hugging Face checkpoint")
+        self.config = read_config(contained(self.directory, "config.json").parent)
+        self._files, self._home = _open_weights(self.directory)
+        self._fingerprint: str | None = None
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        """tokenizer.json, or None where the checkpoint has none."""
+        return next((path for path in self.tokenizer_files() if path.name == "tokenizer.json"), None)
+
+    def tokenizer_files(self) -> list[Path]:
+        """What an engine takes over besides weights, as far as it exists."""
+        return tokenizer_files(self.directory)
+
+    def names(self) -> list[str]:
+        """Every tensor of the checkpoint."""
+        return list(self._home)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one tensor; matrices are [out, in]."""
+        return self._home[name].entries[name].shape
+
+    def dtype(self, name: str) -> str:
+        """Stored type of one tensor (numpy's or ml_dtypes' name)."""
+        return self._home[name].entries[name].dtype
+
+    def read(self, name: str) -> NDArray[Any]:
+        """The whole tensor in its stored type."""
+        return self._home[name].read(name)
+
+    def read_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Rows [start, stop) of one tensor."""
+        return self._home[name].read_rows(name, start, stop)
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of config and weights, reading every byte once."""
+        if self._fingerprint is None:
+            digest = hashlib.sha256(repr(self.config).encode())
+            for name in sorted(self._files):
+                digest.update(f"{name}\0{self._files[name].digest()}\n".encode())
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    def close(self) -> None:
+        """Close the weight files."""
+        for file in self._files.values():
+            file.close()
+
+
+def _open_weights(directory: Path) -> tuple[dict[str, SafetensorsFile], dict[str, SafetensorsFile]]:
+    """Open the weight files; returns them by name, and the file of each tensor."""
+    if (directory / INDEX_FILE).exists():
+        return _open_shards(directory)
+    if not (directory / SINGLE_FILE).exists():
+        pickled = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLE_SUFFIXES)
+        if pickled:
+            raise InputError(
+                f"{directory}: only pickled weights ({pickled[0]}), which can run code when opened; "
+                "expected safetensors",
+                hint="convert them in a sandbox: transformers' save_pretrained(..., safe_serialization=True)",
+            )
+        raise InputError(f"{directory}: neither {SINGLE_FILE} nor {INDEX_FILE}")
+    file = SafetensorsFile(contained(directory, SINGLE_FILE))
+    return {SINGLE_FILE: file}, dict.fromkeys(file.names(), file)
+
+
+def _open_shards(directory: Path) -> tuple[dict[str, SafetensorsFile], dict[str, SafetensorsFile]]:
+    index = contained(directory, INDEX_FILE)
+    weight_map = _read_weight_map(index)
+    files = {name: SafetensorsFile(contained(directory, name)) for name in sorted(set(weight_map.values()))}
+    home = {name: file for file in files.values() for name in file.names()}
+    if sum(len(file.names()) for file in files.values()) != len(home):
+        raise InputError(f"{index}: a tensor is stored in two shards")
+    for name, shard in weight_map.items():
+        if home.get(name) is not files[shard]:
+            raise InputError(f"{index}: tensor {describe(name)} is not in {shard}")
+    if unlisted := sorted(set(home) - set(weight_map)):
+        raise InputError(f"{index}: tensor {describe(unlisted[0])} is in a shard but not in the index")
+    return files, home
+
+
+def _read_weight_map(index: Path) -> dict[str, str]:
+    if index.stat().st_size > _MAX_INDEX_BYTES:
+        raise InputError(f"{index}: {index.stat().st_size} bytes, expected at most {_MAX_INDEX_BYTES}")
+    try:
+        content = json.loads(index.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{index}: not valid JSON ({describe(str(error))})") from error
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map or any(not isinstance(v, str) for v in weight_map.values()):
+        raise InputError(f"{index}: expected a weight_map from tensor to file name")
+    if wrong := next((v for v in weight_map.values() if not v.endswith(".safetensors")), None):
+        raise InputError(f"{index}: weights in {describe(wrong)}, expected .safetensors files only")
+    return weight_map

@@ -1,0 +1,63 @@
+"""Fetching a checkpoint from the Hugging Face Hub, and the commit it resolved to; pickled weights are not fetched."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from kvc_trt.errors import InputError, KvcError, UnsupportedEnvironment
+from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES
+
+FILES = ("config.json", "*.safetensors", "model.safetensors.index.json", *TOKENIZER_FILES)
+WAYS_OUT = "--checkpoint PATH takes a local Hugging Face directory or GGUF file, --random-weights SEED needs none"
+_TIMEOUT_SECONDS = 10.0
+
+
+def fetch(repo_id: str, revision: str | None = None, *, cache_dir: str | Path | None = None) -> tuple[Path, str]:
+    """Download what a build needs (or find it in the Hub's cache): (directory, resolved commit).
+
+    `revision` is a branch, tag or commit; None means the default branch. The environment variables of huggingface_hub
+    hold (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE). Raises `InputError` for a repository or revision that does
+    not exist or may not be read, `UnsupportedEnvironment` where the Hub cannot be reached.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", repo_id, re.ASCII) or ".." in repo_id:
+        raise InputError(f"{repo_id!r} is not a Hub repository, expected ORGANISATION/NAME")
+    if revision is not None and not re.fullmatch(r"[A-Za-z0-9][\w./-]*", revision, re.ASCII):
+        raise InputError(f"--revision {revision!r}: expected a branch, tag or commit")
+    from huggingface_hub import snapshot_download
+
+    try:
+        path = snapshot_download(
+            repo_id,
+            revision=revision,
+            allow_patterns=list(FILES),
+            cache_dir=cache_dir,
+            endpoint=os.environ.get("HF_ENDPOINT"),
+            etag_timeout=_TIMEOUT_SECONDS,
+        )
+    except Exception as error:
+        raise _explained(error, repo_id, revision) from error
+    directory = Path(path)
+    if not any(directory.glob("*.safetensors")):
+        raise InputError(f"{repo_id} holds no safetensors weights (pickled ones are not fetched)", hint=WAYS_OUT)
+    return directory, directory.name
+
+
+def _explained(error: Exception, repo_id: str, revision: str | None) -> KvcError:
+    """Turn what the library raised into a one-line error; it wraps network errors of several HTTP libraries."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return InputError(
+            f"{repo_id} is gated: accept its licence on the Hub, then log in with `hf auth login`", hint=WAYS_OUT
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return InputError(f"{repo_id} has no revision {revision!r}", hint=WAYS_OUT)
+    if isinstance(error, RepositoryNotFoundError):
+        return InputError(f"{repo_id} does not exist on the Hub, or needs a login (`hf auth login`)", hint=WAYS_OUT)
+    if isinstance(error, OSError) and not isinstance(error, ConnectionError) and error.errno is not None:
+        return UnsupportedEnvironment(f"{repo_id} cannot be stored in the Hub's cache: {error.strerror}", hint=WAYS_OUT)
+    return UnsupportedEnvironment(
+        f"{repo_id} is not in the Hub's cache, and the Hub cannot be reached ({type(error).__name__})", hint=WAYS_OUT
+    )

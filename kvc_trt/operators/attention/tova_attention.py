@@ -1,0 +1,42 @@
+"""KvcTovaAttention: append one token, attend to every entry, drop the one this query attended to least.
+
+Source: TOVA (arXiv 2401.06104), section 3; exact rule in docs/policies/tova.md. All KV heads drop the same token; the
+next one takes its slot, so the order of slots is not that of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kvc_trt.operators.attention.heavy_hitter_attention import EMPTY, RECENT, SLOT_POSITIONS, AppendedToFree
+from kvc_trt.operators.schema import INT64, Operator, Tensor
+from kvc_trt.operators.shapes import Layout
+from kvc_trt.operators.tensors import CACHE_LENGTHS, CAPACITY, K_CACHE, OUTPUT, STEP, V_CACHE, updated
+
+if TYPE_CHECKING:
+    from kvc_trt.operators.emitter import Emitter, Value
+
+
+def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """Write the body. A row that uses all C slots drops one entry: the one of least probability, summed over all query
+    heads, that is not among the last `recent` tokens, the last one among equals."""
+    step = AppendedToFree(emit, layout.shape)
+    output, received = step.attend()
+    dropped = step.least(emit.ReduceSum(received, [1]))
+    return {
+        "output": output,
+        "k_cache_out": step.keys,
+        "v_cache_out": step.values,
+        "slot_positions_out": emit.Where(dropped, EMPTY, step.occupied),
+    }
+
+
+TOVA_ATTENTION = Operator(
+    name="KvcTovaAttention",
+    summary="Append one token, attend to every entry, drop the one this query attended to least.",
+    inputs=(*STEP, SLOT_POSITIONS, CACHE_LENGTHS, Tensor("positions", INT64, ("B",), "of the new tokens in the text")),
+    outputs=(OUTPUT, updated(K_CACHE), updated(V_CACHE), updated(SLOT_POSITIONS)),
+    attributes=(CAPACITY, RECENT),
+    write=_write,
+)

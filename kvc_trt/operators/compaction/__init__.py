@@ -1,0 +1,1 @@
+"""The operators that compact the cache of a prompt."""

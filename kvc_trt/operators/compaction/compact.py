@@ -1,0 +1,191 @@
+"""KvcCompact: keep the part of a prompt's cache that its last queries attend to (RocketKV, stage 1: SnapKV++).
+
+Source: RocketKV (arXiv 2502.14051), section 3.2, after SnapKV (arXiv 2404.14469); exact rule in docs/policies/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvc_trt.operators.compaction.keep_best import keep_best
+from kvc_trt.operators.dimensions import MAX_TOKENS
+from kvc_trt.operators.fp8_bounds import write_codes
+from kvc_trt.operators.schema import INT64, Attribute, Kernel, Operator, Stride, Tensor
+from kvc_trt.operators.shapes import MASKED, Layout, attention_scale, count_to, float32, one, scalar, size
+from kvc_trt.operators.tensors import (
+    BOUNDS,
+    CAPACITY,
+    FP8_BOUNDS,
+    INDICES,
+    K_CACHE,
+    PAGE_SIZE,
+    PROMPT_KEYS,
+    PROMPT_LENGTHS,
+    PROMPT_VALUES,
+    STORED_LENGTHS,
+    V_CACHE,
+    WINDOW,
+)
+
+if TYPE_CHECKING:
+    from kvc_trt.operators.emitter import Emitter, Value
+
+NOT_A_NUMBER, PADDING = -1.0, -2.0
+"""Ranks below every score (scores are sums of probabilities)."""
+PROTECTED = np.float32(3e38)
+
+
+def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """Write the body of KvcCompact.
+
+    Row i of q_window is the query at n-W+i. Rows with n <= prompt_budget keep everything; if all rows do, no score is
+    computed. Two numbers cannot be attribute references in ONNX and are written into the body: `pool_kernel` (MaxPool
+    takes a list) and `lowest`, the lowest finite number of the cache type, which marks empty pages.
+    """
+    pool_kernel = int(layout.number("pool_kernel"))
+    kept = keep_best(emit, lambda branch: rank(branch, pool_kernel))
+    return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout)}
+
+
+def _write_turn(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """Write the body of KvcCompactTurn: KvcCompact over stored and new tokens, each row with its own window."""
+    pool_kernel = int(layout.number("pool_kernel"))
+    kept = keep_best(emit, lambda branch: rank(branch, pool_kernel, "window_lengths"))
+    return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout)}
+
+
+def rank(emit: Emitter, pool_kernel: int, voting: Value | None = None) -> Value:
+    """Return the rank of each prompt position, FLOAT [B,G,S] (steps 2 to 8); the window ranks highest.
+
+    The last `voting` INT64 [B] rows of q_window are the window; None: all of them.
+    """
+    rows = emit.Reshape("prompt_lengths", [-1, 1, 1])
+    columns = count_to(emit, size(emit, "k", 2))
+    window = size(emit, "q_window", 2) if voting is None else emit.Reshape(voting, [-1, 1, 1])
+    prefix = emit.Less(columns, emit.Sub(rows, window))
+    observed = emit.Where(prefix, observed_attention(emit, rows, columns, voting), NOT_A_NUMBER)
+    reach = (pool_kernel - 1) // 2
+    pooled = emit.MaxPool(observed, kernel_shape=[pool_kernel], pads=[reach, reach])
+    score = emit.Where(emit.GreaterOrEqual(pooled, 0.0), pooled, NOT_A_NUMBER)
+    return str(emit.Where(prefix, score, emit.Where(emit.Less(columns, rows), PROTECTED, PADDING)))
+
+
+def observed_attention(emit: Emitter, rows: Value, columns: Value, voting: Value | None = None) -> Value:
+    """Return the attention of the window's queries to each key, summed over queries, then the group; FLOAT [B,G,S].
+
+    Of each row of q_window the last `voting` INT64 [B] queries count; None: all. One KV head at a time: the scores of
+    all heads of a 128K-token prompt would not fit in memory.
+    """
+    window = size(emit, "q_window", 2)
+    silent = None
+    if voting is not None:
+        before = emit.Sub(window, emit.Reshape(voting, [-1, 1]))
+        silent = emit.Unsqueeze(emit.Less(count_to(emit, window), before), [1, 3])
+    last_visible = emit.Add(emit.Sub(rows, window), emit.Unsqueeze(count_to(emit, window), [1]))
+    hidden = emit.Unsqueeze(emit.Greater(columns, last_visible), [1])
+    by_group = emit.Concat([0], size(emit, "k", 1), [-1], size(emit, "q_window", 3), axis=0)
+    query = emit.Reshape(emit.Mul(float32(emit, "q_window"), attention_scale(emit, "q_window", 3)), by_group)
+    by_head = emit.Concat([0, -1], window, size(emit, "k", 2), axis=0)
+
+    def one_head(body: Emitter, head: Value) -> Value:
+        keys = float32(body, body.Gather("k", head, axis=1))
+        scores = body.MatMul(body.Gather(query, head, axis=1), body.Transpose(keys, perm=[0, 2, 1]))
+        probabilities = body.Softmax(body.Where(hidden, MASKED, body.Reshape(scores, by_head)), axis=-1)
+        if silent is not None:
+            probabilities = body.Where(silent, 0.0, probabilities)
+        return str(body.ReduceSum(body.ReduceSum(probabilities, [2], keepdims=0), [1], keepdims=0))
+
+    return str(emit.Transpose(emit.collect(scalar(emit, size(emit, "k", 1)), one_head), perm=[1, 0, 2]))
+
+
+def page_bounds(emit: Emitter, keys: Value, stored: Value, layout: Layout) -> Value:
+    """Return page maxima of K and of -K over the `stored` slots of `keys` [B,G,n,D], channel-major [B,G,2D,P].
+
+    Where bounds are fp8, their codes.
+    """
+    page_size = one(emit, emit.attribute("page_size"))
+    capacity = one(emit, emit.attribute("capacity"))
+    pages, lowest = _stored_pages(emit, capacity, page_size, layout.page_multiple), layout.lowest
+    by_channel = emit.Transpose(keys, perm=[0, 1, 3, 2])
+    both = emit.Concat(by_channel, emit.Neg(by_channel), axis=2)
+    marked = emit.Where(emit.Unsqueeze(stored, [2]), both, lowest)
+    missing = emit.Sub(emit.Mul(pages, page_size), size(emit, marked, 3))
+    padded = emit.Pad(marked, emit.Concat([0], missing, axis=0), lowest, [3])
+    paged = emit.Reshape(padded, emit.Concat([0, 0, 0], pages, page_size, axis=0))
+    maxima = emit.ReduceMax(paged, [4], keepdims=0)
+    return write_codes(emit, float32(emit, maxima)) if layout.fp8_bounds else str(maxima)
+
+
+def _stored_pages(emit: Emitter, capacity: Value, page_size: Value, multiple: int) -> Value:
+    """Return P (`dimensions.stored_pages`)."""
+    if multiple == 1:
+        return str(emit.Div(emit.Sub(emit.Add(capacity, page_size), 1), page_size))
+    together = emit.Mul(page_size, multiple)
+    return str(emit.Mul(emit.Div(emit.Sub(emit.Add(capacity, together), 1), together), multiple))
+
+
+COMPACT = Operator(
+    name="KvcCompact",
+    summary="Keep the part of a prompt's cache that its last queries look at.",
+    inputs=(WINDOW, PROMPT_KEYS, PROMPT_VALUES, PROMPT_LENGTHS),
+    outputs=(
+        replace(K_CACHE, summary="zeros past a row's end. k itself where the strides say [B,G,S=C,D]"),
+        replace(V_CACHE, summary="in place exactly if k_cache is"),
+        replace(BOUNDS, summary="page maxima of K, then of -K", optional=True),
+        STORED_LENGTHS,
+        INDICES,
+    ),
+    attributes=(
+        Attribute("prompt_budget", 1, MAX_TOKENS, "tokens kept per KV head, window included", at_most="capacity"),
+        CAPACITY,
+        Attribute("pool_kernel", 1, 4095, "width of the max-pooling over scores", bits=32, odd=True),
+        PAGE_SIZE,
+        FP8_BOUNDS,
+    ),
+    formulas={"C": "capacity"},
+    write=_write,
+    kernel=Kernel(
+        "kvc_compact",
+        "KvcCompactParams",
+        reserved=True,
+        strided=("k", "v"),
+        in_place={"k_cache": "k", "v_cache": "v"},
+        strides=(
+            Stride("kv_stride_batch", 0, ("D", "S", "G"), "elements between rows of k and v"),
+            Stride(
+                "kv_stride_head",
+                1,
+                ("D", "S"),
+                "elements between KV heads; strides are at least D and multiples of 8",
+            ),
+            Stride("kv_stride_token", 2, ("D",), "elements between tokens of k and v; head elements are contiguous"),
+        ),
+    ),
+)
+
+COMPACT_TURN = Operator(
+    name="KvcCompactTurn",
+    summary="Keep the part of stored and new tokens that the last queries of a turn look at.",
+    inputs=(
+        replace(WINDOW, summary="the last queries of the turn, right-aligned"),
+        replace(PROMPT_KEYS, summary="the stored tokens, then the new ones; after RoPE"),
+        replace(PROMPT_VALUES, summary=""),
+        replace(PROMPT_LENGTHS, summary="stored and new tokens"),
+        Tensor("window_lengths", INT64, ("B",), "how many rows of q_window are the row's own, 1..W"),
+    ),
+    outputs=(
+        replace(K_CACHE, summary="zeros past a row's end"),
+        V_CACHE,
+        replace(BOUNDS, optional=True),
+        STORED_LENGTHS,
+        replace(INDICES, summary="kept entries of k, ascending; -1 past the row's end"),
+    ),
+    attributes=COMPACT.attributes,
+    formulas=COMPACT.formulas,
+    write=_write_turn,
+    kernel=Kernel("kvc_compact_turn", "KvcCompactTurnParams", reserved=True),
+)

@@ -1,0 +1,85 @@
+"""KvcCompactExpectedAttention: keep the prompt tokens that future queries are expected to attend to.
+
+Source: Expected Attention (arXiv 2510.00636); exact rule in docs/policies/expected-attention.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kvc_trt.operators.compaction.compact import page_bounds
+from kvc_trt.operators.compaction.expected_queries import QUERY_COVARIANCE, QUERY_MEAN, SINKS
+from kvc_trt.operators.compaction.keep_best import among_row, keep_best
+from kvc_trt.operators.dimensions import MAX_TOKENS
+from kvc_trt.operators.schema import Attribute, Operator
+from kvc_trt.operators.shapes import MASKED, Layout, attention_scale, count_to, float32, scalar, size
+from kvc_trt.operators.tensors import (
+    BOUNDS,
+    CAPACITY,
+    FP8_BOUNDS,
+    INDICES,
+    K_CACHE,
+    PAGE_SIZE,
+    PROMPT_KEYS,
+    PROMPT_LENGTHS,
+    PROMPT_VALUES,
+    STORED_LENGTHS,
+    V_CACHE,
+)
+
+if TYPE_CHECKING:
+    from kvc_trt.operators.emitter import Emitter, Value
+
+
+def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """Write the body of KvcCompactExpectedAttention."""
+    kept = keep_best(emit, _rank)
+    return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout)}
+
+
+def _rank(emit: Emitter) -> Value:
+    """Return the rank of each prompt position (steps 3 to 5 of the rule); sinks rank highest."""
+    rows, columns = emit.Reshape("prompt_lengths", [-1, 1, 1]), count_to(emit, size(emit, "k", 2))
+    contested = emit.GreaterOrEqual(columns, emit.attribute("sinks"))
+    visible = emit.And(contested, emit.Less(columns, rows))
+    by_group = emit.Concat([0], size(emit, "k", 1), [-1], size(emit, "k", 3), axis=0)
+    means = emit.Reshape(emit.Mul("query_mean", attention_scale(emit, "k", 3)), by_group)
+    by_matrix = emit.Concat([0], size(emit, "k", 1), [-1], size(emit, "k", 3), size(emit, "k", 3), axis=0)
+    halves = emit.Reshape(emit.Div("query_covariance", emit.Mul(float32(emit, size(emit, "k", 3)), 2.0)), by_matrix)
+
+    def one_head(body: Emitter, head: Value) -> Value:
+        keys = float32(body, body.Gather("k", head, axis=1))
+        logits = body.MatMul(body.Gather(means, head, axis=1), body.Transpose(keys, perm=[0, 2, 1]))
+        alone = body.Unsqueeze(keys, [1])
+        spread = body.MatMul(alone, body.Gather(halves, head, axis=1))
+        logits = body.Add(logits, body.ReduceSum(body.Mul(spread, alone), [3], keepdims=0))
+        attention = body.ReduceMean(body.Softmax(body.Where(visible, logits, MASKED), axis=-1), [1], keepdims=0)
+        values = float32(body, body.Gather("v", head, axis=1))
+        return str(body.Mul(attention, body.ReduceL2(values, [2], keepdims=0)))
+
+    by_head = emit.collect(scalar(emit, size(emit, "k", 1)), one_head)
+    return among_row(emit, emit.Transpose(by_head, perm=[1, 0, 2]), contested)
+
+
+COMPACT_EXPECTED_ATTENTION = Operator(
+    name="KvcCompactExpectedAttention",
+    summary="Keep the tokens of a prompt that queries to come can be expected to attend to.",
+    inputs=(
+        QUERY_MEAN,
+        QUERY_COVARIANCE,
+        PROMPT_KEYS,
+        PROMPT_VALUES,
+        PROMPT_LENGTHS,
+    ),
+    outputs=(K_CACHE, V_CACHE, BOUNDS, STORED_LENGTHS, INDICES),
+    attributes=(
+        Attribute("prompt_budget", 1, MAX_TOKENS, "tokens kept per KV head, sinks included", at_most="capacity"),
+        CAPACITY,
+        SINKS,
+        PAGE_SIZE,
+        FP8_BOUNDS,
+    ),
+    formulas={"C": "capacity"},
+    write=_write,
+)

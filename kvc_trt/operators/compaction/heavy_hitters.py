@@ -1,0 +1,93 @@
+"""KvcCompactHeavyHitters: keep the last tokens of a prompt and the others that received the most attention.
+
+Source: H2O (arXiv 2306.14048), section 4; exact rule in docs/policies/. Probabilities are summed block by block over
+the queries: memory is linear in the prompt's length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvc_trt.operators import PROMPT_BLOCK
+from kvc_trt.operators.attention.heavy_hitter_attention import RECENT, SCORES, SLOT_POSITIONS
+from kvc_trt.operators.attention.prefill_attention import future_of_block, weights_of_block
+from kvc_trt.operators.compaction.keep_best import among_row, keep_best
+from kvc_trt.operators.dimensions import MAX_TOKENS
+from kvc_trt.operators.schema import CACHE, Attribute, Operator, Tensor
+from kvc_trt.operators.shapes import Layout, attention_scale, count_to, float32, into_slots, scalar, size
+from kvc_trt.operators.tensors import (
+    CAPACITY,
+    INDICES,
+    K_CACHE,
+    PROMPT_KEYS,
+    PROMPT_LENGTHS,
+    PROMPT_VALUES,
+    STORED_LENGTHS,
+    V_CACHE,
+)
+
+if TYPE_CHECKING:
+    from kvc_trt.operators.emitter import Emitter, Value
+
+
+def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """Write the body of KvcCompactHeavyHitters.
+
+    S is a multiple of PROMPT_BLOCK. Rows with n <= prompt_budget keep everything. `slot_positions` equals `indices`:
+    the text position of each slot's token, -1 for an empty slot.
+    """
+    received = _received(emit)
+    kept = keep_best(emit, lambda branch: _rank(branch, received))
+    scores = emit.GatherElements(received, kept.positions, axis=2)
+    return {
+        **kept.outputs,
+        "scores": into_slots(emit, scores, kept.stored),
+        "slot_positions": emit.Identity(kept.outputs["indices"]),
+    }
+
+
+def _received(emit: Emitter) -> Value:
+    """Return the attention each token receives from all queries of its row, summed over the group; FLOAT [B,G,S]."""
+    heads = emit.Concat([0], size(emit, "k", 1), [-1], size(emit, "q", 2), size(emit, "q", 3), axis=0)
+    query = emit.Reshape(emit.Mul(float32(emit, "q"), attention_scale(emit, "q", 3)), heads)
+    keys, block_mask = float32(emit, "k"), future_of_block(emit)
+    rows = emit.Reshape("prompt_lengths", [-1, 1, 1, 1, 1])
+    length = size(emit, "k", 2)
+    last = emit.Sub(scalar(emit, emit.Div(length, PROMPT_BLOCK)), 1)
+
+    def block(body: Emitter, iteration: Value, total: Value) -> Value:
+        # From the last block to the first: the first needs most memory and the others reuse it (see prefill attention).
+        index = body.Sub(last, iteration)
+        weights, _, end = weights_of_block(body, query, keys, block_mask, index)
+        query_positions = body.Add(body.Range(0, PROMPT_BLOCK, 1), body.Mul(index, PROMPT_BLOCK))
+        real = body.Less(body.Unsqueeze(query_positions, [1]), rows)
+        paid = body.ReduceSum(body.Where(real, weights, 0.0), [2, 3], keepdims=0)
+        padding = body.Concat([0], body.Sub(length, end), axis=0)
+        return str(body.Add(total, body.Pad(paid, padding, 0.0, [2])))
+
+    nothing = emit.Expand(np.zeros((1, 1, 1), np.float32), emit.Shape("k", end=3))
+    return emit.accumulate(emit.Add(last, 1), nothing, block)
+
+
+def _rank(emit: Emitter, received: Value) -> Value:
+    """Return the rank of each prompt position, FLOAT [B,G,S]; the last tokens of a row rank highest."""
+    rows, columns = emit.Reshape("prompt_lengths", [-1, 1, 1]), count_to(emit, size(emit, "k", 2))
+    return among_row(emit, received, emit.Less(columns, emit.Sub(rows, emit.attribute("recent"))))
+
+
+COMPACT_HEAVY_HITTERS = Operator(
+    name="KvcCompactHeavyHitters",
+    summary="Keep the last tokens of a prompt, and of the others those that received most attention.",
+    inputs=(Tensor("q", CACHE, ("B", "H", "S", "D"), "after RoPE"), PROMPT_KEYS, PROMPT_VALUES, PROMPT_LENGTHS),
+    outputs=(K_CACHE, V_CACHE, SCORES, SLOT_POSITIONS, STORED_LENGTHS, INDICES),
+    attributes=(
+        Attribute("prompt_budget", 1, MAX_TOKENS, "tokens kept per KV head", at_most="capacity"),
+        CAPACITY,
+        RECENT,
+    ),
+    formulas={"C": "capacity"},
+    write=_write,
+)

@@ -1,0 +1,86 @@
+"""KvcCompactHeavyHittersOfTurn: after a turn, the last tokens and those that have received the most attention.
+
+Source: H2O (arXiv 2306.14048), section 4; exact rule in docs/policies/. What the turn's queries attend to is added to
+what each stored token has received before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvc_trt.operators.attention.heavy_hitter_attention import SCORES
+from kvc_trt.operators.compaction.heavy_hitters import COMPACT_HEAVY_HITTERS
+from kvc_trt.operators.compaction.keep_best import among_row, keep_best
+from kvc_trt.operators.schema import INT32, Operator, Tensor
+from kvc_trt.operators.shapes import Layout, count_to, into_slots, pad_end, scalar, size
+from kvc_trt.operators.tensors import PROMPT_LENGTHS
+from kvc_trt.operators.turns.append_block import LENGTHS
+from kvc_trt.operators.turns.extend_attention import (
+    STORED_BEFORE,
+    TURN_KEYS,
+    TURN_QUERIES,
+    TURN_VALUES,
+    query_blocks,
+    weights_of_turn,
+)
+
+if TYPE_CHECKING:
+    from kvc_trt.operators.emitter import Emitter, Value
+
+
+def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """Write the body of KvcCompactHeavyHittersOfTurn; k and v hold stored tokens by position, then the new ones."""
+    received = _received(emit)
+    rows, columns = emit.Reshape("prompt_lengths", [-1, 1, 1]), count_to(emit, size(emit, "k", 2))
+    contested = emit.Less(columns, emit.Sub(rows, emit.attribute("recent")))
+    kept = keep_best(emit, lambda branch: among_row(branch, received, contested))
+    scores = emit.GatherElements(received, kept.positions, axis=2)
+    return {
+        **kept.outputs,
+        "scores": into_slots(emit, scores, kept.stored),
+        "slot_positions": emit.Identity(kept.outputs["indices"]),
+    }
+
+
+def _received(emit: Emitter) -> Value:
+    """Return what each token received before and from the turn's queries, summed over the group; FLOAT [B,G,T]."""
+    blocks = query_blocks(emit)
+    length, last = size(emit, "k", 2), emit.Sub(blocks.count, 1)
+    lengths = emit.Reshape("lengths", [-1, 1, 1, 1, 1])
+    stored = emit.Less(count_to(emit, size(emit, "stored_scores", 2)), emit.Reshape("stored_lengths", [-1, 1, 1]))
+    ordered = emit.Where(stored, emit.GatherElements("stored_scores", "order", axis=2), np.float32(0))
+
+    def block(body: Emitter, iteration: Value, total: Value) -> Value:
+        weights, end, places = weights_of_turn(body, blocks, body.Sub(last, iteration), "stored_lengths")
+        real = body.Less(body.Unsqueeze(places, [1]), lengths)
+        paid = body.ReduceSum(body.Where(real, weights, 0.0), [2, 3], keepdims=0)
+        padding = body.Concat([0], body.Sub(length, end), axis=0)
+        return str(body.Add(total, body.Pad(paid, padding, 0.0, [2])))
+
+    before = pad_end(emit, ordered, scalar(emit, length), np.float32(0))
+    return emit.accumulate(blocks.count, before, block)
+
+
+COMPACT_HEAVY_HITTERS_OF_TURN = Operator(
+    name="KvcCompactHeavyHittersOfTurn",
+    summary="Keep the last tokens after a turn, and of the others those that received most attention.",
+    inputs=(
+        TURN_QUERIES,
+        TURN_KEYS,
+        TURN_VALUES,
+        replace(SCORES, name="stored_scores"),
+        Tensor("order", INT32, ("B", "G", "C"), "the slot of each stored entry of k"),
+        replace(STORED_BEFORE, name="stored_lengths"),
+        replace(PROMPT_LENGTHS, summary="stored and new tokens"),
+        LENGTHS,
+    ),
+    outputs=COMPACT_HEAVY_HITTERS.outputs,
+    attributes=COMPACT_HEAVY_HITTERS.attributes,
+    formulas=COMPACT_HEAVY_HITTERS.formulas,
+    write=_write,
+    native=False,
+)

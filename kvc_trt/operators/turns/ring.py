@@ -1,0 +1,61 @@
+"""KvcCompactRing: after a turn, the sinks and the last tokens, each in the slot where decode steps would have put it.
+
+Source: StreamingLLM (arXiv 2309.17453), section 3; exact rule in docs/policies/. The ring itself is in
+`attention/recent_attention.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvc_trt.operators.attention.recent_attention import SINKS
+from kvc_trt.operators.schema import INT64, Operator, Tensor
+from kvc_trt.operators.shapes import Layout
+from kvc_trt.operators.tensors import CAPACITY, K_CACHE, V_CACHE
+from kvc_trt.operators.turns.append_block import LENGTHS
+from kvc_trt.operators.turns.extend_attention import TURN_KEYS, TURN_VALUES
+
+if TYPE_CHECKING:
+    from kvc_trt.operators.emitter import Emitter, Value
+
+
+def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """Write the body of KvcCompactRing.
+
+    `cache_lengths` counts all tokens ever stored, and numbers them. The last token of a slot's number modulo the
+    ring's length is the one that the slot holds; new tokens follow the slots in use in k and v.
+    """
+    capacity, sinks = emit.attribute("capacity"), emit.attribute("sinks")
+    slots, ring = emit.Range(0, capacity, 1), emit.Sub(capacity, sinks)
+    before = emit.Reshape("cache_lengths", [-1, 1])
+    after = emit.Add(before, emit.Reshape("lengths", [-1, 1]))
+    newest = emit.Sub(after, 1)
+    turned = emit.Sub(newest, emit.Mod(emit.Sub(newest, slots), ring))
+    held = emit.Where(emit.And(emit.GreaterOrEqual(slots, sinks), emit.GreaterOrEqual(turned, slots)), turned, slots)
+    is_new = emit.GreaterOrEqual(held, before)
+    place = emit.Where(is_new, emit.Add(emit.Sub(held, before), emit.Min(before, capacity)), slots)
+    occupied = emit.Unsqueeze(emit.Less(slots, after), [1, 3])
+    inside = emit.Where(emit.Less(slots, after), place, 0)
+    index = emit.Expand(
+        emit.Unsqueeze(inside, [1, 3]), emit.Concat([1], emit.Shape("k", start=1, end=2), [1, 1], axis=0)
+    )
+    found = {}
+    for name, table in (("k_cache", "k"), ("v_cache", "v")):
+        rows = emit.GatherND(table, index, batch_dims=2)
+        found[name] = emit.Where(occupied, rows, emit.CastLike(np.float32(0), table))
+    return found
+
+
+COMPACT_RING = Operator(
+    name="KvcCompactRing",
+    summary="Keep the first tokens and the last ones after a turn.",
+    inputs=(TURN_KEYS, TURN_VALUES, Tensor("cache_lengths", INT64, ("B",), "tokens ever stored before"), LENGTHS),
+    outputs=(K_CACHE, V_CACHE),
+    attributes=(CAPACITY, SINKS),
+    formulas={"C": "capacity"},
+    write=_write,
+    native=False,
+)

@@ -1,0 +1,1 @@
+"""Write a profile as findings, files and an HTML page."""

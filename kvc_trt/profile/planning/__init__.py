@@ -1,0 +1,1 @@
+"""Plan the memory and the floor of an engine from its shapes alone."""

@@ -1,0 +1,1 @@
+"""Sampling: choose each token of one answer from the logits, and turn tokens into text."""

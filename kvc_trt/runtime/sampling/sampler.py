@@ -1,0 +1,104 @@
+"""Choose the next token of one row from its logits.
+
+In this order: banned tokens and penalties change the logits; temperature, top-k, top-p and min-p make of them what is
+drawn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.runtime.logprobs import best_ids
+from kvc_trt.runtime.request import Sampling
+from kvc_trt.runtime.sampling.banned import Banned
+from kvc_trt.runtime.sampling.penalties import Penalties
+
+
+class Sampler:
+    """Draws the tokens of one row from its own random numbers and its own text, so other rows do not change the result.
+
+    The row tells it what its text is: `read` for each token that was fed, `begin_answer` where another answer begins.
+    """
+
+    def __init__(self, sampling: Sampling, banned: Banned | None = None) -> None:
+        self._sampling = sampling
+        self._random = np.random.default_rng(sampling.seed)
+        self._banned = banned or Banned()
+        self._penalties = Penalties(sampling)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the best token of the model's own logits is always chosen."""
+        return self._sampling.temperature == 0.0 and not self._banned.is_active and not self._penalties.is_active
+
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Take note of tokens that the text has now."""
+        self._banned.read(token_ids)
+        self._penalties.read(token_ids)
+
+    def begin_answer(self) -> None:
+        """Begin another answer to a text that goes on."""
+        self._banned.begin_answer()
+        self._penalties.begin_answer()
+
+    def choose(self, logits: NDArray[np.float32]) -> int:
+        """Return the next token id, given `logits` [vocab] that are finite or -inf; they are not changed."""
+        token = self._draw(self._adjusted(logits))
+        self._banned.answered()
+        self._penalties.answered(token)
+        return token
+
+    def _adjusted(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        banned = self._banned.token_ids()
+        if not banned and not self._penalties.is_active:
+            return logits
+        adjusted: NDArray[np.float32] = logits.copy()
+        self._penalties.apply(adjusted)
+        adjusted[banned] = -np.inf
+        if np.isneginf(adjusted.max()):  # the model excludes all others: a ban still holds, so all these are equal
+            adjusted[:] = 0.0
+            adjusted[banned] = -np.inf
+        return adjusted
+
+    def _draw(self, logits: NDArray[np.float32]) -> int:
+        if self._sampling.temperature == 0.0:
+            return int(np.argmax(logits))
+        ids, probabilities = candidates(logits, self._sampling)
+        cumulative = np.cumsum(probabilities)
+        drawn = int(np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right"))
+        # A product that was rounded up to the sum is past the last token that has a probability.
+        return int(ids[drawn if drawn < len(ids) else np.flatnonzero(probabilities)[-1]])
+
+
+def candidates(logits: NDArray[np.float32], sampling: Sampling) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the token ids that may be drawn and their probabilities (float64, not renormalised after top-p).
+
+    Top-k comes first, then top-p over the renormalised rest, then min-p. Among equal logits the lowest id is kept.
+    """
+    ids = np.arange(len(logits), dtype=np.int64)
+    if 0 < sampling.top_k < len(ids):
+        ids = best_ids(logits, sampling.top_k)
+    scores = logits[ids].astype(np.float64)
+    # The maximum is subtracted before the division: a tiny temperature then gives -inf, never inf - inf.
+    with np.errstate(over="ignore"):
+        probabilities = np.exp((scores - scores.max()) / sampling.temperature)
+    probabilities /= probabilities.sum()
+    if sampling.top_p < 1.0:
+        chosen = _nucleus(probabilities, sampling.top_p)
+        ids, probabilities = ids[chosen], probabilities[chosen]
+    if sampling.min_p > 0.0:
+        likely = probabilities >= sampling.min_p * probabilities.max()
+        ids, probabilities = ids[likely], probabilities[likely]
+    return ids, probabilities
+
+
+def _nucleus(probabilities: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
+    """Return the positions of the smallest set of best probabilities that reaches `top_p`, best first."""
+    # All values below (1 - top_p) / n together sum to less than 1 - top_p: they are never needed, so do not sort them.
+    worth_sorting = np.flatnonzero(probabilities >= (1.0 - top_p) / len(probabilities))
+    order = worth_sorting[np.argsort(-probabilities[worth_sorting], kind="stable")]
+    reached = int(np.searchsorted(np.cumsum(probabilities[order]), top_p, side="left"))
+    return order[: reached + 1]

@@ -1,0 +1,1 @@
+"""The scheduler: many callers share one session."""

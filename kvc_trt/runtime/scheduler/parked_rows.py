@@ -1,0 +1,104 @@
+"""Rows of a scheduler whose answer has ended and that stay for a turn, and the turns that were asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvc_trt.errors import InputError
+from kvc_trt.runtime.scheduler.ticket import Ticket
+
+
+@dataclass
+class ParkedRow:
+    """One row, known by the ticket of its last answer."""
+
+    row: int
+    """Its number in the session."""
+    last: Ticket
+    since: float
+    """When that answer ended, on the scheduler's clock."""
+    turn: Ticket | None = None
+    """The turn that waits to be read."""
+
+
+class ParkedRows:
+    """All of them. Its owner guards it against use from several threads."""
+
+    def __init__(self, seconds: float) -> None:
+        if not seconds > 0:
+            raise ValueError(f"stay_seconds must be over 0, found {seconds}")
+        self._seconds = seconds
+        self._rows: list[ParkedRow] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a turn waits, or a row has to leave."""
+        return any(one.turn is not None or one.last.cancelled for one in self._rows)
+
+    @property
+    def turns(self) -> list[Ticket]:
+        """The turns that wait."""
+        return [one.turn for one in self._rows if one.turn is not None]
+
+    def add(self, row: int, last: Ticket, now: float) -> None:
+        """Let a row stay after the answer of ticket `last`."""
+        self._rows.append(ParkedRow(row, last, now))
+
+    def ask(self, last: Ticket, turn: Ticket) -> None:
+        """Let a turn wait for its row; InputError unless `last` is the row's last answer, and nothing else waits."""
+        self.check(last)
+        self._of(last).turn = turn
+
+    def check(self, last: Ticket) -> None:
+        """Raise InputError unless a turn can be asked after the answer of this ticket."""
+        what = f"request {last.number}"
+        if not last.request.stay:
+            raise InputError(f"{what}: its row does not stay for a turn", hint="submit it with stay=True")
+        if not last.done:
+            raise InputError(f"{what} is being answered; a turn comes after its answer")
+        found = [one for one in self._rows if one.last is last]
+        if not found:
+            raise InputError(f"{what}: its row has left, or a later turn was answered since")
+        if found[0].turn is not None:
+            raise InputError(f"{what}: another turn waits for its row (request {found[0].turn.number})")
+
+    def next(self, fits: Callable[[Ticket], bool]) -> ParkedRow | None:
+        """Take out the row of the turn that comes first, of those that fit: by priority, then by number."""
+        asked = [one for one in self._rows if one.turn is not None and fits(one.turn)]
+        first = min(asked, key=_order, default=None)
+        if first is not None:
+            self._rows.remove(first)
+        return first
+
+    def leaving(self, has_to_end: Callable[[Ticket], bool], now: float, closed: bool) -> list[ParkedRow]:
+        """Take out the rows whose conversation or waiting turn has to end, and those of which no turn will be asked.
+
+        A row without a turn has stayed too long after the seconds that it may, and at once when all is `closed`.
+        """
+        gone = [one for one in self._rows if self._leaves(one, has_to_end, now, closed)]
+        self._rows = [one for one in self._rows if one not in gone]
+        return gone
+
+    def _leaves(self, one: ParkedRow, has_to_end: Callable[[Ticket], bool], now: float, closed: bool) -> bool:
+        if one.last.cancelled:
+            return True
+        if one.turn is not None:
+            return has_to_end(one.turn)
+        return closed or now - one.since >= self._seconds
+
+    def clear(self) -> list[ParkedRow]:
+        """Take out all."""
+        gone, self._rows = self._rows, []
+        return gone
+
+    def _of(self, last: Ticket) -> ParkedRow:
+        return next(one for one in self._rows if one.last is last)
+
+
+def _order(one: ParkedRow) -> tuple[int, int]:
+    assert one.turn is not None
+    return -one.turn.priority, one.turn.number

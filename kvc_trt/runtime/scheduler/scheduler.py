@@ -1,0 +1,253 @@
+"""Many callers, one session: requests wait, join a running batch slice by slice, and end without disturbing others.
+
+    with Scheduler(session) as scheduler:
+        ticket = scheduler.submit(Request(prompt_ids), priority=1, deadline=scheduler.clock() + 30)
+        for event in ticket: ...
+
+One thread owns the session. It alternates: one slice of the prefill of the request whose turn it is, then one step of
+all running rows. So a running row waits at most one slice and one step for its next token, whatever joins.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from kvc_trt.errors import Busy, Cancelled, DeadlineMissed
+from kvc_trt.runtime.executor import SlicingExecutor
+from kvc_trt.runtime.request import Event, Request, check_request, check_token_ids
+from kvc_trt.runtime.scheduler.admission import MemoryPlan, Queue
+from kvc_trt.runtime.scheduler.metrics import Metrics
+from kvc_trt.runtime.scheduler.parked_rows import ParkedRows
+from kvc_trt.runtime.scheduler.ticket import Ticket
+from kvc_trt.runtime.scheduler.worker import Waiting, Worker
+from kvc_trt.runtime.session.session import Session
+
+PREFILL_SLICE_MS = 100.0
+QUEUE_LIMIT = 64
+STAY_SECONDS = 600.0
+_LOOK_AGAIN_SECONDS = 0.05
+"""Time after which it is looked again, where all that waits needs a row that stays to leave."""
+
+
+class Scheduler:
+    """Answers requests of many threads and asyncio loops with one session, which nothing else may use meanwhile.
+
+    `prefill_slice_ms` is the longest time a slice of a prefill may take, where the executor can cut so finely;
+    `queue_limit` the number of requests that may wait, `max_rows` of those that run (None: all rows of the session);
+    `memory` None counts rows alone. `clock` gives the time, in seconds, in which deadlines are given.
+
+    The row of a request with `stay` is kept when its answer ends, for the next turn of a conversation (`ask`). It
+    counts like a running one, and leaves when its ticket is cancelled, or after `stay_seconds` without a turn. Where no
+    `conversations` are expected, what turns need is loaded for the first one only, and all wait for that.
+
+    A request of higher priority joins before others that wait, but ends nothing that has begun. A request's failure is
+    its own: the tokens of the others are those of a run without it.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        prefill_slice_ms: float = PREFILL_SLICE_MS,
+        queue_limit: int = QUEUE_LIMIT,
+        max_rows: int | None = None,
+        stay_seconds: float = STAY_SECONDS,
+        conversations: bool = True,
+        memory: MemoryPlan | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not prefill_slice_ms > 0:
+            raise ValueError(f"prefill_slice_ms must be over 0, found {prefill_slice_ms}")
+        if max_rows is not None and max_rows < 1:
+            raise ValueError(f"max_rows must be at least 1, found {max_rows}")
+        session.check_idle("a scheduler needs an idle session")
+        self.session = session
+        self.clock = clock
+        self._memory = memory
+        self._metrics = Metrics()
+        self._waiting = Waiting(Queue(queue_limit), ParkedRows(stay_seconds))
+        self._worker = Worker(
+            session,
+            self._waiting,
+            self._metrics,
+            slice_seconds=prefill_slice_ms / 1000,
+            max_rows=session.max_batch_size if max_rows is None else max_rows,
+            memory=memory,
+            clock=clock,
+        )
+        self._conversations = conversations
+        self._next_number = 0
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Load what slices and turns need, and begin to answer in a thread of its own."""
+        if self._thread is not None:
+            raise ValueError("the scheduler has been started before")
+        self.session.check_idle("a scheduler needs an idle session")
+        if isinstance(self.session.executor, SlicingExecutor):
+            self.session.executor.prepare_slices()
+        if self._conversations:
+            self.session.load_turns()
+        self._thread = threading.Thread(target=self._serve, name="kvc-trt scheduler", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, *, priority: int = 0, deadline: float | None = None) -> Ticket:
+        """Take a request and return its ticket at once. Any thread may call this.
+
+        `deadline` is the time on `clock` at which the answer must be whole; the request then ends with what it is at.
+        Raises InputError for an invalid request, or one that does not fit even alone; DeadlineMissed for a deadline in
+        the past; Busy for a full queue. Nothing of a refused request remains.
+        """
+        tokens = self.session.check(request)
+        now = self._check(tokens, deadline)
+        with self._waiting.changed:
+            if self._waiting.closed:
+                raise Busy("the scheduler is closed")
+            try:
+                self._waiting.queue.check_room()
+            except Busy:
+                self._metrics.refused += 1
+                raise
+            ticket = self._ticket(request, tokens, priority, deadline, now)
+            self._waiting.queue.add(ticket)
+        return ticket
+
+    def ask(
+        self,
+        last: Ticket,
+        token_ids: Iterable[int],
+        *,
+        max_new_tokens: int | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+    ) -> Ticket:
+        """Ask the next turn of a conversation, after the answer of ticket `last`; return the turn's own ticket.
+
+        The tokens are read at once, as `Session.turn` does, before the next slice of any prompt; `max_new_tokens` None
+        is as before. A turn that does not fit fails alone, and another one may be asked of `last`. If a turn is
+        cancelled, misses its deadline or fails otherwise, the conversation ends and its row is free. Raises InputError
+        for token ids that are none, and where no turn can follow `last`; otherwise as `submit`.
+        """
+        limits = self.session.executor.limits
+        request = replace(
+            last.request,
+            prompt_token_ids=check_token_ids(token_ids, limits, "the turn"),
+            max_new_tokens=last.request.max_new_tokens if max_new_tokens is None else max_new_tokens,
+            context=None,
+            continuation_token_ids=(),
+        )
+        tokens = len(request.prompt_token_ids)
+        check_request(request, limits, "the turn")
+        now = self._check(tokens, deadline)
+        with self._waiting.changed:
+            if self._waiting.closed:
+                raise Busy("the scheduler is closed")
+            self._waiting.parked.check(last)
+            ticket = self._ticket(request, tokens, priority, deadline, now)
+            self._waiting.parked.ask(last, ticket)
+        return ticket
+
+    def _check(self, tokens: int, deadline: float | None) -> float:
+        """Return the time; raise an error for what does not fit even alone, or whose deadline is over."""
+        if self._memory is not None:
+            self._memory.check(tokens)
+        now = self.clock()
+        if deadline is not None and deadline <= now:
+            raise DeadlineMissed(f"the deadline was {now - deadline:.3f} seconds ago; expected one in the future")
+        return now
+
+    def _ticket(self, request: Request, tokens: int, priority: int, deadline: float | None, now: float) -> Ticket:
+        """Make the next ticket, and wake the thread for it."""
+        ticket = Ticket(
+            request,
+            self._next_number,
+            prompt_tokens=tokens,
+            priority=priority,
+            deadline=deadline,
+            arrived=now,
+            cancel=self._cancel,
+        )
+        self._next_number += 1
+        self._metrics.submitted += 1
+        self._waiting.changed.notify()
+        return ticket
+
+    async def stream(
+        self, request: Request, *, priority: int = 0, deadline: float | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Submit a request and yield its events; leaving the loop early, or closing it, ends the request."""
+        ticket = self.submit(request, priority=priority, deadline=deadline)
+        try:
+            async for event in ticket:
+                yield event
+        finally:
+            ticket.cancel()
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the figures since the start as plain values, with how many requests wait, join and run now."""
+        now = {
+            "waiting": len(self._waiting.queue) + len(self._waiting.parked.turns),
+            "joining": int(self._worker.joining is not None),
+            "running": len(self._worker.running),
+            "staying": len(self._waiting.parked),
+        }
+        return now | self._metrics.as_dict()
+
+    def close(self, *, drain: bool = False) -> None:
+        """Take no more requests and end: those that are there are cancelled, or with `drain` answered first."""
+        with self._waiting.changed:
+            self._waiting.closed = True
+            self._waiting.abandoned |= not drain
+            self._waiting.changed.notify()
+        if self._thread is None:
+            while self.advance():
+                pass
+        else:
+            self._thread.join()
+        self._worker.close()
+
+    def __enter__(self) -> Scheduler:
+        self.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close(drain=raised == (None, None, None))
+
+    def advance(self) -> bool:
+        """Read one turn or one slice, if there is one, and run one step, if rows run; False if there was nothing to do.
+
+        The scheduler's thread calls this. Without a thread the owner of the session may, from one thread.
+        """
+        return self._worker.advance()
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                with self._waiting.changed:
+                    self._waiting.changed.wait_for(lambda: self._waiting.closed or self._worker.has_work)
+                    if not self._worker.has_work:
+                        return
+                if not self.advance():
+                    with self._waiting.changed:
+                        self._waiting.changed.wait(_LOOK_AGAIN_SECONDS)
+        except Exception as error:  # nothing that a request does ends here; but nobody may wait for ever
+            with self._waiting.changed:
+                self._waiting.closed = True
+                lost = self._worker.give_up()
+            for ticket in lost:
+                self._worker.end(ticket, error, "failed")
+            raise
+
+    def _cancel(self, ticket: Ticket) -> None:
+        with self._waiting.changed:
+            ticket.cancelled = True
+            self._waiting.changed.notify()
+            waiting = ticket in self._waiting.queue
+            if waiting:
+                self._waiting.queue.remove(ticket)
+        if waiting:  # the others leave between a slice and a step
+            self._worker.end(ticket, Cancelled("the request was cancelled while it waited"), "cancelled")

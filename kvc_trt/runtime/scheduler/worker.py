@@ -1,0 +1,247 @@
+"""What a scheduler's thread does with its session: turns and slices of prompts, steps of all rows, and their ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+from kvc_trt.errors import Cancelled, DeadlineMissed, InputError
+from kvc_trt.runtime.request import Event
+from kvc_trt.runtime.scheduler.admission import MemoryPlan, Queue
+from kvc_trt.runtime.scheduler.metrics import Metrics
+from kvc_trt.runtime.scheduler.parked_rows import ParkedRows
+from kvc_trt.runtime.scheduler.ticket import Ticket
+from kvc_trt.runtime.session.session import Session
+
+
+@dataclass
+class Waiting:
+    """What callers hand over to the thread."""
+
+    queue: Queue
+    parked: ParkedRows
+    closed: bool = False
+    """Whether nothing more is taken."""
+    abandoned: bool = False
+    """Whether what has been taken ends unanswered."""
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    """Guards all of it, and tells of a change."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The request whose prompt is being read."""
+
+    ticket: Ticket
+    slices: Generator[None, None, int]
+
+
+class Worker:
+    """The rows of a session for the requests that wait. One thread uses it."""
+
+    def __init__(
+        self,
+        session: Session,
+        waiting: Waiting,
+        metrics: Metrics,
+        *,
+        slice_seconds: float,
+        max_rows: int,
+        memory: MemoryPlan | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._session, self._waiting, self._metrics = session, waiting, metrics
+        self._slice_seconds, self._max_rows = slice_seconds, max_rows
+        self._memory, self._clock = memory, clock
+        self.joining: Reading | None = None
+        self.running: dict[int, Ticket] = {}
+        """By row of the session."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything can be read, fed or ended."""
+        return bool(self._waiting.queue or self.joining or self.running or self._waiting.parked.has_work)
+
+    def give_up(self) -> list[Ticket]:
+        """Forget every request that has not ended, and return them."""
+        lost = [*self._waiting.queue, *self.running.values(), *self._waiting.parked.turns]
+        if self.joining is not None:
+            lost.append(self.joining.ticket)
+        self._waiting.queue.clear()
+        self._waiting.parked.clear()
+        self.running.clear()
+        self.joining = None
+        return lost
+
+    def advance(self) -> bool:
+        """Read one turn or one slice, if there is one, and run one step, if rows run; False if there was nothing."""
+        self._end_late()
+        read = self._run_turn() or self._run_slice()
+        self._end_late()
+        return self._run_step() or read
+
+    def close(self) -> None:
+        """Give back the rows that stay."""
+        with self._waiting.changed:
+            gone = self._waiting.parked.clear()
+        for one in gone:
+            self._session.remove(one.row)
+
+    def _end_late(self) -> None:
+        """End the requests that were cancelled or whose time is over, and give their rows back."""
+        now = self._clock()
+        with self._waiting.changed:
+            late = [ticket for ticket in self._waiting.queue if self._has_to_end(ticket, now)]
+            for ticket in late:
+                self._waiting.queue.remove(ticket)
+        if self.joining is not None and self._has_to_end(self.joining.ticket, now):
+            late.append(self.joining.ticket)
+            self.joining.slices.close()
+            self.joining = None
+        late += [self._leave(row) for row, one in tuple(self.running.items()) if self._has_to_end(one, now)]
+        late += self._end_stays(now)
+        for ticket in late:
+            if ticket.cancelled or self._waiting.abandoned:
+                self.end(ticket, Cancelled("the request was cancelled"), "cancelled")
+            else:
+                self.end(ticket, DeadlineMissed("the deadline came before the answer was whole"), "deadline")
+
+    def _has_to_end(self, ticket: Ticket, now: float) -> bool:
+        return ticket.cancelled or self._waiting.abandoned or (ticket.deadline is not None and now >= ticket.deadline)
+
+    def _end_stays(self, now: float) -> list[Ticket]:
+        """Give back the rows that stay for nobody any more; return the turns that waited for them."""
+        with self._waiting.changed:
+            gone = self._waiting.parked.leaving(lambda ticket: self._has_to_end(ticket, now), now, self._waiting.closed)
+        for one in gone:
+            self._session.remove(one.row)
+        return [one.turn for one in gone if one.turn is not None]
+
+    def _run_turn(self) -> bool:
+        """Read the turn that was asked first."""
+        with self._waiting.changed:
+            found = self._waiting.parked.next(self._turn_fits)
+        if found is None:
+            return False
+        row, ticket = found.row, found.turn
+        assert ticket is not None
+        started, rows_wait = self._clock(), bool(self.running)
+        self._metrics.seconds_waiting.observe(started - ticket.arrived)
+        try:
+            self._session.turn(row, ticket.request.prompt_token_ids, ticket.request.max_new_tokens)
+        except InputError as error:  # the row is as it was
+            with self._waiting.changed:
+                self._waiting.parked.add(row, found.last, self._clock())
+            self.end(ticket, error, "failed")
+        except Exception as error:  # the row has left
+            self.end(ticket, error, "failed")
+        else:
+            self.running[row] = ticket
+            self._metrics.prompt_tokens += ticket.prompt_tokens
+        self._metrics.turns += 1
+        if rows_wait:
+            self._metrics.stall_seconds.observe(self._clock() - started)
+        return True
+
+    def _turn_fits(self, ticket: Ticket) -> bool:
+        """Whether a turn fits beside the rows that are there, and the prompt that is being read."""
+        if self._memory is None:
+            return True
+        others, reading = len(self.running) + len(self._waiting.parked) - 1, 0.0
+        if self.joining is not None:
+            others, reading = others + 1, self._memory.prefill_bytes(self.joining.ticket.prompt_tokens)
+        return self._memory.needed(ticket.prompt_tokens, others) + reading <= self._memory.limit
+
+    def _run_slice(self) -> bool:
+        if self.joining is None:
+            self.joining = self._next()
+        if self.joining is None:
+            return False
+        joining, started, rows_wait = self.joining, self._clock(), bool(self.running)
+        try:
+            next(joining.slices)
+        except StopIteration as finished:
+            self.joining = None
+            self._join(joining.ticket, finished.value)
+        except Exception as error:  # whatever it is, it is this request's
+            self.joining = None
+            self.end(joining.ticket, error, "failed")
+        self._metrics.slices += 1
+        if rows_wait:
+            self._metrics.stall_seconds.observe(self._clock() - started)
+        return True
+
+    def _next(self) -> Reading | None:
+        """Take the request whose turn it is out of the queue, if there is room for it."""
+        with self._waiting.changed:
+            rows = len(self.running) + len(self._waiting.parked)
+            if not self._waiting.queue or not self._session.free or rows >= self._max_rows:
+                return None
+            ticket = self._waiting.queue.first()
+            if self._memory is not None and not self._memory.fits(ticket.prompt_tokens, rows):
+                return None
+            self._waiting.queue.remove(ticket)
+        self._metrics.seconds_waiting.observe(self._clock() - ticket.arrived)
+        return Reading(ticket, self._session.add_in_slices(ticket.request, self._slice_seconds))
+
+    def _join(self, ticket: Ticket, row: int) -> None:
+        self.running[row] = ticket
+        reused = self._session.reused(row)
+        own = ticket.request.context is not None
+        self._metrics.prompt_tokens += ticket.prompt_tokens if own else ticket.prompt_tokens - reused
+        if reused == 0:  # what a stored context keeps was counted when it was made
+            fed, stored = self._session.stored(row)
+            kept = len(stored) * fed if self._session.executor.limits.keeps_whole else sum(stored)
+            self._metrics.kept_tokens += kept
+            self._metrics.evicted_tokens += len(stored) * fed - kept
+        if ticket.request.keep_context:
+            try:
+                ticket.context = self._session.take(row)
+            except Exception as error:  # memory for a copy, above all
+                self.end(self._leave(row), error, "failed")
+
+    def _run_step(self) -> bool:
+        if not self.running:
+            return False
+        for row, error in self._session.failed.items():
+            ticket = self._leave(row)
+            self.end(ticket, error, "failed")
+        for event in self._session.sample():
+            self._deliver(event)
+        if self.running:
+            try:
+                self._session.advance()
+                self._metrics.steps += 1
+            except Exception as error:  # a run is of all rows: it cannot be told whose it is
+                for row in tuple(self.running):
+                    self.end(self._leave(row), error, "failed")
+        return True
+
+    def _deliver(self, event: Event) -> None:
+        ticket, now = self.running[event.row], self._clock()
+        if event.output is not None:
+            del self.running[event.row]
+            with self._waiting.changed:
+                self._metrics.ended[event.output.finish_reason] += 1
+                if ticket.request.stay:
+                    self._waiting.parked.add(event.row, ticket, now)
+        self._metrics.generated_tokens += 1
+        if ticket.last_token is None:
+            self._metrics.seconds_to_first_token.observe(now - ticket.arrived)
+        else:
+            self._metrics.seconds_per_token.observe(now - ticket.last_token)
+        ticket.last_token = now
+        ticket.push(event)
+
+    def _leave(self, row: int) -> Ticket:
+        """Take a row out of the session."""
+        if self._session.holds(row):  # a run that failed has taken it out
+            self._session.remove(row)
+        return self.running.pop(row)
+
+    def end(self, ticket: Ticket, error: Exception, how: str) -> None:
+        """End a request with an error, which its caller gets."""
+        with self._waiting.changed:  # callers' threads end what waits
+            self._metrics.ended[how] += 1
+        ticket.fail(error)

@@ -1,0 +1,33 @@
+"""What an executor says of the tokens that its caches keep and read, and how rows record it for their proofs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from kvc_trt.proof import MadeBy
+from kvc_trt.proof.lists import Lists
+
+if TYPE_CHECKING:
+    from kvc_trt.runtime.session.row import Row
+
+
+class ReportedLists(Protocol):
+    """The index lists of an executor's latest runs, by cache; -1 past the end of a list."""
+
+    @property
+    def made_by(self) -> MadeBy:
+        """What chose them."""
+
+    def kept(self, row: int) -> Mapping[int, Lists]:
+        """Return the prompt positions [heads, width] that stayed of one row of the latest prefill."""
+
+    def read(self, row: int) -> Mapping[int, Lists]:
+        """Return the slots [heads, width] that one row of the latest decode step has read."""
+
+
+def record_step(lists: ReportedLists, rows: Sequence[Row]) -> None:
+    """Let the rows of a step, which are the first ones of the buffers, record what they read."""
+    for place, row in enumerate(rows):
+        if row.recorder is not None:
+            row.recorder.step(lists.read(place))

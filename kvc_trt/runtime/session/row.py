@@ -1,0 +1,280 @@
+"""One row of a session: which token it feeds next, and when it is done."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.errors import InputError
+from kvc_trt.proof import Proof, Recorder
+from kvc_trt.runtime.context import NO_TOKENS, Context, extended_digest
+from kvc_trt.runtime.executor import NOT_FINITE, Limits
+from kvc_trt.runtime.logprobs import token_logprobs
+from kvc_trt.runtime.request import Event, FinishReason, Output, Request
+from kvc_trt.runtime.sampling.answer_text import AnswerText, Ends
+from kvc_trt.runtime.sampling.banned import Banned, TokenIds
+from kvc_trt.runtime.sampling.sampler import Sampler
+from kvc_trt.runtime.speculation.drafts import Draft, Stored
+from kvc_trt.runtime.speculation.ngram import NgramText
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Answer: TypeAlias = NDArray[np.float32] | int
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a row starts from: a stored context, or a prefill of its prompt."""
+
+    context: Context | None = None
+    unread: list[int] = field(default_factory=list)
+    """The tokens of the prompt that are not in the context."""
+    at_once: bool = False
+    """Whether they are read as a turn; otherwise they are fed one decode step each."""
+
+    def answer(self) -> tuple[Answer, NDArray[np.int64]]:
+        """Return the context's logits [vocab] and cache lengths [caches]."""
+        assert self.context is not None, "a prefill gives them"
+        return self.context.logits, np.array(self.context.cache_lengths, np.int64)
+
+
+class Row:
+    """The state of one row apart from its cache.
+
+    `answer` is the model's output for the last token fed: logits [vocab], or for a greedy row only its best token
+    (NOT_FINITE if there is none).
+    """
+
+    def __init__(
+        self,
+        identity: int,
+        request: Request,
+        prompt: list[int],
+        max_new_tokens: int,
+        *,
+        start: Start,
+        answer: Answer,
+        cache_lengths: NDArray[np.int64],
+        limits: Limits,
+        end_token_ids: Iterable[int],
+        tokenizer: Tokenizer | None,
+        banned: Sequence[TokenIds] = (),
+        recorder: Recorder | None = None,
+        text: NgramText | None = None,
+    ) -> None:
+        self.identity = identity
+        self.answer = answer
+        context = start.context
+        self.position = len(prompt) if context is None else context.logical_length
+        """Logical position of the next token fed."""
+        self.cache_lengths = cache_lengths
+        """[caches]: tokens stored per cache."""
+        self.forced: deque[int] = deque(() if start.at_once else start.unread)
+        """Tokens to feed before anything is sampled again."""
+        self.next_token: int | None = None
+        """The token that was sampled but not fed yet."""
+        self.stored: Stored | None = None
+        """What the latest pass has stored of a draft; None if there is nothing to feed or to take back."""
+        self.recorder = recorder
+        """Takes note of what its caches keep and read, if its answer has a proof."""
+        self._continuation = tuple(request.continuation_token_ids)
+        self.text = text
+        """The tokens read, if drafts are made of them. Those of a context are known if the prompt has them too."""
+        stop_token_ids = frozenset((*request.stop_token_ids, *(() if request.ignore_eos else end_token_ids)))
+        ends = [token for token in stop_token_ids if 0 <= token < limits.vocab_size]
+        self._sampler = Sampler(request.sampling, Banned(banned, ends, request.min_tokens))
+        if request.context is None:
+            known = prompt[: len(prompt) - len(start.unread)]
+            self._sampler.read(known)
+            if text is not None:
+                text.read(known)
+        else:
+            self._sampler.read(request.context_token_ids)
+        self._digest = NO_TOKENS if context is None else context.token_digest
+        self._undigested = prompt[:] if context is None else []
+        self._prompt = tuple(prompt)
+        self._proven = (*request.context_token_ids, *prompt)
+        self.reused = 0 if context is None else context.logical_length
+        """Tokens of the stored context that it started from."""
+        self._keep_logits = request.keep_logits
+        self.stays = request.stay
+        """Whether it waits for a turn when its answer ends."""
+        self._limits = limits
+        self._max_new_tokens = max_new_tokens
+        self._wanted_logprobs = request.logprobs
+        self._tokenizer = tokenizer
+        self._ends = Ends(stop_token_ids, request.stop_strings, request.min_tokens)
+        self._so_far = AnswerText(tokenizer, self._ends)
+        self._sampler.begin_answer()
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the row always takes the best token and needs no logits."""
+        needs_logits = self._keep_logits or self._wanted_logprobs is not None or self.recorder is not None
+        return self._sampler.is_greedy and not needs_logits
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether a token can be drawn from the answer."""
+        if isinstance(self.answer, int):
+            return self.answer != NOT_FINITE
+        return bool(np.isfinite(self.answer.max()))
+
+    def not_finite(self) -> InputError:
+        """Return the error of a row that is not finite."""
+        return InputError(
+            f"row {self.identity}: the engine's logits are not finite after {self.position} tokens",
+            hint="kvc-trt verify ENGINE_DIR",
+        )
+
+    @property
+    def physical_lengths(self) -> tuple[int, ...]:
+        """Tokens stored in each cache."""
+        return tuple(np.minimum(self.cache_lengths, self._limits.capacities).tolist())
+
+    def room(self) -> int:
+        """Return how many tokens can still be fed, limited by the fullest cache and by the logical positions left."""
+        return self._limits.room(self.position, self.cache_lengths.tolist())
+
+    def check_no_proof(self, what: str) -> None:
+        """Raise InputError, naming `what`, for a row whose proof covers its prompt and one answer, and nothing else."""
+        if self.recorder is not None:
+            raise InputError(f"{what}: a KV proof covers a prompt, its continuation and one answer, and no more tokens")
+
+    def check_room(self, tokens: int, what: str) -> None:
+        """Raise InputError, naming `what`, unless that many tokens can still be fed."""
+        if tokens > self.room():
+            raise InputError(
+                f"{what}: {tokens} tokens do not fit after {self.position} tokens, found room for {self.room()}",
+                hint="build the engine with a larger --max-output-len",
+            )
+
+    def sample(self) -> Event:
+        """Draw the next token and decide whether the row is done."""
+        token = self.answer if isinstance(self.answer, int) else self._sampler.choose(self.answer)
+        logprobs = None
+        if self._wanted_logprobs is not None:
+            assert not isinstance(self.answer, int), "its logits are on the host"
+            logprobs = token_logprobs(self.answer, token, self._wanted_logprobs)
+        text, reason = self._so_far.push(token, logprobs, self._no_room())
+        self.next_token = token
+        return Event(self.identity, token, text, None if reason is None else self._output(reason), logprobs)
+
+    def feed(self) -> int:
+        """Return the token to feed now; the caller runs the model and then calls `fed`."""
+        if self.next_token is not None:
+            return self.next_token
+        assert self.forced, "sample() first"
+        return self.forced[0]
+
+    def fed(self, answer: Answer) -> None:
+        """Record that the token was appended to every cache of this row, and the model's answer."""
+        token = self.feed()
+        self._undigested.append(token)
+        self._sampler.read((token,))
+        if self.text is not None:
+            self.text.feed(token)
+        if self.next_token is not None:
+            self.next_token = None
+        else:
+            self.forced.popleft()
+        self.position += 1
+        self.cache_lengths = self.cache_lengths + 1
+        self.answer = answer
+
+    def own_answer(self) -> None:
+        """Copy the answer: an executor's own is overwritten by the next step, which leaves out a row that waits."""
+        if not isinstance(self.answer, int):
+            self.answer = self.answer.copy()
+
+    def draft(self, count: int) -> Draft:
+        """Return up to `count` tokens that may follow the next one: those queued, then what the text suggests."""
+        assert self.text is not None
+        first, *queued = self.unfed()
+        tokens = queued[:count]
+        if len(tokens) < count:
+            tokens += self.text.draft([first, *queued], count - len(tokens))
+        self.text.watch([first], tokens)
+        return Draft(tokens, max(len(queued[:count]), min(self.text.expected, len(tokens))))
+
+    def store(self, tokens: list[int], answers: NDArray[np.float32], undo: Any) -> None:
+        """Record that `tokens` were stored behind the one that was just fed, and the model's `answers` [n, vocab]."""
+        self.stored = Stored(tokens, answers, undo, self.cache_lengths - 1)
+
+    def feed_stored(self) -> bool:
+        """Feed the next token if it is stored already, and the logits after it are finite; return whether it was."""
+        stored = self.stored
+        if stored is None or not stored.left or stored.tokens[stored.kept - 1] != self.feed():
+            return False
+        answer = stored.answers[stored.kept - 1]
+        if not np.isfinite(answer.max()):  # a step of its own will say so
+            return False
+        self.fed(answer)
+        stored.kept += 1
+        return True
+
+    def token_digest(self) -> str:
+        """Return the digest of every token that was fed, a context's tokens included."""
+        self._digest = extended_digest(self._digest, self._undigested)
+        self._undigested = []
+        return self._digest
+
+    def unfed(self) -> list[int]:
+        """Return the tokens to be fed before anything is sampled again."""
+        return [*(() if self.next_token is None else (self.next_token,)), *self.forced]
+
+    def turned(
+        self,
+        tokens: list[int],
+        new: list[int],
+        answer: Answer,
+        cache_lengths: NDArray[np.int64],
+        max_new_tokens: int | None,
+    ) -> None:
+        """Record that a turn of `tokens`, of which the last are `new`, was fed at once; a new answer to it begins."""
+        self.next_token = None
+        self.forced.clear()
+        self.read(tokens, answer, cache_lengths)
+        self._prompt = tuple(new)
+        self._so_far = AnswerText(self._tokenizer, self._ends)
+        self._sampler.begin_answer()
+        if max_new_tokens is not None:
+            self._max_new_tokens = max_new_tokens
+
+    def read(self, tokens: list[int], answer: Answer, cache_lengths: NDArray[np.int64]) -> None:
+        """Record that `tokens` were stored at once, the caches' lengths after it, and the model's answer."""
+        self._undigested += tokens
+        self._sampler.read(tokens)
+        if self.text is not None:
+            self.text.read(tokens)
+        self.position += len(tokens)
+        self.cache_lengths = cache_lengths
+        self.answer = answer
+
+    def _no_room(self) -> FinishReason | None:
+        """Return why no token can follow the one that is drawn now, if none can."""
+        if len(self._so_far.token_ids) + 1 >= self._max_new_tokens:
+            return "length"
+        return "capacity" if self.room() == 0 else None
+
+    def _output(self, reason: FinishReason) -> Output:
+        return Output(
+            prompt_token_ids=self._prompt,
+            token_ids=tuple(self._so_far.token_ids),
+            text=self._so_far.text,
+            finish_reason=reason,
+            logical_length=self.position,
+            physical_lengths=self.physical_lengths,
+            reused_tokens=self.reused,
+            logprobs=None if self._wanted_logprobs is None else tuple(self._so_far.logprobs),
+            kv_proof=None if self.recorder is None else self._proof(self.recorder),
+        )
+
+    def _proof(self, recorder: Recorder) -> Proof:
+        return recorder.proof(self._proven, self._continuation, self._so_far.token_ids)

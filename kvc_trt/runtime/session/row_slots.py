@@ -1,0 +1,96 @@
+"""Which row of the buffers each row of a session is in: active rows first, then those that wait for a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from kvc_trt.runtime.executor import Executor
+from kvc_trt.runtime.session.row import Row
+
+
+class RowSlots:
+    """The rows of a session. A step runs the first ones, so every change keeps active rows without a gap."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.active: list[Row] = []
+        """Rows that a step feeds, in buffer order."""
+        self.waiting: list[Row] = []
+        """Rows whose answer has ended and that wait for a turn, in buffer order behind the active ones."""
+
+    def __len__(self) -> int:
+        return len(self.active) + len(self.waiting)
+
+    def holds(self, identity: int) -> bool:
+        """Whether the row of that number is here."""
+        return any(row.identity == identity for row in (*self.active, *self.waiting))
+
+    def find(self, identity: int) -> Row:
+        """Return the row of that number; ValueError if it has left."""
+        for row in (*self.active, *self.waiting):
+            if row.identity == identity:
+                return row
+        rows = tuple(row.identity for row in (*self.active, *self.waiting))
+        raise ValueError(
+            f"row {identity} is not in the session; rows: {rows}. "
+            "A row leaves when its answer ends, unless its request says stay=True"
+        )
+
+    def place(self, row: Row) -> int:
+        """Return the row of the buffers that holds it."""
+        if row in self.active:
+            return self.active.index(row)
+        return len(self.active) + self.waiting.index(row)
+
+    def join(self, row: Row) -> int:
+        """Put a row behind the active ones; return its row of the buffers, which is free and has to be written."""
+        place = len(self.active)
+        if self.waiting:
+            self._executor.move(place, len(self))
+            self.waiting.append(self.waiting.pop(0))
+        self.active.append(row)
+        return place
+
+    def leave(self, leaving: Row) -> None:
+        """Let a row leave; the last of its kind takes its place."""
+        if leaving in self.waiting:
+            self._fill(leaving, self.waiting, len(self.active))
+            return
+        self._fill(leaving, self.active, 0)
+        if self.waiting:
+            self._executor.move(len(self), len(self.active))
+            self.waiting.insert(0, self.waiting.pop())
+
+    def leave_all(self, leaving: Iterable[Row]) -> None:
+        """Let several rows leave."""
+        for row in tuple(leaving):
+            self.leave(row)
+
+    def wait(self, row: Row) -> None:
+        """Let an active row wait for a turn."""
+        row.own_answer()
+        self._swap(self.place(row), len(self.active) - 1)
+        self.active[self.active.index(row)] = self.active[-1]
+        self.active.pop()
+        self.waiting.insert(0, row)
+
+    def resume(self, row: Row) -> None:
+        """Make a waiting row active again."""
+        self._swap(self.place(row), len(self.active))
+        self.waiting[self.waiting.index(row)] = self.waiting[0]
+        self.waiting.pop(0)
+        self.active.append(row)
+
+    def _fill(self, leaving: Row, rows: list[Row], start: int) -> None:
+        hole, last = rows.index(leaving), rows.pop()
+        if last is not leaving:
+            self._executor.move(start + len(rows), start + hole)
+            rows[hole] = last
+
+    def _swap(self, one: int, other: int) -> None:
+        if one != other:
+            kept = [(name, np.array(tensor)) for name, tensor in self._executor.read_row(one).items()]
+            self._executor.move(other, one)
+            self._executor.write_row(other, kept)

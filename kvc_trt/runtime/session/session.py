@@ -1,0 +1,295 @@
+"""Rows that join a running decode batch, advance together and leave when they are done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from kvc_trt.errors import InputError
+from kvc_trt.progress import NullProgress, Progress
+from kvc_trt.runtime.context import Context, Packing
+from kvc_trt.runtime.executor import Executor
+from kvc_trt.runtime.request import Event, Output, Request, check_token_ids
+from kvc_trt.runtime.session.context_store import ContextStore
+from kvc_trt.runtime.session.drafting import Drafting
+from kvc_trt.runtime.session.generation import collected, stream
+from kvc_trt.runtime.session.joining import Joining
+from kvc_trt.runtime.session.reported_lists import ReportedLists
+from kvc_trt.runtime.session.row import Row
+from kvc_trt.runtime.session.row_slots import RowSlots
+from kvc_trt.runtime.session.steps import Steps
+from kvc_trt.runtime.session.turn import check_gives_all_logits, load_turns, take_turn, takes_turns
+from kvc_trt.runtime.speculation.settings import Speculation
+from kvc_trt.runtime.timings import Timings
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from tokenizers import Tokenizer
+
+
+class Session:
+    """A decode batch over one executor.
+
+    There is one buffer per state tensor, and the active rows are its first rows: a joining row is copied in after the
+    others, and the last row moves into the place of a leaving one. Rows that wait for a turn follow behind them. `add`
+    returns a row's number, which never changes. Rows do not influence each other. A run that fails or is interrupted
+    may have changed a part of the caches: the rows that it was for leave the session. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        tokenizer: Tokenizer | None,
+        max_batch_size: int,
+        *,
+        end_token_ids: Iterable[int] = (),
+        packing: Packing | None = None,
+        prefix_bytes: int = 0,
+        speculation: Speculation | None = None,
+        lists: ReportedLists | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if max_batch_size < 1:
+            raise ValueError(f"max_batch_size must be at least 1, found {max_batch_size}")
+        self.executor = executor
+        self.tokenizer = tokenizer
+        self.max_batch_size = max_batch_size
+        self.timings = Timings()
+        self.contexts = ContextStore(packing, prefix_bytes, executor.limits, turns=takes_turns(executor))
+        """What rows start from and are stored as."""
+        self._slots = RowSlots(executor)
+        self._rows = self._slots.active
+        self._joining = Joining(
+            executor, tokenizer, self._slots, self.contexts, self.timings, end_token_ids=end_token_ids, lists=lists,
+            progress=progress or NullProgress(),
+        )  # fmt: skip
+        self._drafting = None if speculation is None else Drafting(executor, speculation, self.timings)
+        self._joining.keeps_text = self._drafting is not None
+        self._steps = Steps(executor, self._drafting, self.timings, lists)
+        executor.allocate(max_batch_size)
+        if prefix_bytes:
+            self.load_turns()  # which read what follows a shared text
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The active rows, in buffer order."""
+        return tuple(row.identity for row in self._rows)
+
+    @property
+    def free(self) -> int:
+        """Number of rows that can still join."""
+        return self.max_batch_size - len(self._slots) - self._joining.in_slices
+
+    @property
+    def failed(self) -> dict[int, InputError]:
+        """The rows of which no token can be drawn, since their logits are not finite; `sample` raises the first."""
+        return {row.identity: row.not_finite() for row in self._ready() if not row.is_finite}
+
+    def stored(self, row: int) -> tuple[int, tuple[int, ...]]:
+        """Return how many tokens a row has fed, and how many of them each of its caches holds."""
+        found = self._slots.find(row)
+        return found.position, found.physical_lengths
+
+    def reused(self, row: int) -> int:
+        """Return how many tokens of a stored context a row started from."""
+        return self._slots.find(row).reused
+
+    def grow(self, max_batch_size: int) -> None:
+        """Make room for more rows in an idle session."""
+        self.check_idle("a session grows while it is idle")
+        self.executor.allocate(max_batch_size)
+        self.max_batch_size = max_batch_size
+
+    def add(self, requests: Sequence[Request]) -> tuple[int, ...]:
+        """Let rows join the batch with one batched prefill and return their numbers. Nothing is sampled yet.
+
+        A request with a context joins with a copy of it, without a prefill, and so does a prompt that begins with a
+        shared text, if the answer fits after it. Raises InputError for an invalid request and ValueError for more rows
+        than are free; then no row has joined.
+        """
+        if not requests:
+            return ()
+        if len(requests) > self.free:
+            raise ValueError(f"{len(requests)} rows cannot join: {self.free} of {self.max_batch_size} are free")
+        return self._joining.add(requests)
+
+    def check(self, request: Request, what: str = "prompt") -> int:
+        """Return the number of the prompt's tokens; InputError, which opens with `what`, for an invalid request.
+
+        Any thread may ask.
+        """
+        return len(self._joining.check(request, what).prompt)
+
+    def add_in_slices(self, request: Request, limit: float) -> Generator[None, None, int]:
+        """Let one row join with a prefill that runs slice by slice, one per `next`; return the row's number.
+
+        A slice takes at most `limit` seconds if the executor can cut so finely. Other rows may step, join and leave in
+        between. The row's place is taken from the first slice on, until the generator ends or is closed. Errors are
+        those of `add`, at the first slice. A row that starts from a context joins in one slice.
+        """
+        if not self.free:
+            raise ValueError(f"no row can join: all {self.max_batch_size} are taken")
+        return (yield from self._joining.add_in_slices(request, limit))
+
+    def take(self, row: int) -> Context:
+        """Return a copy of everything that a row has fed so far, as a context that other rows can start from.
+
+        The row goes on. Its queued tokens, and a sampled token that was not fed yet, are not part of the context.
+        ValueError for a row whose logits stay on the device, unless its request says `keep_logits`.
+        """
+        found = self._settled(row)
+        return self.contexts.of_row(found, self.executor.read_row(self._slots.place(found)))
+
+    def queued(self, row: int) -> int:
+        """Return how many tokens a row has yet to feed before it samples."""
+        return len(self._slots.find(row).forced)
+
+    def extend(self, row: int, token_ids: Iterable[int]) -> None:
+        """Queue tokens that are fed to one row through decode (a question that arrives after compaction).
+
+        They follow everything the row has seen. Each `step` feeds one of them while the other rows go on. Once the
+        queue is empty, the row samples from the logits after the last of them. InputError if they do not fit.
+        """
+        found = self._slots.find(row)
+        if found not in self._rows:
+            raise ValueError(f"row {row} waits for a turn; active rows: {self.rows}")
+        found.check_no_proof(f"row {row}")
+        checked = check_token_ids(token_ids, self.executor.limits, f"row {row}")
+        unfed = len(found.forced) + (found.next_token is not None)
+        found.check_room(unfed + len(checked), f"row {row}")
+        found.forced.extend(checked)
+
+    def turn(
+        self, row: int, token_ids: Iterable[int], max_new_tokens: int | None = None, *, feed_last: bool = True
+    ) -> None:
+        """Feed a turn of a conversation to one row at once; the next `step` samples the answer to it.
+
+        The tokens follow everything the row has seen, and its policy compacts stored and new ones by its own rule. A
+        new answer begins, of at most `max_new_tokens` (None: as before). The token that was sampled last has not been
+        fed and goes first; without `feed_last` it is left out, for tokens that say it themselves or end the answer in
+        another way. InputError if the engine takes no turns, or if this one does not fit; then the row is as it was.
+        """
+        self._turn(row, token_ids, max_new_tokens, feed_last=feed_last)
+
+    def turn_logits(
+        self, row: int, token_ids: Iterable[int], max_new_tokens: int | None = None, *, feed_last: bool = True
+    ) -> NDArray[np.float32]:
+        """Feed a turn as `turn` does, and return the logits [tokens, vocab] after each of `token_ids`.
+
+        Raises InputError as `turn` does, and for an engine that was built without `all_logits`.
+        """
+        check_gives_all_logits(self.executor, f"row {row}")
+        logits = self._turn(row, token_ids, max_new_tokens, feed_last=feed_last)
+        assert logits is not None, "its limits promise them"
+        return logits
+
+    def _turn(
+        self, row: int, token_ids: Iterable[int], max_new_tokens: int | None, *, feed_last: bool
+    ) -> NDArray[np.float32] | None:
+        """Feed a turn; return the logits after each of `token_ids`, where the engine gives them."""
+        found = self._settled(row)
+        start = time.perf_counter()
+        try:
+            taken = take_turn(
+                self.executor, found, self._slots.place(found), token_ids, max_new_tokens, feed_last=feed_last
+            )
+        except InputError:
+            raise
+        except BaseException:
+            self._slots.leave(found)
+            raise
+        if found not in self._rows:
+            self._slots.resume(found)
+        self.timings.turn_tokens += taken.tokens
+        self.timings.turn_seconds += time.perf_counter() - start
+        return taken.logits
+
+    def load_turns(self) -> None:
+        """Load what turns need, if the engine takes any, so that the first one does not wait for it."""
+        load_turns(self.executor)
+
+    def holds(self, row: int) -> bool:
+        """Whether a row is in the session, active or waiting."""
+        return self._slots.holds(row)
+
+    def remove(self, row: int) -> None:
+        """Remove a row before it is done, or while it waits for a turn."""
+        self._slots.leave(self._slots.find(row))
+
+    def step(self) -> list[Event]:
+        """Sample a token for every row with an empty queue, then run one decode step for the rows that are not done.
+
+        `sample` and `advance` are the two halves; call them yourself to show the events before waiting for the step.
+        """
+        events = self.sample()
+        self.advance()
+        return events
+
+    def sample(self) -> list[Event]:
+        """Draw the next token of every row that has nothing to feed; rows that are done leave.
+
+        In a session that speculates a row goes on with the tokens that the latest run has checked: several events.
+        """
+        for error in self.failed.values():
+            raise error
+        ready, count = self._ready(), len(self._rows)
+        drawn = [[row.sample()] for row in ready]
+        for row, events in zip(ready, drawn, strict=True):
+            if self._drafting is not None and events[0].output is None:
+                events += self._drafting.follow(row, count)
+            if events[-1].output is not None:
+                if row.stays:
+                    self._slots.wait(self._settled(row.identity))
+                else:
+                    self._slots.leave(row)
+        return [event for events in drawn for event in events]
+
+    def advance(self) -> None:
+        """Run one decode step: feed every active row its queued or sampled token. Call `sample` first.
+
+        In a session that speculates, a run may check drafts of all rows.
+        """
+        if not self._rows:
+            return
+        try:
+            self._steps.run(self._rows)
+        except BaseException:
+            self._slots.leave_all(self._rows)
+            raise
+
+    def generate(
+        self, requests: Sequence[Request], on_token: Callable[[int, Event], None] | None = None
+    ) -> list[Output]:
+        """Answer all requests, as many at a time as fit in the batch, and return the outputs in the same order.
+
+        `on_token(index of the request, event)` is called for each token before the next decode step. Raises InputError
+        for an invalid request, and for one that stays, before anything runs. The session must be idle, and is idle
+        again afterwards.
+        """
+        return collected(self.stream(requests), len(requests), on_token)
+
+    def stream(self, requests: Sequence[Request]) -> Generator[tuple[int, Event], None, None]:
+        """Yield (index of the request, event) token by token; otherwise like `generate`.
+
+        Requests are checked at the call. Closing the iterator early ends the rows that are still active.
+        """
+        return stream(self, requests)
+
+    def check_idle(self, needed: str) -> None:
+        """Raise ValueError, beginning with what is `needed`, unless there are no rows and none is joining."""
+        if len(self._slots) or self._joining.in_slices:
+            waiting = tuple(row.identity for row in self._slots.waiting)
+            raise ValueError(f"{needed}, found rows {self.rows}, waiting {waiting}, joining {self._joining.in_slices}")
+
+    def _ready(self) -> list[Row]:
+        """Return the rows that have nothing to feed."""
+        return [row for row in self._rows if not row.forced and row.next_token is None]
+
+    def _settled(self, identity: int) -> Row:
+        """Return a row whose caches hold what it has fed, and nothing of a draft."""
+        row = self._slots.find(identity)
+        if self._drafting is not None:
+            self._drafting.take_back(row, self._slots.place(row))
+        return row

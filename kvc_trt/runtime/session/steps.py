@@ -1,0 +1,66 @@
+"""Feeds the active rows of a session their next tokens: a decode step, or a pass over the drafts of all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.runtime.executor import Executor, GreedyExecutor
+from kvc_trt.runtime.session.drafting import Drafting
+from kvc_trt.runtime.session.reported_lists import ReportedLists, record_step
+from kvc_trt.runtime.session.row import Answer, Row
+from kvc_trt.runtime.timings import Timings
+
+
+class Steps:
+    """Runs of an executor over rows that are the first ones of its buffers.
+
+    `drafting` None makes no drafts; `lists` is what rows record for their proofs.
+    """
+
+    def __init__(
+        self, executor: Executor, drafting: Drafting | None, timings: Timings, lists: ReportedLists | None = None
+    ) -> None:
+        self._executor, self._drafting, self._timings, self._lists = executor, drafting, timings, lists
+        self._greedy = executor if isinstance(executor, GreedyExecutor) else None
+
+    def run(self, rows: Sequence[Row]) -> None:
+        """Feed every row its queued or sampled token.
+
+        If every row is greedy and the executor can find the best tokens itself, the logits stay on the device: the
+        host then waits for a few bytes per step.
+        """
+        if self._drafting is not None and self._drafting.run(rows):
+            return
+        start = time.perf_counter()
+        answers = self._decode(
+            rows,
+            np.array([row.feed() for row in rows], np.int64),
+            np.array([row.position for row in rows], np.int64),
+            np.stack([row.cache_lengths for row in rows], axis=1),
+        )
+        seconds = time.perf_counter() - start
+        if self._drafting is not None:
+            self._drafting.stepped(len(rows), seconds)
+        self._timings.decode_seconds += seconds
+        self._timings.decode_runs += 1
+        self._timings.decode_tokens += len(rows)
+        if self._lists is not None:
+            record_step(self._lists, rows)
+        for row, answer in zip(rows, answers, strict=True):
+            row.fed(answer)
+
+    def _decode(
+        self,
+        rows: Sequence[Row],
+        tokens: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        cache_lengths: NDArray[np.int64],
+    ) -> Iterable[Answer]:
+        if self._greedy is not None and all(row.is_greedy for row in rows):
+            best: list[int] = self._greedy.decode_greedy(tokens, positions, cache_lengths).tolist()
+            return best
+        return self._executor.decode(tokens, positions, cache_lengths)

@@ -1,0 +1,141 @@
+"""A turn of one row: many new tokens at once, after everything that the row has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.errors import InputError
+from kvc_trt.runtime.executor import Executor, Extended, Limits, TurnExecutor
+from kvc_trt.runtime.request import check_token_ids
+from kvc_trt.runtime.session.row import Row
+
+
+class Taken(NamedTuple):
+    """What a turn read."""
+
+    tokens: int
+    """The new ones, and those before them that had not been fed."""
+    logits: NDArray[np.float32] | None
+    """[new tokens, vocab]: after each new token, where the engine gives them."""
+
+
+def take_turn(
+    executor: Executor,
+    row: Row,
+    place: int,
+    token_ids: Iterable[int],
+    max_new_tokens: int | None = None,
+    *,
+    feed_last: bool = True,
+) -> Taken:
+    """Run a turn of `row`, which is at `place` of the buffers, and let a new answer begin.
+
+    Tokens that the row sampled or was given and has not been fed go first, unless the last one is left out by
+    `feed_last`. InputError if the turn is empty, if the engine takes no turns, and if it does not fit; then nothing
+    has changed.
+    """
+    what, limits = f"row {row.identity}", executor.limits
+    check_takes_turns(executor, what)
+    row.check_no_proof(what)
+    assert isinstance(executor, TurnExecutor)
+    new = check_token_ids(token_ids, limits, what)
+    if not new:
+        raise InputError(f"{what}: the turn is empty, expected at least one token")
+    if max_new_tokens is not None and max_new_tokens < 1:
+        raise InputError(f"{what}: max_new_tokens must be at least 1, found {max_new_tokens}")
+    tokens = [*(row.unfed() if feed_last else row.forced), *new]
+    check_turn(len(tokens), row.position, row.cache_lengths.tolist(), limits, what)
+    found = _run(executor, row, place, tokens)
+    row.turned(tokens, new, found.logits[0], found.cache_lengths[:, 0].copy(), max_new_tokens)
+    return Taken(len(tokens), None if found.all_logits is None else found.all_logits[0, -len(new) :])
+
+
+def read_rest(executor: Executor, row: Row, place: int, tokens: list[int]) -> None:
+    """Read the rest of a prompt, of which a stored context was the beginning, as a turn of the row at `place`.
+
+    It must fit (`check_turn`), and the executor must take turns (`takes_turns`).
+    """
+    assert isinstance(executor, TurnExecutor)
+    found = _run(executor, row, place, tokens)
+    row.read(tokens, found.logits[0], found.cache_lengths[:, 0].copy())
+
+
+def check_takes_turns(executor: Executor, what: str) -> None:
+    """Raise InputError, which opens with `what` and says how to get turns, for an executor without them."""
+    if executor.limits.no_turns is not None:
+        raise InputError(f"{what}: {executor.limits.no_turns.reason}", hint=executor.limits.no_turns.hint)
+    if not isinstance(executor, TurnExecutor):
+        raise InputError(f"{what}: this executor takes no turns", hint="run the engine with another --backend")
+
+
+def check_gives_all_logits(executor: Executor, what: str) -> None:
+    """Raise InputError, which opens with `what`, unless turns give the logits after each of their tokens."""
+    check_takes_turns(executor, what)
+    if not executor.limits.all_logits:
+        raise InputError(
+            f"{what}: the engine gives the logits after the last token of a turn alone",
+            hint="kvc-trt build --config ENGINE_DIR/config.json --all-logits -o ENGINE_DIR --force",
+        )
+
+
+def takes_turns(executor: Executor) -> bool:
+    """Whether rows of this executor take turns."""
+    return executor.limits.no_turns is None and isinstance(executor, TurnExecutor)
+
+
+def load_turns(executor: Executor) -> None:
+    """Load what turns need, if rows of this executor take turns."""
+    if executor.limits.no_turns is None and isinstance(executor, TurnExecutor):
+        executor.load_turns()
+
+
+def room_after_turn(count: int, position: int, cache_lengths: Sequence[int], limits: Limits) -> int:
+    """Return how many tokens a row can still take after a turn of `count` tokens that fits.
+
+    A cache that compacts after a turn has room for an answer again.
+    """
+    keeping = limits.keeping or (True,) * len(limits.capacities)
+    free = (
+        slots - stored - count if keeps else limits.max_output_len
+        for slots, stored, keeps in zip(limits.capacities, cache_lengths, keeping, strict=True)
+    )
+    return min([limits.max_sequence_len - position - count, *free])
+
+
+def _run(executor: TurnExecutor, row: Row, place: int, tokens: list[int]) -> Extended:
+    return executor.extend(
+        place,
+        np.array([tokens], np.int64),
+        np.array([len(tokens)], np.int64),
+        np.array([row.position], np.int64),
+        row.cache_lengths[:, None],
+    )
+
+
+def check_turn(count: int, position: int, cache_lengths: Sequence[int], limits: Limits, what: str) -> None:
+    """Raise InputError unless a turn of `count` tokens fits a row at `position` with these lengths of its caches."""
+    after = position + count
+    if after > limits.max_sequence_len:
+        raise InputError(
+            f"{what}: a turn of {count} tokens after {position} ends at position {after}, "
+            f"expected at most {limits.max_sequence_len}",
+            hint=f"build the engine with --max-conversation-len {after} or more",
+        )
+    if count > limits.max_input_len:
+        raise InputError(
+            f"{what}: a turn of {count} tokens, expected at most {limits.max_input_len} (the engine's max_input_len)",
+            hint=f"take it in parts, or build the engine with --max-input-len {count}",
+        )
+    keeping = limits.keeping or (True,) * len(limits.capacities)
+    for cache, (slots, keeps) in enumerate(zip(limits.capacities, keeping, strict=True)):
+        stored = cache_lengths[cache]
+        if keeps and stored + count > slots:
+            raise InputError(
+                f"{what}: a turn of {count} tokens does not fit: cache {cache} keeps every token, "
+                f"holds {stored} and has {slots} slots",
+                hint="build the engine with a larger --max-conversation-len, or with a policy that evicts",
+            )

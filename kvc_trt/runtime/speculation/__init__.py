@@ -1,0 +1,1 @@
+"""Speculation: drafts of the next tokens, and whether checking them saves time."""

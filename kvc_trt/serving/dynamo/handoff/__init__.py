@@ -1,0 +1,1 @@
+"""Prefill and decode on different machines: hand a compacted cache from one worker to another."""

@@ -1,0 +1,1 @@
+"""Replay a KV proof and report what was found."""

@@ -1,0 +1,60 @@
+"""The engine itself along the tokens of a proof: what decides where its rounding is too coarse for the reference.
+
+A quantised engine rounds activations, which the reference does not, so their lists differ although neither is wrong.
+Run again, the engine chooses the same lists; and on what each of its operators is then given, its choice is compared
+with the reference's, as `verify` does it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvc_trt.backends.registry import harness_for, runner
+from kvc_trt.engine.program import engine_program
+from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.runtime.session.batch import batch_of
+from kvc_trt.verify.engine_run import observe
+from kvc_trt.verify.rankings.near_ties import IndexComparison
+
+if TYPE_CHECKING:
+    from kvc_trt.engine import EngineDirectory
+    from kvc_trt.proof import Proof
+    from kvc_trt.proof.lists import Lists
+
+
+@dataclass(frozen=True)
+class EngineReplay:
+    """What the engine chose, and how that compares with the policy's rule on what its operators were given."""
+
+    kept: dict[int, Lists]
+    """Per cache that evicts of a prompt: the positions that stay, [heads,.]."""
+    read: dict[int, list[Lists]]
+    """Per cache that is read in part: the slots that each step reads, [heads,.]."""
+    judged: IndexComparison
+
+    def lists(self, cache: int, step: int) -> Lists | None:
+        """Return the lists of a cache at a step, 0 for the prompt; None where the engine has none."""
+        if step == 0:
+            return self.kept.get(cache)
+        read = self.read.get(cache, [])
+        return read[step - 1] if step <= len(read) else None
+
+
+def replay_by_engine(engine: EngineDirectory, proof: Proof) -> EngineReplay | str:
+    """Run the engine along a proof's tokens on this machine; or return why that cannot be done."""
+    limits = engine_program(engine).limits
+    try:
+        harness = harness_for(engine, runner(engine.backend), None, proof.made_by.prefill_precision)
+        batch = batch_of([proof.prompt_token_ids], limits.prompt_block)
+        tokens = np.array(proof.fed, np.int64).reshape(-1, 1)
+        found = observe(engine, harness, batch, len(tokens), tokens=tokens)
+    except (InputError, UnsupportedEnvironment) as error:
+        return error.message
+    return EngineReplay(
+        {cache: kept[0] for cache, kept in found.kept.items()},
+        {cache: [lists[0] for lists in read] for cache, read in found.read.items()},
+        found.compaction + found.selection,
+    )

@@ -1,0 +1,1 @@
+"""The prompts and questions that verification puts to an engine."""

@@ -1,0 +1,1 @@
+"""Rankings: prove that two selections of tokens are the same choice, or differ only within rounding."""

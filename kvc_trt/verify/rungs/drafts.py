@@ -1,0 +1,205 @@
+"""The draft graph on the whole model: passes along known tokens, of which some are rejected, against the reference.
+
+Each token of a draft stands for a decode step. So its logits are judged by the reference's steps along the same tokens,
+and what it reads by the reference on what it really got: entries and page bounds without the tokens after it. After a
+rejection nothing of the rejected tokens may be left: two passes that differ in these alone leave equal bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.backends.harness import Array, ObservedExecutor, Watched
+from kvc_trt.operators.tensors import K_CACHE, V_CACHE
+from kvc_trt.runtime.executor import CheckedDraft, DraftExecutor
+from kvc_trt.verify.checks import Check, at_most
+from kvc_trt.verify.engine_run import step_inputs
+from kvc_trt.verify.engine_under_test import EngineUnderTest
+from kvc_trt.verify.rankings.near_ties import IndexComparison
+from kvc_trt.verify.rankings.outcome import larger
+from kvc_trt.verify.reference_run import StepInputs
+from kvc_trt.verify.rungs.operators import compare_step, index_check
+
+if TYPE_CHECKING:
+    from kvc_trt.graph.state import CacheSite
+
+Int64 = NDArray[np.int64]
+
+
+class ObservedDrafts(ObservedExecutor, DraftExecutor, Protocol):
+    """An executor that checks drafts and shows what their tokens read."""
+
+
+@dataclass
+class DraftsRun:
+    """Passes along given tokens, and what was found in them."""
+
+    logits: list[NDArray[np.float32]]
+    """[B,vocab] after the prompt and after each token that a pass kept."""
+    read: dict[int, list[Array]] = field(default_factory=dict)
+    """Per cache, the slots that each kept token read; empty where the executor does not show them."""
+    inputs: dict[int, list[StepInputs]] = field(default_factory=dict)
+    """Per cache, what each kept token chose by."""
+    selection: IndexComparison = field(default_factory=IndexComparison)
+    output_error: float = 0.0
+    passes: int = 0
+    compared: int = 0
+    """Tensors and logits that two passes with other rejected tokens left."""
+    unequal: int = 0
+    """Those of them that are not equal bit for bit."""
+
+
+def check_drafts(tested: EngineUnderTest) -> list[Check]:
+    """Compare passes with the reference's steps; nothing if the engine checks no drafts.
+
+    The limited check of a large model leaves them out, as it does turns.
+    """
+    limits = tested.executor.limits
+    if tested.plan.limited or limits.no_drafts is not None or len(tested.engine_run.tokens) <= limits.draft_tokens:
+        return []
+    watched = tested.target.draft_selections()
+    executor = tested.target.open(expose=sorted({name for one in watched for op in one for name in _names(op)}))
+    if not isinstance(executor, DraftExecutor):
+        return []
+    with tested.phase("engine"):
+        found = _Passes(tested, executor, watched).run()  # type: ignore[arg-type]
+    checks = [_logits_check(tested, found)]
+    if found.selection.compared:
+        checks.append(index_check("drafts: tokens read", found.selection, "on the inputs they really got"))
+        bar = tested.thresholds.value_error
+        sample = f"{found.selection.compared} lists"
+        checks.append(at_most("drafts: values of what was read", sample, found.output_error, bar))
+        _count(tested, found.selection)
+    note = "of two passes with other rejected tokens, bit for bit"
+    left = at_most("drafts: traces of a rejection", f"{found.compared} tensors", found.unequal, 0, note=note)
+    return [*checks, left]
+
+
+def _logits_check(tested: EngineUnderTest, found: DraftsRun) -> Check:
+    """Compare logits with the reference's under the passes' choices, or under those of steps if passes show none."""
+    ours = np.stack(found.logits)
+    forced = tested.forced(found.read, found.inputs) if found.read else tested.forced_choices
+    expected = forced.logits[: len(ours)]
+    scale = max(1.0, float(np.abs(expected).max()))
+    error = float(np.abs(ours - expected).max()) / scale
+    sample = f"{ours.shape[1]} rows x {len(ours) - 1} tokens"
+    note = f"{found.passes} passes; the draft's tokens were rejected from each place on"
+    return at_most("drafts: max logit error", sample, error, tested.thresholds.logits_max_error, note=note)
+
+
+def _count(tested: EngineUnderTest, found: IndexComparison) -> None:
+    ties = tested.near_ties
+    ties.lists_compared += found.compared
+    ties.lists_admitted += found.near_ties
+    ties.tokens_swapped += found.swapped_tokens
+
+
+def _names(op: Watched) -> tuple[str, ...]:
+    return (*op.inputs, *op.outputs)
+
+
+class _Passes:
+    """Feeds the tokens that the engine's steps were fed, by passes that keep 1, 2, ... of theirs in turn."""
+
+    def __init__(self, tested: EngineUnderTest, executor: ObservedDrafts, watched: Sequence[Sequence[Watched]]) -> None:
+        self._tested, self._executor, self._watched = tested, executor, watched
+        self._tokens = 1 + executor.limits.draft_tokens
+        self._positions, self._path = tested.batch.prompt_lengths, tested.engine_run.tokens
+        self._random = np.random.default_rng(tested.seed)
+        self._queries: dict[int, list[Array]] = {}
+
+    def run(self) -> DraftsRun:
+        """Run them as far as whole passes follow the path."""
+        executor, batch, rows = self._executor, self._tested.batch, len(self._tested.batch)
+        executor.allocate(rows)
+        executor.load_drafts()
+        prefilled = executor.prefill(batch.input_ids, batch.prompt_lengths)
+        for row in range(rows):
+            executor.insert(prefilled, row, row)
+        self._found, self._lengths = DraftsRun([prefilled.logits]), prefilled.cache_lengths.copy()
+        step = 0
+        while step + self._tokens <= len(self._path):
+            kept = 1 + self._found.passes % self._tokens
+            if kept < self._tokens and self._found.passes < self._tokens:
+                self._compare_rejections(step, kept)
+            checked = self._pass(step, kept)
+            self._judge(kept)
+            self._reject(checked, kept)
+            self._found.logits += list(checked.logits[:kept].copy())
+            self._found.passes += 1
+            step, self._lengths = step + kept, self._lengths + kept
+        sites = [self._tested.sites[cache] for cache in self._queries]
+        self._found.inputs = step_inputs(executor, sites, self._queries, self._lengths)
+        return self._found
+
+    def _pass(self, step: int, kept: int) -> CheckedDraft:
+        """Run a pass of which the first `kept` tokens are the path's, and the others are not."""
+        tokens, vocabulary = self._path[step : step + self._tokens].copy(), self._executor.limits.vocab_size
+        others = tokens[kept:]
+        tokens[kept:] = (others + self._random.integers(1, vocabulary, others.shape)) % vocabulary
+        return self._executor.check_draft(tokens, self._positions + step, self._lengths)
+
+    def _reject(self, checked: CheckedDraft, kept: int) -> None:
+        if kept < self._tokens:
+            for row, undo in enumerate(checked.undo):
+                self._executor.take_back(row, undo, self._lengths[:, row], kept)
+
+    def _compare_rejections(self, step: int, kept: int) -> None:
+        """Run a pass twice with other rejected tokens, from the same state, and compare what is left; then restore."""
+        before = [
+            {name: tensor.copy() for name, tensor in self._executor.read_row(row).items()}
+            for row in range(len(self._positions))
+        ]
+        left = []
+        for _ in range(2):
+            checked = self._pass(step, kept)
+            self._reject(checked, kept)
+            left.append([checked.logits[:kept].tobytes(), *self._digests(step + kept, self._lengths + kept)])
+            for row, tensors in enumerate(before):
+                self._executor.write_row(row, tensors.items())
+        self._found.compared += len(left[0])
+        self._found.unequal += sum(one != other for one, other in zip(*left, strict=True))
+
+    def _digests(self, fed: int, lengths: Int64) -> Iterator[bytes]:
+        """Yield a digest of what is in use of every tensor that steps write, row by row, after `fed` tokens."""
+        for row, start in enumerate(self._positions):
+            tensors = self._executor.read_row(row)
+            for site in self._tested.sites:
+                entries = {"C": int(lengths[site.cache, row]), "L": int(start) + fed}
+                for name, part in _parts_in_use(site, entries):
+                    yield hashlib.sha256(tensors[name][part].tobytes()).digest()
+
+    def _judge(self, kept: int) -> None:
+        """Judge what each kept token read, on the inputs that it really got."""
+        executor, rows = self._executor, len(self._positions)
+        for token, operators in enumerate(self._watched[:kept]):
+            for op in operators:
+                site = self._tested.sites[op.cache]
+                keys, values = (executor.buffers[f"{kind}_cache.{site.name}"][:rows] for kind in "kv")
+                query, output, selected = map(executor.exposed, _names(op))
+                lengths = self._lengths[op.cache] + token + 1
+                compared, error = compare_step(
+                    query, keys, values, lengths, output, selected, site.parameters,
+                    exact=True, truncates=self._tested.target.truncates,
+                )  # fmt: skip
+                self._found.selection += compared
+                self._found.output_error = larger(self._found.output_error, error)
+                self._found.read.setdefault(op.cache, []).append(selected.copy())
+                self._queries.setdefault(op.cache, []).append(query.copy())
+
+
+def _parts_in_use(site: CacheSite, entries: Mapping[str, int]) -> Iterator[tuple[str, tuple[slice, ...]]]:
+    """Yield each tensor of a row's cache that steps write, and the part of it that is in use.
+
+    `entries` are the stored ones along an axis of slots, C, and of positions, L.
+    """
+    for tensor in (K_CACHE, V_CACHE, *site.parameters.selection.state):
+        shape = tensor.shape[1:]
+        part = tuple(slice(entries.get(symbol)) for symbol in shape)
+        yield f"{tensor.name}.{site.name}", part

@@ -1,0 +1,146 @@
+"""Inputs for single operators at an engine's own constants: random ones, and ones built so that scores tie exactly.
+
+On the tying ones a higher index in place of a lower one is wrong even if rounding explains it: equal columns of the
+executor's matrix products give equal scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvc_trt.backends.prefill_precision import PrefillPrecision
+from kvc_trt.methods.base.isolated_runs import Float, Int64, PromptCase, StepCase
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.dtypes import numpy_dtype
+from kvc_trt.operators import PROMPT_BLOCK
+from kvc_trt.policies import PolicyParameters
+
+_LONGEST_PROMPT, _MOST_SLOTS = 4096, 4096
+"""Where nothing depends on it, little enough for a quick check of a 128K engine."""
+_MOST_ELEMENTS = 1 << 26
+"""Of one cache of a case, as far as rows can be divided among cases."""
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """Inputs of KvcPrefillAttention: q [B,H,S,D], k and v [B,G,S,D], S a multiple of the prompt block."""
+
+    name: str
+    q: Float
+    k: Float
+    v: Float
+
+
+def prompt_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, seed: int) -> Iterator[PromptCase]:
+    """Prompts around every border of the rule: shorter than the window, at the budget, one over it, and long."""
+    budget, evicts = parameters.prompt_budget, parameters.eviction.evicts
+    longest = min(parameters.max_input_len, max(_LONGEST_PROMPT, 2 * budget if evicts else 0))
+    slots = -(-longest // PROMPT_BLOCK) * PROMPT_BLOCK
+    window = min(parameters.window, slots)  # heavy hitters look at all queries of the longest prompt that is served
+    lengths = sorted({max(1, window // 3), min(budget, longest), min(budget + 1, longest), longest})
+    heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
+    shape = (len(lengths), groups, slots, size)
+    for name in ("random", "repeated keys", "equal keys"):
+        rng = np.random.default_rng([seed, len(name)])
+        q_window = _normal(rng, (len(lengths), heads, window, size))
+        values = _normal(rng, shape)
+        if name == "random":
+            keys = _normal(rng, shape)
+        elif name == "equal keys":
+            keys = np.broadcast_to(_normal(rng, (1, groups, 1, size)), shape)
+        else:
+            keys = repeated(rng, shape, run=1, distinct=max(2, longest // 7))
+        q_window, keys, values = (np.ascontiguousarray(one, numpy_dtype(dtype)) for one in (q_window, keys, values))
+        yield PromptCase(name, name != "random", q_window, keys, values, np.array(lengths, np.int64))
+
+
+def step_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, seed: int) -> Iterator[StepCase]:
+    """Steps at every border: rows that just fit, one over, a page boundary, and the last free slot.
+
+    Rows of a case share a batch, unless caches are so long that each row gets a case of its own, the shortest and the
+    longest of each kind.
+    """
+    capacity = _step_slots(parameters)
+    limit = min(parameters.dense_limit, capacity)
+    over = sorted({min(limit + 1, capacity), min(limit + parameters.page_size + 1, capacity), capacity})
+    mixed = sorted({max(1, parameters.page_size - 1), limit, *over})
+    kinds = {"random": mixed, "all rows fit": [1, max(1, limit // 2), limit]}
+    if limit < capacity:
+        kinds |= {"opposed heads": over, "repeated pages": over, "zero query": over}
+    row_elements = config.num_key_value_heads * capacity * config.head_size
+    for name, lengths in kinds.items():
+        together = len(lengths) * row_elements <= _MOST_ELEMENTS
+        for rows in [lengths] if together else [lengths[:1], lengths[-1:]]:
+            yield _step_case(name, config, parameters, dtype, seed, np.array(rows, np.int64))
+
+
+def _step_case(
+    name: str, config: ModelConfig, parameters: PolicyParameters, dtype: str, seed: int, lengths: Int64
+) -> StepCase:
+    rng = np.random.default_rng([seed, len(name), *([] if len(lengths) > 1 else lengths)])
+    heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
+    batch, shape = len(lengths), (len(lengths), groups, _step_slots(parameters), size)
+    query = _normal(rng, (batch, heads, size))
+    keys, values = _normal(rng, shape), _normal(rng, shape)
+    if name == "zero query":
+        query[:] = 0
+    elif name == "opposed heads":
+        query *= np.where(np.arange(heads) % 2, -1, 1)[:, None]
+    elif name == "repeated pages":
+        pages = -(-shape[2] // parameters.page_size)
+        keys = repeated(rng, shape, run=parameters.page_size, distinct=max(2, pages // 5))
+    empty = np.arange(shape[2]) >= (lengths - 1)[:, None]
+    for cache in (keys, values):
+        cache[np.broadcast_to(empty[:, None, :], shape[:3])] = 0
+    k_new, v_new = _normal(rng, (batch, groups, size)), _normal(rng, (batch, groups, size))
+    ties = name in ("zero query", "repeated pages")
+    kind = numpy_dtype(dtype)
+    query, k_new, v_new = (np.ascontiguousarray(array, kind) for array in (query, k_new, v_new))
+    keys, values = (np.ascontiguousarray(array, kind) for array in (keys, values))
+    return StepCase(name, ties, query, k_new, v_new, keys, values, lengths - 1)
+
+
+def attention_cases(
+    config: ModelConfig, dtype: str, seed: int, precision: PrefillPrecision = "f32"
+) -> list[AttentionCase]:
+    """Cases of one block of queries, and of several. Where prefill computes in bf16, they hold numbers of that type.
+
+    What rounding the operator's inputs costs belongs to what made them, as in an engine whose caches are bfloat16.
+    """
+    rng = np.random.default_rng(seed)
+    heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
+    held, kind = numpy_dtype("bfloat16" if precision == "bf16" else dtype), numpy_dtype(dtype)
+    cases = []
+    for blocks in (1, 3):
+        shape = (1, groups, blocks * PROMPT_BLOCK, size)
+        q, k, v = (_normal(rng, s).astype(held).astype(kind) for s in ((1, heads, *shape[2:]), shape, shape))
+        cases.append(AttentionCase(f"{shape[2]} tokens", q, k, v))
+    return cases
+
+
+def enough_slots(parameters: PolicyParameters) -> int:
+    """Cache slots to test with where bodies read their number from the cache: enough of them to reach every branch."""
+    return min(parameters.capacity, max(_MOST_SLOTS, 2 * min(parameters.dense_limit, parameters.capacity)))
+
+
+def _step_slots(parameters: PolicyParameters) -> int:
+    """Cache slots to test steps with: the bodies of those that choose contain the engine's own number."""
+    chooses = parameters.reads_a_part or parameters.evicts_while_decoding
+    return parameters.capacity if chooses else enough_slots(parameters)
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Float:
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def repeated(rng: np.random.Generator, shape: tuple[int, ...], *, run: int, distinct: int) -> Float:
+    """Keys of which whole runs of `run` slots are copies of one of `distinct` runs."""
+    batch, groups, slots, size = shape
+    runs = _normal(rng, (batch, groups, distinct, run, size))
+    picks = rng.integers(distinct, size=(batch, groups, -(-slots // run)))
+    chosen = np.take_along_axis(runs, picks[:, :, :, None, None], axis=2).reshape(batch, groups, -1, size)
+    copied: Float = chosen[:, :, :slots].copy()
+    return copied

@@ -1,0 +1,234 @@
+"""Rung 1: every kvc operator of the engine against the normative reference, on inputs at the engine's own constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import torch
+
+from kvc_trt import reference
+from kvc_trt.backends.harness import Array, EngineOperator, Harness
+from kvc_trt.backends.prefill_precision import PrefillPrecision
+from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites
+from kvc_trt.methods.base.isolated_runs import (
+    ByPages,
+    Choice,
+    ExactList,
+    Found,
+    KeptOfPrompt,
+    PromptCase,
+    StepCase,
+    TurnCase,
+    float32,
+)
+from kvc_trt.methods.base.operator_runs import prompt_runs, step_runs, turn_runs
+from kvc_trt.models.dtypes import numpy_dtype
+from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.operators.compaction.layer_budgets import LAYER_BUDGETS
+from kvc_trt.reference.dense import causal_attention
+from kvc_trt.reference.squeeze import squeeze
+from kvc_trt.verify.checks import Check, at_most
+from kvc_trt.verify.rankings.choices import compare_either, compare_exactly
+from kvc_trt.verify.rankings.near_ties import IndexComparison, compare_compaction, compare_selection
+from kvc_trt.verify.rankings.outcome import Outcome, attend_selected, exact, maximum_error
+from kvc_trt.verify.rungs.inputs import AttentionCase, attention_cases, prompt_cases, step_cases
+from kvc_trt.verify.rungs.quantised_operators import QUANTISED, check_quantised
+from kvc_trt.verify.rungs.turn_operators import shared_runs, turn_cases
+from kvc_trt.verify.thresholds import Thresholds
+
+if TYPE_CHECKING:
+    from kvc_trt.engine import EngineDirectory
+    from kvc_trt.models.config import ModelConfig
+    from kvc_trt.policies import PolicyParameters
+
+
+Case: TypeAlias = "PromptCase | StepCase | TurnCase | AttentionCase"
+
+
+def check_operators(
+    engine: EngineDirectory,
+    target: Harness,
+    thresholds: Thresholds,
+    *,
+    seed: int = 0,
+    prefill_precision: PrefillPrecision = "f32",
+) -> tuple[list[Check], IndexComparison]:
+    """Run each operator of the graphs alone; returns the checks and what was compared and admitted."""
+    dtype = engine.state[0].dtype
+    checks: list[Check] = []
+    admitted = IndexComparison()
+    sites = cache_sites(engine.model, engine.parameters)
+    for operator in target.operators():
+        if operator.name in QUANTISED:
+            checks += check_quantised(operator, seed)
+            continue
+        site = None if operator.cache is None else sites[operator.cache]
+        parameters = engine.parameters if site is None else site.parameters
+        model = engine.model if site is None else model_of(engine.model, site)
+        over_prompt = operator.name == PREFILL_ATTENTION.name
+        cases: Sequence[Case] = (
+            attention_cases(model, dtype, seed, prefill_precision)
+            if over_prompt
+            else _cases(model, parameters, operator, dtype, seed)
+        )
+        bar = thresholds.prompt_error if over_prompt else thresholds.value_error
+        outcome = Outcome()
+        for case in cases:
+            if operator.name == LAYER_BUDGETS.name and isinstance(case, PromptCase):
+                layers = engine.model.num_hidden_layers - engine.parameters.skip_layers
+                outcome += _run_layer_budgets(operator, case, parameters, layers)
+            else:
+                outcome += run_case(operator, case, parameters, truncates=target.truncates)
+        checks += _checks(operator, [case.name for case in cases], outcome, bar)
+        admitted += outcome.indices
+    return checks, admitted
+
+
+def run_case(operator: EngineOperator, case: Case, parameters: PolicyParameters, *, truncates: bool = False) -> Outcome:
+    """One operator on one case; `truncates` as in `near_ties`."""
+    if isinstance(case, AttentionCase):
+        return _run_prefill_attention(operator, case)
+    if isinstance(case, TurnCase):
+        found = {**shared_runs(), **turn_runs()}[operator.name](operator, case, parameters)
+    elif isinstance(case, PromptCase):
+        found = prompt_runs()[operator.name](operator, case, parameters)
+    else:
+        found = step_runs()[operator.name](operator, case, parameters)
+    return _strict(case, _judged(case, found, parameters, truncates))
+
+
+def model_of(model: ModelConfig, site: CacheSite) -> ModelConfig:
+    """A model of the heads that one cache serves."""
+    kv_heads = cache_heads(model, site)
+    served = model.num_key_value_heads if site.kv_heads is None else len(site.kv_heads)
+    return replace(model, num_attention_heads=served * model.group_size, num_key_value_heads=kv_heads)
+
+
+def _cases(
+    model: ModelConfig, parameters: PolicyParameters, operator: EngineOperator, dtype: str, seed: int
+) -> Sequence[Case]:
+    if operator.name in (*prompt_runs(), LAYER_BUDGETS.name):
+        return list(prompt_cases(model, parameters, dtype, seed))
+    if operator.name in (*shared_runs(), *turn_runs()):
+        return list(turn_cases(model, parameters, dtype, seed))
+    return list(step_cases(model, parameters, dtype, seed))
+
+
+def _checks(operator: EngineOperator, names: Sequence[str], outcome: Outcome, bar: float) -> list[Check]:
+    where, cases = f"{operator.nodes} nodes: {', '.join(names)}", len(names)
+    checks = []
+    if outcome.indices.compared:
+        checks.append(index_check(f"{operator.name} indices", outcome.indices, where))
+    if outcome.computes:
+        checks.append(at_most(f"{operator.name} values", f"{cases} cases", outcome.value_error, bar, note=where))
+    if operator.name != PREFILL_ATTENTION.name:
+        checks.append(at_most(f"{operator.name} caches", f"{cases} cases", outcome.copy_error, 0.0, note=where))
+    return checks
+
+
+def index_check(name: str, found: IndexComparison, where: str = "") -> Check:
+    """The verdict on index lists: none may be wrong; near-ties are counted beside."""
+    ties = f"{found.near_ties} near-ties" if found.near_ties else ""
+    detail = "; ".join(filter(None, [*found.wrong[:1], ties]))
+    return at_most(name, f"{found.compared} lists", len(found.wrong), 0, detail, where)
+
+
+def _strict(case: PromptCase | StepCase | TurnCase, outcome: Outcome) -> Outcome:
+    """Where equal columns score, a higher index in place of a lower one is a broken tie, not rounding."""
+    found = outcome.indices
+    if not case.ties or not found.upwards:
+        return outcome
+    broken = f"{case.name}: {found.upwards} lists take a higher index where scores tie exactly"
+    return replace(outcome, indices=replace(found, wrong=(*found.wrong, broken)))
+
+
+def _run_prefill_attention(operator: EngineOperator, case: AttentionCase) -> Outcome:
+    (output,) = operator.run(q=case.q, k=case.k, v=case.v)
+    rows = zip(float32(case.q), float32(case.k), float32(case.v), strict=True)
+    expected = torch.stack([causal_attention(*row) for row in rows])
+    return Outcome(value_error=maximum_error(_as_rounded(output), expected.numpy()), computes=True)
+
+
+def _as_rounded(output: Array) -> Array:
+    """An output that was rounded to bfloat16 and widened again, in the type that says so; others as they are."""
+    rounded = output.astype(numpy_dtype("bfloat16"))
+    return rounded if bool((rounded.astype(output.dtype) == output).all()) else output
+
+
+def _run_layer_budgets(operator: EngineOperator, case: PromptCase, rule: PolicyParameters, layers: int) -> Outcome:
+    """Cosines at random and in eighths, which repeat; the integers must be the reference's."""
+    share, lengths = rule.squeeze_share, case.prompt_lengths
+    assert share is not None
+    shape, rng = (layers, len(lengths)), np.random.default_rng(len(case.name))
+    table = rng.uniform(0.2, 1, shape) if case.name == "random" else rng.integers(1, 9, shape) / 8
+    cosines = table.astype(np.float32)
+    (budgets,) = operator.run(cosines=cosines, prompt_lengths=lengths)
+    expected = [
+        squeeze(column, rule.prompt_budget, share=share, minimum=rule.window, maximum=min(rule.most_kept, n)).budgets
+        for column, n in zip(cosines.T.tolist(), lengths.tolist(), strict=True)
+    ]
+    return Outcome(copy_error=exact(budgets, np.array(expected, np.int64).T))
+
+
+def _judged(case: PromptCase | StepCase | TurnCase, found: Found, rule: PolicyParameters, truncates: bool) -> Outcome:
+    """What an operator gave, compared: lists by the proof that goes with them, arrays by their largest error."""
+    outcome = Outcome(computes=bool(found.computed))
+    for choice in found.chosen:
+        outcome += _judged_choice(case, choice, rule, truncates)
+    for array, expected in found.moved:
+        outcome += Outcome(copy_error=exact(array, expected))
+    for array, expected in found.computed:
+        outcome += Outcome(value_error=maximum_error(array, expected))
+    return outcome
+
+
+def _judged_choice(
+    case: PromptCase | StepCase | TurnCase, choice: Choice, rule: PolicyParameters, truncates: bool
+) -> Outcome:
+    if isinstance(choice, KeptOfPrompt):
+        return Outcome(_compare_kept(choice, truncates))
+    if isinstance(choice, ExactList):
+        return Outcome(compare_exactly(choice))
+    assert isinstance(case, StepCase)
+    compared, error = compare_step(case.query, *choice, rule, truncates=truncates)
+    return Outcome(compared, error, computes=True)
+
+
+def _compare_kept(choice: KeptOfPrompt, truncates: bool) -> IndexComparison:
+    case, kernel = choice.case, choice.ranking.pool_kernel
+    inputs = float32(case.q_window), float32(case.k), float32(case.v), torch.from_numpy(case.prompt_lengths)
+    expected = reference.compact(*inputs, prompt_budget=choice.budget, pool_kernel=kernel).indices.numpy()
+    lists = case.q_window, case.k, case.prompt_lengths, expected, choice.indices
+    return compare_compaction(*lists, pool_kernel=kernel, truncates=truncates)
+
+
+def compare_step(
+    query: Array, keys: Array, values: Array, lengths: Array, output: Array, selected: Array,
+    parameters: PolicyParameters, *, exact: bool = False, truncates: bool = False,
+) -> tuple[IndexComparison, float]:  # fmt: skip
+    """One step that chooses, against the reference on the same inputs: keys, values, lengths hold the current token.
+
+    Returns the comparison of what was read and the error of the output over what was read. `exact` takes the expected
+    output in float64: real queries are larger than random ones, and float32's error grows with them on both sides.
+    `truncates` as in `near_ties`.
+    """
+    ranking = parameters.selection.ranking(parameters)
+    if not isinstance(ranking, ByPages):
+        return compare_either(query, keys, values, lengths, output, selected, parameters)
+    q, k, v, m = float32(query), float32(keys), float32(values), torch.from_numpy(lengths)
+    wanted, expected, *_ = parameters.selection.select(
+        q, parameters.selection.layer_cache(k, v, m, parameters), parameters
+    )
+    assert expected is not None
+    compared = compare_selection(
+        query, keys, lengths, expected.numpy(), selected,
+        page_size=ranking.page_size, top_r=ranking.top_r, fp8_bounds=ranking.fp8_bounds, truncates=truncates,
+    )  # fmt: skip
+    if exact:
+        q, k, v = q.double(), k.double(), v.double()
+    if exact or compared.near_ties or compared.wrong:
+        wanted = attend_selected(q, k, v, torch.from_numpy(np.ascontiguousarray(selected)))
+    return compared, maximum_error(output, wanted.numpy())

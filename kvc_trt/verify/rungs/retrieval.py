@@ -1,0 +1,145 @@
+"""Rung 4: does the model still find what it is asked for? Accuracy with the full cache, and compressed.
+
+Needles in text of any model with a tokenizer, through its chat template where it has one; records of words of the one
+model whose vocabulary they are. Asked twice: with the query inside the prompt, where the observation window sees it,
+and arriving after compaction, where eviction could not know what will be asked. What the policy loses is reported, not
+judged: the budget decides it. That the engine answers as the reference does is judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvc_trt.errors import InputError
+from kvc_trt.runtime.session.batch import batch_of
+from kvc_trt.verify.checks import Check, Rung
+from kvc_trt.verify.engine_under_test import EngineUnderTest
+from kvc_trt.verify.questions.question import PLACEMENTS, Accuracy, Question, QuestionSet, Wording
+from kvc_trt.verify.rungs.tokens import Match, explanation, match, reference_greedy
+
+if TYPE_CHECKING:
+    from kvc_trt.models.config import ModelConfig
+    from kvc_trt.runtime import Session
+
+Answers = list[tuple[int, ...]]
+
+_MOST_ROWS = 8
+_ROWS_BYTES = 1 << 30
+"""Most bytes that the full caches of rows answered together take."""
+_NOTICEABLE = 3.0
+"""A difference of more standard errors than this gets a separate line."""
+
+
+def check_retrieval(tested: EngineUnderTest, rung: Rung) -> None:
+    """Ask both engines the same questions, and the reference some of them."""
+    wording = tested.wording
+    if isinstance(wording, str):
+        rung.reason = wording
+        return
+    contexts = tested.plan.contexts_for(tested.engine.parameters.max_input_len, text=wording.is_text)
+    with tested.progress.task("retrieval", len(contexts) * len(PLACEMENTS)) as advance:
+        for context in contexts:
+            for placement in PLACEMENTS:
+                samples = tested.plan.samples_at(context, text=wording.is_text)
+                try:
+                    asked = wording.ask(context=context, placement=placement, samples=samples, seed=tested.seed)
+                except InputError as error:
+                    rung.reason = error.message
+                    return
+                rung.checks += _ask(tested, rung, wording, asked, f"{PLACEMENTS[placement]}, {context} tokens")
+                advance(1)
+
+
+def _ask(tested: EngineUnderTest, rung: Rung, wording: Wording, asked: QuestionSet, where: str) -> list[Check]:
+    parameters = tested.engine.parameters
+    if asked.room > parameters.max_output_len:
+        detail = f"query and answer are {asked.room} tokens, the engine has room for {parameters.max_output_len}"
+        return [Check(f"full | compressed, {where}", "0 questions", "not asked", detail=detail)]
+    rows = _rows_for(tested.engine.model, parameters.max_sequence_len)
+    with tested.answering():
+        found = answers(tested.session(rows), asked)
+    compressed, count = asked.accuracy(found), f"{len(asked.questions)} questions"
+    if not parameters.compresses:
+        checks = [Check(f"full, {where}", count, str(compressed), "no bar", detail=wording.name, note=asked.about)]
+        rung.summary.append(
+            f"of {count} the full cache answers {compressed.right} ({where}; {wording.name}); nothing is compressed"
+        )
+    else:
+        with tested.phase("dense twin"):
+            full = asked.accuracy(answers(tested.twin_session(rows), asked))
+        both, how = f"{full} | {compressed}", f"{wording.name}, budget {parameters.token_budget}"
+        checks = [Check(f"full | compressed, {where}", count, both, "no bar", detail=how, note=asked.about)]
+        rung.summary.append(
+            f"of {count} the full cache answers {full.right}, {parameters.policy} at budget "
+            f"{parameters.token_budget} {compressed.right} ({where}; {wording.name})"
+        )
+        _note_loss(tested, where, full, compressed)
+    return [*checks, _against_reference(tested, wording, where, asked, found)]
+
+
+def answers(session: Session, asked: QuestionSet) -> Answers:
+    """Greedy answers; a query that is not in the prompt is fed to the row after its cache was compacted."""
+    from kvc_trt.runtime import Request
+
+    requests = [
+        Request(
+            question.prompt_ids,
+            max_new_tokens=asked.new_tokens,
+            continuation_token_ids=question.query_ids,
+            ignore_eos=True,
+        )
+        for question in asked.questions
+    ]
+    return [output.token_ids for output in session.generate(requests)]
+
+
+def _against_reference(
+    tested: EngineUnderTest, wording: Wording, where: str, asked: QuestionSet, found: Answers
+) -> Check:
+    bars = tested.thresholds
+    count = tested.plan.reference_samples(len(asked.questions), text=wording.is_text)
+    total = Match(0, 0, 0, 0, 0)
+    with tested.phase("reference"):
+        for part in _alike(asked.questions[:count]):
+            query = np.array([asked.questions[number].query_ids for number in part], np.int64).T
+            batch = batch_of([asked.questions[number].prompt_ids for number in part])
+            expected = reference_greedy(tested.reference, batch, asked.new_tokens, query)
+            total += match([found[number] for number in part], expected, bars.near_equal_logits)
+    tested.near_ties.near_equal_tokens += total.near_equal
+    return Check(
+        "answers as the reference's",
+        f"{count} questions",
+        f"{count - total.unexplained - total.near_equal}",
+        f"<= {bars.unexplained_answers:.0%} unexplained",
+        total.unexplained <= bars.unexplained_answers * count,
+        explanation(total),
+        where,
+    )
+
+
+def _alike(questions: Sequence[Question]) -> list[list[int]]:
+    """Numbers of questions whose late queries are equally long, a few at a time: they are decoded together."""
+    by_length: dict[int, list[int]] = {}
+    for number, question in enumerate(questions):
+        by_length.setdefault(len(question.query_ids), []).append(number)
+    return [
+        numbers[first : first + _MOST_ROWS]
+        for numbers in by_length.values()
+        for first in range(0, len(numbers), _MOST_ROWS)
+    ]
+
+
+def _rows_for(model: ModelConfig, sequence: int) -> int:
+    """Rows of `sequence` tokens that are answered together."""
+    values = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_size * sequence
+    return max(1, min(_MOST_ROWS, _ROWS_BYTES // (4 * values)))
+
+
+def _note_loss(tested: EngineUnderTest, where: str, full: Accuracy, compressed: Accuracy) -> None:
+    error = math.hypot(full.standard_error, compressed.standard_error)
+    if full.rate - compressed.rate > _NOTICEABLE * max(error, 1 / full.samples):
+        tested.findings.append(f"{where}: compression costs accuracy, {full} with the full cache, {compressed} with it")
