@@ -1,4 +1,4 @@
-"""What each policy costs in answers: tasks asked under every policy and budget, cell by cell, beside the full cache.
+"""Measure what each policy costs in answers: ask tasks under every policy and budget, beside the full cache.
 
 `run.evaluate` measures and writes the report. It measures what `policy_engines.open_model` opens, or an engine as a
 `model_under_test.BuiltEngine`.

@@ -127,12 +127,12 @@ class Cell:
 
     @property
     def samples(self) -> int:
-        """How many questions were asked."""
+        """The number of questions asked."""
         return len(self.scores)
 
     @property
     def query_aware(self) -> bool:
-        """Whether compaction saw the question."""
+        """True if compaction saw the question."""
         return self.mode == "query-aware"
 
     @property
@@ -164,7 +164,7 @@ class Cell:
 
     @property
     def evidence(self) -> bool:
-        """Whether the full cache answers enough of the questions; only then does this cell count."""
+        """True if the full cache answers enough of the questions; only then does this cell count."""
         answered = sum(score >= ANSWERED for score in self.full_scores)
         return answered > 0 and answered >= min(ENOUGH_ANSWERED, len(self.full_scores))
 

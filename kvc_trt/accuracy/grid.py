@@ -1,4 +1,4 @@
-"""What is compared: policies x token budgets, each asked groups of questions (task, context length, mode)."""
+"""The grid of a comparison: policies x token budgets, each asked groups of questions (task, context length, mode)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.policies import BASELINE
 
 MODES = ("query-aware", "query-agnostic")
-"""Whether compaction sees the question: at the end of the prompt, or fed through decode after compaction."""
+"""Where the question stands: at the end of the prompt, so that compaction sees it, or fed through decode afterwards."""
 SECOND_QUESTION = "second-question"
 """The question comes as a turn, after another one was answered. Of tasks that ask twice, where it is named."""
 STORED_CONTEXT = "stored-context"
@@ -20,7 +20,7 @@ STORED_CONTEXT = "stored-context"
 Where it is named."""
 ALL_MODES = (*MODES, SECOND_QUESTION, STORED_CONTEXT)
 PLAIN, CHAT = FRAMINGS = ("plain", "chat")
-"""Whether a question is text as it is, or a user's message through the model's chat template."""
+"""A question as plain text, or as a user's message through the model's chat template."""
 DEFAULT_TASKS = ("niah-single-1", "niah-multikey-2", "niah-multivalue", "niah-multiquery", "lines")
 """The families that a shipped model learns."""
 SHORTEST = 256

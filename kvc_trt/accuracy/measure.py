@@ -27,18 +27,18 @@ from kvc_trt.tasks.registry import task
 
 @dataclass(frozen=True)
 class QuestionDraw:
-    """How many questions a group has, and which."""
+    """The questions of each group: their number and their seeds."""
 
     samples: int
     seed: int
     max_new_tokens: int | Mapping[str, int] | None = None
     """Longest answer, of every task or by name; None, and tasks not named, take the task's own."""
     asked: int | None = None
-    """How many of the samples are asked, the first ones; None is all."""
+    """Ask only this many samples, the first ones; None asks all."""
 
     @property
     def count(self) -> int:
-        """How many questions of a group are asked."""
+        """The number of questions asked of a group."""
         return self.samples if self.asked is None else min(self.asked, self.samples)
 
     def room(self, task: str) -> int | None:
@@ -90,7 +90,7 @@ class GroupMeasurement:
 
     @property
     def together(self) -> int:
-        """How many samples are asked of every policy before the next ones."""
+        """The number of samples asked of every policy before the next ones."""
         room = self.room
         fit = questions_for(self.model.config, room.max_input_len + room.max_output_len + room.turn_tokens)
         return max(1, fit // max(len(one) for one in self.questions.questions))
@@ -186,7 +186,7 @@ def _answer_room(group: QuestionGroup, draw: QuestionDraw) -> int:
 
 
 def _lacks(cell: Cell | None, count: int) -> bool:
-    """Whether a cell has fewer answers than are asked; one that does not apply lacks nothing."""
+    """True if a cell has fewer answers than are asked; one that does not apply lacks nothing."""
     return cell is None or (cell.samples < count and not cell.reason)
 
 

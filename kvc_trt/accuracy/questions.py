@@ -68,9 +68,9 @@ class Question:
     turn_ids: tuple[int, ...] = ()
     """Fed as a turn; what is then answered is scored. Empty: no turn."""
     answers_first: bool = True
-    """Whether the prompt ends with a question of its own, which is answered before the turn."""
+    """True if the prompt ends with a question of its own, which is answered before the turn."""
     is_answered: Callable[[Sequence[int]], bool] = field(default=_never, compare=False)
-    """Whether an answer that goes on cannot score better or worse any more."""
+    """True if a longer answer can no longer change the score."""
 
 
 @dataclass(frozen=True)

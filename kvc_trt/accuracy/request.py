@@ -28,7 +28,7 @@ SAMPLES = 50
 
 @dataclass(frozen=True)
 class AccuracyRequest:
-    """What is asked, and where the answers go. None is the default of the task or the model."""
+    """The tasks to ask and the folder for their answers. None takes the default of the task or the model."""
 
     tasks: Sequence[str] | None = None
     lengths: Sequence[int] | None = None
@@ -48,7 +48,7 @@ class AccuracyRequest:
     """Results, kept cell by cell, and the report; None is accuracy/NAME."""
 
     def directory_for(self, name: str) -> Path:
-        """Where the results of what has this name go."""
+        """Return the path of the results of the model or engine with this name."""
         if self.directory is not None:
             return Path(self.directory)
         return Path("accuracy") / re.sub(r"[^A-Za-z0-9._+-]", "-", name)

@@ -28,7 +28,7 @@ class Results:
         self.path = path
         self.cells: dict[CellKey, Cell] = {}
         self.dropped = False
-        """Whether the file's last line was cut short and dropped."""
+        """True if the file's last line was cut short and dropped."""
         self._settings = {"format": FORMAT, **settings}
         self._file: IO[bytes] | None = None
 
@@ -96,7 +96,7 @@ class Results:
             self.cells[cell.key] = cell
 
     def _begins_header(self, rest: bytes) -> bool:
-        """Whether a file of one line without an end is our first line, cut short."""
+        """True if a file of one line without an end is our first line, cut short."""
         return json.dumps(self._settings).encode().startswith(rest)
 
     def _header(self, line: bytes) -> dict[str, Any]:

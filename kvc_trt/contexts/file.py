@@ -88,7 +88,7 @@ def read_context(path: Path, packing: RowPacking) -> Context:
 
 
 def inspect_context(path: Path) -> tuple[ContextHeader, list[StoredTensor]]:
-    """Check a file as far as that needs no engine; return its document, and what it stores."""
+    """Check a file without an engine; return its document and the tensors that it stores."""
     file = SafetensorsFile(path)
     try:
         header = _read_header(file)

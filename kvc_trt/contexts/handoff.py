@@ -27,7 +27,7 @@ WHAT = "the handoff"
 
 
 class Handoff(OwnSchema):
-    """What is announced of the bytes."""
+    """The announcement of the bytes."""
 
     context: ContextHeader
     nbytes: Count

@@ -1,4 +1,4 @@
-"""What is said of a context beside its tensors, in a file as in a handoff: where it comes from, and how long it is."""
+"""The header of a context, in a file or a handoff: the engine that made it, and its lengths."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ContextHeader(OwnSchema):
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """What the context was made by."""
+        """The identity of the engine that made the context."""
         return Fingerprint(**{field.name: getattr(self, field.name) for field in fields(Fingerprint)})
 
 

@@ -50,17 +50,17 @@ class RowPacking:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """What the contexts of this engine are made by."""
+        """The identity of the engine that makes these contexts."""
         return self._fingerprint
 
     @property
     def keeps_every_token(self) -> bool:
-        """Whether a later turn can read every token."""
+        """True if a later turn can read every token."""
         return all(site.parameters.keeps_every_token for site, _ in self._caches)
 
     @property
     def reads_everything(self) -> bool:
-        """Whether a step reads every token that is kept."""
+        """True if a step reads every token that is kept."""
         return not any(site.parameters.reads_a_part for site, _ in self._caches)
 
     def layout(self, cache_lengths: Sequence[int], logical_length: int) -> dict[str, tuple[str, tuple[int, ...]]]:

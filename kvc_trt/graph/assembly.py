@@ -34,7 +34,7 @@ def int64(name: str, shape: Sequence[int | str]) -> ValueInfoProto:
 def state_values(
     config: ModelConfig, parameters: PolicyParameters, weights: GraphWeights, *, turns: bool = False, after: int = 0
 ) -> list[ValueInfoProto]:
-    """Describe the state tensors as inputs, or `after` so many tokens as outputs; with `turns`, of an extend graph."""
+    """Describe the state tensors as inputs, or as outputs `after` some tokens; with `turns`, of an extend graph."""
     return [
         helper.make_tensor_value_info(name, ELEMENT_TYPES[tensor.dtype], ["batch", *tensor.shape])
         for tensor in state_tensors(config, parameters, weights.dtype, turns=turns)

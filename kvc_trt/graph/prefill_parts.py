@@ -158,7 +158,7 @@ class _Cut:
     def _prepare(self) -> None:
         """Find out about every node what it depends on; the nodes stand behind those that they read."""
         self._light: list[bool] = []
-        """Whether the node depends on no token's value: lengths, shapes and what weights give by themselves."""
+        """True if the node depends on no token's value: lengths, shapes and what weights give by themselves."""
         self._of_lengths: list[bool] = []
         self._stage: list[int] = []
         """Number of layers whose attention it depends on."""
@@ -236,7 +236,7 @@ class _Cut:
         return self._nodes[index].op_type != "Constant", not self._light[index], index
 
     def _is_angle(self, index: int, own: set[int]) -> bool:
-        """Whether the angles' own part has computed it."""
+        """True if the angles' own part has computed it."""
         return index not in own and bool(set(self._angles).intersection(self._nodes[index].output))
 
 

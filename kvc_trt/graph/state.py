@@ -35,7 +35,7 @@ class StateTensor:
     """Value of an empty slot or page."""
     aliased_output: str
     in_step: bool = True
-    """Whether a decode step reads and writes it; others pass from the prefill graph to the extend graph."""
+    """True if a decode step reads and writes it; others pass from the prefill graph to the extend graph."""
 
     def outputs(self, tokens: int) -> tuple[str, ...]:
         """Return the names under which a graph that feeds `tokens` tokens per row writes it, one after each token.
@@ -77,7 +77,7 @@ def cache_sites(config: ModelConfig, parameters: PolicyParameters) -> tuple[Cach
 
 
 def uses_pages(parameters: PolicyParameters, layer: int) -> bool:
-    """Whether a layer selects tokens by page when it decodes, and so keeps page bounds."""
+    """True if a layer selects tokens by page when it decodes, and so keeps page bounds."""
     return any(group.parameters.has_pages for group in parameters.groups(layer))
 
 

@@ -34,7 +34,7 @@ def compact_turn(
     q_window: Tensor, k: Tensor, v: Tensor, prompt_lengths: Tensor, window_lengths: Tensor, prompt_budget: int,
     capacity: int, pool_kernel: int, page_size: int, fp8_bounds: int,
 ) -> CompactResult:  # fmt: skip
-    """What `KernelLibrary.compute` finds for KvcCompactTurn, computed by the reference."""
+    """Compute KvcCompactTurn by the reference; the result has the form of `KernelLibrary.compute`."""
     rule = partial(reference.compact_turn, prompt_budget=prompt_budget, pool_kernel=pool_kernel)
     rows = q_window, k, v, prompt_lengths.clamp(0, k.shape[2]), window_lengths.clamp(1, q_window.shape[2])
     return _compacted(rule, rows, prompt_budget, capacity, page_size, fp8_bounds)

@@ -10,7 +10,7 @@ from kvc_trt.errors import InputError
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are stretched beyond the original context length.
+    """Scaling of rotary frequencies beyond the original context length.
 
     `linear` divides every position by `factor`; `llama3` interpolates per frequency (Llama 3.1, section 3.4).
     """

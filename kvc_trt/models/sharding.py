@@ -1,4 +1,4 @@
-"""Which part of each weight one of several ranks holds under tensor parallelism.
+"""The part of each weight that one of several ranks holds under tensor parallelism.
 
 Attention is divided by KV head: a rank has some KV heads with all their query heads, so that the choice of tokens for
 a KV head needs nothing of another rank. Its output projection has the columns of its query heads; gate and up have
@@ -129,7 +129,7 @@ def describe_shards(model: ModelConfig, ranks: int) -> str:
 
 
 def _problem(model: ModelConfig, ranks: int) -> str | None:
-    """Return why the model cannot be divided among so many ranks; None if it can."""
+    """Return why the model cannot be divided among this number of ranks; None if it can."""
     heads, kv_heads, inner = model.num_attention_heads, model.num_key_value_heads, model.intermediate_size
     for count, what in ((heads, "query heads"), (inner, "channels of the feed-forward block")):
         if count % ranks:

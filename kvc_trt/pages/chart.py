@@ -36,12 +36,12 @@ class Series:
     upward: Sequence[float] = ()
     """Ends of error bars above the points, if there are any."""
     titles: Sequence[str] = ()
-    """What a pointer over each point shows."""
+    """The text that a pointer over each point shows."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """What is drawn and how its axes are named."""
+    """A chart: its series and the names of its axes."""
 
     series: Sequence[Series]
     x_name: str
@@ -55,7 +55,7 @@ class Chart:
     label: str = ""
     """For readers that do not see it."""
     legend: bool = False
-    """Whether the names of the series stand below, for a picture in a file of its own."""
+    """True if the names of the series stand below, for a picture in a file of its own."""
 
     def svg(self) -> str:
         """Return the chart as one `svg` element."""

@@ -110,7 +110,7 @@ def write_proof(path: Path, proof: Proof, *, replace: bool = False) -> None:
 
 
 def read_proof(path: Path) -> Proof:
-    """Read a proof; InputError for a file that is none.
+    """Read a proof; InputError if the file is not a proof.
 
     Whether its digests belong together is for `Proof.problems` to say, whether they are true for a replay.
     """
@@ -126,7 +126,7 @@ def read_proof(path: Path) -> Proof:
 
 
 def proof_of(found: object, source: str) -> Proof:
-    """Return the proof that a document holds; InputError, naming `source`, for one that is none."""
+    """Return the proof in a document; InputError, naming `source`, if it is not a proof."""
     if isinstance(found, dict) and found.get("version") != VERSION:
         raise InputError(
             f"{source}: proof format {describe(found.get('version'))}, expected {VERSION}",

@@ -1,4 +1,4 @@
-"""What one answer's caches chose, recorded step by step, and the root over all of it."""
+"""Record the choices of one answer's caches, step by step, and the root over all of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def proof_kind(asked: object, name: str) -> ProofKind | None:
 
 @dataclass(frozen=True)
 class MadeBy:
-    """What answered: SHA-256 digests (hex), and names for messages.
+    """The engine that answered: SHA-256 digests (hex), and names for messages.
 
     A proof can be checked with every engine of equal `weights`, `model` and `policy`, whatever runs it.
     """
@@ -63,7 +63,7 @@ class CacheRecord:
 
 @dataclass(frozen=True)
 class PromptRecord:
-    """What a row has recorded of the prompt that it has read, for a row elsewhere that answers from its caches."""
+    """A row's record of its prompt, for a row elsewhere that answers from the same caches."""
 
     kind: ProofKind
     prefill_precision: PrefillPrecision
@@ -73,7 +73,7 @@ class PromptRecord:
 
 @dataclass(frozen=True)
 class Proof:
-    """What the caches kept of a prompt, and what each step of its answer read."""
+    """The tokens that the caches kept of a prompt, and those that each step of its answer read."""
 
     made_by: MadeBy
     kind: ProofKind
@@ -96,7 +96,7 @@ class Proof:
 
     @property
     def of_prompt(self) -> PromptRecord:
-        """What it says of the prompt alone."""
+        """The part about the prompt alone."""
         caches = (
             CacheRecord(one.cache, one.kept, (), one.kept_lists, None if one.read_lists is None else ())
             for one in self.caches

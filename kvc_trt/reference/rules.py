@@ -1,4 +1,4 @@
-"""What a decoder needs to know about a policy: its numbers per cache, what it keeps and what it reads."""
+"""The rules of a policy for a decoder: its numbers per cache, the tokens to keep and the tokens to read."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class Rule(Protocol):
 
     @property
     def fp8_bounds(self) -> bool:
-        """Whether the bounds of pages are kept in fp8."""
+        """True if the bounds of pages are kept in fp8."""
 
     @property
     def has_pages(self) -> bool:
-        """Whether the cache carries the bounds of its pages."""
+        """True if the cache carries the bounds of its pages."""
 
     @property
     def sinks(self) -> int:
@@ -76,15 +76,15 @@ class Rule(Protocol):
 
     @property
     def positions(self) -> str:
-        """What the rotary embedding counts: tokens of the text ("original"), or entries of the cache ("cache")."""
+        """The positions of the rotary embedding: tokens of the text ("original"), or entries of the cache ("cache")."""
 
     @property
     def evicts_on_turns(self) -> bool:
-        """Whether stored and new tokens compete for the slots after a turn; otherwise new ones are appended."""
+        """True if stored and new tokens compete for the slots after a turn; otherwise new ones are appended."""
 
     @property
     def keeps_whole(self) -> bool:
-        """Whether every token is kept beside the cache that a step reads, for turns to choose from."""
+        """True if every token is kept beside the cache that a step reads, for turns to choose from."""
 
     @property
     def no_turn(self) -> str | None:
@@ -92,11 +92,11 @@ class Rule(Protocol):
 
     @property
     def evicts_while_decoding(self) -> bool:
-        """Whether a step drops a token for each that it appends."""
+        """True if a step drops a token for each that it appends."""
 
     @property
     def drops_before_append(self) -> bool:
-        """Whether a step drops the oldest token that is not a sink before it stores the new one."""
+        """True if a step drops the oldest token that is not a sink before it stores the new one."""
 
     @property
     def skip_layers(self) -> int:

@@ -19,7 +19,7 @@ from kvc_trt.reference.dense import causal_attention
 
 
 class Turn(NamedTuple):
-    """What competes for a cache's slots after a turn, and the queries of the turn."""
+    """The tokens that compete for a cache's slots after a turn, and the queries of the turn."""
 
     keys: Tensor
     """[B,G,T,D]: the stored tokens in text order, then the new ones; zeros past a row's end."""

@@ -39,7 +39,7 @@ class DataSet:
     options: Mapping[str, Any] = field(default_factory=dict)
     version: int = VERSION
     frame: tuple[str, str] | None = None
-    """What a chat template puts around a prompt, for which samples are shorter; not in the file where there is none."""
+    """Text that a chat template puts around a prompt, which shortens samples; left out of the file if empty."""
 
     def to_jsonl(self) -> str:
         """The text of the data set's file."""

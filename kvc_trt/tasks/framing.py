@@ -1,4 +1,4 @@
-"""How a sample is put to a model: as plain text, or as a user's message through the model's chat template.
+"""Framing: put a sample to a model as plain text, or as a user's message through its chat template.
 
 Plain, the prompt is context and question, which ends with the beginning of the answer. Through the template, context
 and question are the user's message; the template opens the reply, and the beginning of the answer is put there. Either
@@ -46,14 +46,14 @@ class FramedIds:
     """A sample as token ids."""
 
     context: tuple[int, ...]
-    """What is compacted: the whole prompt where the question is asked in it."""
+    """The part that is compacted: the whole prompt if it contains the question."""
     question: tuple[int, ...]
     """Fed through decode after compaction, the beginning of the answer included; empty where it is in the prompt."""
 
 
 @dataclass(frozen=True)
 class Framing:
-    """What stands before and after a user's message; nothing where prompts are plain."""
+    """Text before and after a user's message; empty for plain prompts."""
 
     tokenizer: Tokenizer
     frame: tuple[str, str] | None = None
@@ -75,7 +75,7 @@ class Framing:
         return [*ids, *ids[-_MOVED_BORDERS:]]
 
     def texts(self, sample: TaskSample) -> tuple[str, str]:
-        """What is asked up to the end of the context, and the rest."""
+        """Split a sample's prompt at the end of its context."""
         if self.frame is None:
             return sample.context, sample.question
         before, after = self.frame
@@ -138,7 +138,7 @@ def chat(tokenizer: Tokenizer, template: Template) -> Framing:
 
 
 def _between(template: Template, before: str, after: str) -> str | None:
-    """What the template puts between an answer and the next message; None if it shows them in another way."""
+    """The template's text between an answer and the next message; None if it has no such text."""
     answer, again = "These stand around it.", "And which stand around this one?"
     messages = [
         {"role": role, "content": content}

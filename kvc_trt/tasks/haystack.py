@@ -1,4 +1,4 @@
-"""What needles are hidden in: units of text, how needles are put between them, and how many units fit a target."""
+"""Haystacks: units of text, needles between them, and the number of units that fit a target length."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ PAD, BOS, END, UNKNOWN, RECORD, QUERY = range(len(SPECIALS))
 
 
 def is_vocabulary(vocabulary: Mapping[str, int]) -> bool:
-    """Whether a tokenizer's words are this task's words and no others."""
+    """True if a tokenizer's words are this task's words and no others."""
     return len(vocabulary) == len(WORDS) and all(vocabulary.get(word) == i for i, word in enumerate(WORDS))
 
 

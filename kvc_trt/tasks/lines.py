@@ -66,7 +66,7 @@ def question(key: str) -> str:
 
 
 def answer(value: int) -> str:
-    """What continues `question` if it is answered as the shipped model does."""
+    """The text that follows `question` in an answer of the shipped model."""
     return f" {value}."
 
 

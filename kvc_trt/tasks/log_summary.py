@@ -1,12 +1,12 @@
 """The summary of a log: purchases scattered over a long text, then all of them again, in other words.
 
-Nothing is generated. The score is how likely the model finds the true summary, token by token, after the (compressed)
-log: what a policy drops makes names, prices and places harder to predict. It tells small differences that right and
-wrong answers hide, and a model need not follow instructions to be asked.
+Nothing is generated. The score is the likelihood of the true summary, token by token, after the (compressed) log:
+tokens that a policy drops make names, prices and places harder to predict. It shows small differences that right and
+wrong answers hide, and the model need not follow instructions.
 
 The log is prose in which up to six purchases are stated, as many as the summary has room for, one in each equal part of
-the text. The prose names the same people and things, so a summary cannot be told from which words occur. A task of our
-own: there are no published numbers. SmolLM2-135M-Instruct, asked for six after 1,920 tokens, has 1.58 nats with the
+the text. The prose names the same people and things, so the words that occur do not give the summary away. The task is
+our own: there are no published numbers. SmolLM2-135M-Instruct, asked for six after 1,920 tokens, has 1.58 nats with the
 whole prompt, 1.88 with its last 1,024 tokens, 2.09 with 512, and 2.52 with 128, which tell at most one of them.
 """
 

@@ -34,7 +34,7 @@ RULER_TOKENS = 128
 
 @dataclass(frozen=True)
 class Arrangement:
-    """What distinguishes the tasks of the family.
+    """The settings that distinguish the tasks of the family.
 
     `keys` needles of different keys, or `values_per_key` needles of each; the first `asked` keys are asked for. In a
     haystack of needles every unit is one more needle. Either one key is asked for, or keys have one value.
@@ -114,7 +114,7 @@ def generate_needles(
 
 
 def when(time: int, values_per_key: int) -> str:
-    """What a needle says between key and value, with a space after it; nothing where a key has one value."""
+    """Words between a needle's key and its value, with a space after them; empty if a key has one value."""
     return f"{TIMES[time]} " if values_per_key > 1 else ""
 
 
@@ -135,7 +135,7 @@ def question(keys: list[str], values_per_key: int = 1, value_kind: Kind = "numbe
 
 
 def answer(keys: list[str], values: list[str]) -> str:
-    """What continues `question` if it is answered as the shipped model does; `values` in the order asked for."""
+    """The text that follows `question` in an answer of the shipped model; `values` in the order asked for."""
     several = len(values) if len(keys) == 1 else 1
     rest = [
         f", entry {keys[i % len(keys)]} {when(i, several)}reads {value}" for i, value in enumerate(values[1:], start=1)

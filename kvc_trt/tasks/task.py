@@ -103,16 +103,16 @@ class Task:
     score: Score | None
     """None for a task that is scored by likelihood."""
     scored: str
-    """How the score is taken, in words."""
+    """A description of the score."""
     reads: Reads = "text"
     options: Mapping[str, type] = field(default_factory=dict)
-    """What `generate` takes beyond the arguments of every task, and of which type."""
+    """Arguments of `generate` beyond those of every task, with their types."""
     asks_twice: bool = False
-    """Whether samples have a question that can be asked before theirs (`TaskSample.first`)."""
+    """True if samples have a question that can be asked before theirs (`TaskSample.first`)."""
 
     @property
     def scored_by(self) -> ScoredBy:
-        """What a score is taken from: a generated answer, or the likelihood of the true one."""
+        """The basis of a score: a generated answer, or the likelihood of the true one."""
         return "likelihood" if self.score is None else "answer"
 
     def sample(
@@ -152,7 +152,7 @@ class Task:
 
 
 def first_question(question: str, answers: Sequence[str]) -> dict[str, Any]:
-    """What `meta` holds of the question that can be asked before a sample's own."""
+    """Fields of `meta` about the question that can be asked before a sample's own."""
     return {"first": {"question": question, "answers": list(answers)}}
 
 

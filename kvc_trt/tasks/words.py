@@ -1,4 +1,4 @@
-"""What the text tasks are written with: words, keys and values, and prose.
+"""Material for the text tasks: words, keys and values, and prose.
 
 Words are distinct and never end: plain ones, and invented ones where the lists are too short. Keys and values are of
 several kinds, and distinct within a sample. Prose stands in for the essays that RULER downloads: its sentences are
@@ -106,7 +106,7 @@ def _invented(number: int) -> str:
 
 
 def spelled(number: int, letters: int, alphabet: str = ascii_lowercase) -> str:
-    """A word of so many letters: `number` in the alphabet's digits, the last digit first."""
+    """Return `number` as a word of `letters` letters, in the alphabet's digits, the last digit first."""
     return "".join(alphabet[number // len(alphabet) ** i % len(alphabet)] for i in range(letters))
 
 

@@ -1,4 +1,4 @@
-"""What is measured: a model under many policies (`policy_engines`), or one engine beside its dense twin."""
+"""The subject of a measurement: a model under many policies (`policy_engines`), or one engine and its dense twin."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ModelUnderTest(Protocol):
         """Number of variants that can be asked at a time, each in a separate thread."""
 
     def describe(self) -> dict[str, Any]:
-        """What the results belong to: equal where results may be put beside each other in one file."""
+        """Settings that results must share to stand in one file."""
 
     def announce(self, variants: Sequence[Variant], room: Room) -> None:
         """The variants that will be opened for the next questions, which nothing remembered helps with."""
@@ -86,7 +86,7 @@ class BuiltEngine:
         return [Variant(BASELINE, None), *own]
 
     def describe(self) -> dict[str, Any]:
-        """What was built, and what runs it."""
+        """A description of the build and of its backend."""
         build = self._engine.config["build_config"]["kvc_trt"]
         return {
             "model": build["model"],

@@ -31,7 +31,7 @@ PREFILLED_BYTES = 1 << 30
 
 
 class Prefills:
-    """What the reference read of prompts: policies that keep whole prompts need it once, whatever they read later."""
+    """Prompts that the reference has read: policies that keep whole prompts share them, whatever they read later."""
 
     def __init__(self, limit: int = PREFILLED_BYTES) -> None:
         self._limit, self._bytes = limit, 0

@@ -29,7 +29,7 @@ _LINES = ("-", "--", ":", "-.")
 _APART = 0.03
 """Distance between policies at one budget, in doublings, so that equal accuracies do not hide each other."""
 Figures = Callable[[Variant], Mean | None]
-"""What one variant reached in one panel; None where it does not apply."""
+"""The score of one variant in one panel; None where it does not apply."""
 Panels = Sequence[tuple[str, Figures]]
 
 

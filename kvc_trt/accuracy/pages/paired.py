@@ -28,10 +28,10 @@ def higher_and_lower(first: Sequence[float], second: Sequence[float]) -> tuple[i
 
 
 def sign_test(first: Sequence[float], second: Sequence[float]) -> float:
-    """How often two equally good methods differ on as many questions in one direction, or more: exact, two-sided.
+    """Return the p value of the exact, two-sided sign test: the chance that equal methods differ at least this much.
 
-    It asks only on how many questions each is better, so that it holds for few questions too, where a standard error
-    of answers that are all alike is 0. Its direction is that of `higher_and_lower`, which the mean may contradict.
+    It counts only the questions on which each method is better. So it holds for few questions too, where the standard
+    error of equal answers is 0. Its direction is that of `higher_and_lower`, which the mean may contradict.
     """
     higher, lower = higher_and_lower(first, second)
     count, tail = higher + lower, min(higher, lower)
@@ -39,10 +39,11 @@ def sign_test(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def holm(chances: Sequence[float]) -> list[float]:
-    """Holm's correction: each p value as it counts when all of them are looked at, in their order.
+    """Return the p values after Holm's correction for several comparisons, in their order.
 
-    Those at or below a level are told with that chance of one or more mistakes among all, however they depend on each
-    other. The k-th smallest of n is multiplied by n - k + 1, and none counts for less than a smaller one.
+    If those at or below a level are called real, the chance of at least one mistake among all of them is at most that
+    level, however they depend on each other. The k-th smallest of n is multiplied by n - k + 1, and never falls below
+    a smaller one.
     """
     adjusted, largest = [1.0] * len(chances), 0.0
     for rank, place in enumerate(sorted(range(len(chances)), key=lambda one: chances[one])):

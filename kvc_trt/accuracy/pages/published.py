@@ -1,4 +1,4 @@
-"""What RocketKV's paper says, beside a measurement: its scores (published.yaml), and who answers more than whom.
+"""RocketKV's published results beside a measurement: its scores (published.yaml) and its order of methods.
 
 The tasks here are our own: the wording and, for some, the haystack differ from the paper's. Both policies of a claimed
 pair answered the same questions, so their difference is taken question by question, and its standard error is that of
@@ -91,7 +91,7 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the first answers at least as much as the second, as far as the error allows to say."""
+        """True if the first answers at least as much as the second, within the error."""
         noise = NOTICEABLE * self.difference.standard_error
         if abs(self.difference.value) <= noise:
             return "equal within the error"

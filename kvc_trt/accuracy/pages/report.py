@@ -1,4 +1,4 @@
-"""What a measurement of accuracy found: its cells, what counts as evidence, and whether the bars hold."""
+"""The findings of an accuracy measurement: its cells, the evidence in them, and whether the bars hold."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AccuracyReport:
     """Plain data; text, HTML, CSV and figures are made from it."""
 
     settings: Mapping[str, Any]
-    """What the results belong to: model, checkpoint, weights, samples, seed."""
+    """Settings of the measurement: model, checkpoint, weights, samples, seed."""
     machine: Mapping[str, Any]
     cells: Sequence[Cell]
     bars: Bars = Bars()
@@ -62,7 +62,7 @@ class AccuracyReport:
 
     @property
     def passed(self) -> bool:
-        """Whether something was answered, and the bars hold."""
+        """True if something was answered, and the bars hold."""
         return not self.failures and any(cell.scores for cell in self.cells)
 
     @property
@@ -108,7 +108,7 @@ class AccuracyReport:
 
     @property
     def framing(self) -> str:
-        """How all its questions were put: one measurement has one framing."""
+        """The framing of all its questions; a measurement has only one."""
         return self.cells[0].framing if self.cells else PLAIN
 
     def group(self, task: str, mode: str, length: int) -> QuestionGroup:

@@ -19,7 +19,7 @@ ADD_NORM, GATED_UNIT, GATED_HALVES, ROTATED_HEADS = "KvcAddNorm", "KvcGatedUnit"
 FUSED = (ADD_NORM, GATED_UNIT, GATED_HALVES, ROTATED_HEADS)
 """The native operators that stand for several nodes."""
 _PRODUCTS = ("Gemm", "KvcLinear", "KvcQuantisedLinear")
-"""What writes activations [tokens, features]."""
+"""Operators that write activations [tokens, features]."""
 
 
 def fuse(model: ModelProto, native: Collection[str]) -> None:

@@ -30,7 +30,7 @@ def native_in(nodes: Iterable[NodeProto], native: Collection[str]) -> frozenset[
 
 
 def prepare(model: ModelProto, native: Collection[str]) -> ModelProto:
-    """Return a copy without the bodies of the operators `native`, as far as they are `native_in` the graph, and pruned.
+    """Return a pruned copy without the bodies of those operators of `native` that are `native_in` the graph.
 
     A native operator takes its outputs by place, so its calls keep them all; optional ones that nothing reads lose
     their name, and are not computed. What lies between products is native where an operator stands for it.

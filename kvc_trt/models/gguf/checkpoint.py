@@ -74,7 +74,7 @@ class GgufCheckpoint:
         return in_halves(self._values(tensor, first, last), size)[start - first : stop - first]
 
     def is_float(self, name: str) -> bool:
-        """Whether the tensor is stored as floats, not in blocks."""
+        """True if the tensor is stored as floats, not in blocks."""
         return self._tensors[name].type in _STORED
 
     def stored_type(self, name: str) -> str:

@@ -69,7 +69,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a file says before its data."""
+    """The header of a file: everything before its data."""
 
     source: str
     """The file, as error messages name it."""

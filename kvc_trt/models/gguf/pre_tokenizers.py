@@ -1,4 +1,4 @@
-"""How text is split before byte-level BPE, by the name in `tokenizer.ggml.pre`.
+"""Splits of text before byte-level BPE, by the name in `tokenizer.ggml.pre`.
 
 A name stands for the tokenizer of one family of models, so an entry has all in which that tokenizer differs from
 others: a model read from GGUF gets the ids of the same model's tokenizer.json. That is more than other readers of the
@@ -25,18 +25,18 @@ _TEKKEN = (
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """What a family's tokenizer does around the merges."""
+    """The steps of a family's tokenizer before and after the merges."""
 
     pattern: str | None = None
     """The regular expression of one piece; None for GPT-2's own, which the tokenizers library has built in."""
     single_digits: bool = False
-    """Whether every digit is a piece of its own, before anything else is split."""
+    """True if every digit is a piece of its own, before anything else is split."""
     normalised: bool = False
-    """Whether text is brought into Unicode's composed form (NFC) first."""
+    """True if text is brought into Unicode's composed form (NFC) first."""
     whole_pieces_first: bool = False
-    """Whether a piece that is a token is taken as it is, even where merges would not make it."""
+    """True if a piece that is a token is taken as it is, even where merges would not make it."""
     begins: bool = False
-    """Whether a text begins with the `bos` token where the file does not say."""
+    """True if a text begins with the `bos` token where the file does not say."""
 
     def steps(self) -> dict[str, Any]:
         """The `pre_tokenizer` section of a tokenizer.json."""

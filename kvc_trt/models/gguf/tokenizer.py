@@ -121,7 +121,7 @@ class _TokenizerMetadata:
         return given | ({"eos_token_id": ends} if ends else {})
 
     def _post_processor(self) -> dict[str, Any] | None:
-        """What adds `bos` and `eos` to a text; None where nothing does."""
+        """The post-processor that adds `bos` and `eos` to a text; None if the file asks for neither."""
         added = [
             self._named[name] for name, adds in zip(("bos_token", "eos_token"), self._added(), strict=True) if adds
         ]
@@ -143,7 +143,7 @@ class _TokenizerMetadata:
         }
 
     def _added(self) -> tuple[bool, bool]:
-        """Whether a text gets `bos` in front and `eos` behind; only tokens that the file names are added."""
+        """Return whether a text starts with `bos` and ends with `eos`; only tokens that the file names are added."""
         begins, ends = self._scalar("add_bos_token", bool), self._scalar("add_eos_token", bool)
         begins = self._split.begins if begins is None else begins
         return begins and self._named["bos_token"] is not None, bool(ends) and self._named["eos_token"] is not None

@@ -45,7 +45,7 @@ class Checkpoint:
         return next((path for path in self.tokenizer_files() if path.name == "tokenizer.json"), None)
 
     def tokenizer_files(self) -> list[Path]:
-        """What an engine takes over besides weights, as far as it exists."""
+        """The files that an engine copies besides weights, of those that exist."""
         return tokenizer_files(self.directory)
 
     def names(self) -> list[str]:

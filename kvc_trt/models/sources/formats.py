@@ -17,12 +17,12 @@ GGUF_SUFFIX = ".gguf"
 
 
 def is_path(model: str) -> bool:
-    """Whether `--model` names a checkpoint rather than a preset: by a path, a directory or the suffix .gguf."""
+    """True if `--model` names a checkpoint rather than a preset: by a path, a directory or the suffix .gguf."""
     return os.sep in model or model.endswith(GGUF_SUFFIX) or Path(model).is_dir()
 
 
 def is_file(path: Path) -> bool:
-    """Whether the checkpoint is one GGUF file: what is there decides, and the suffix where nothing is."""
+    """True if the checkpoint is one GGUF file: what is there decides, and the suffix where nothing is."""
     return path.is_file() or (path.suffix == GGUF_SUFFIX and not path.is_dir())
 
 

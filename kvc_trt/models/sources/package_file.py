@@ -27,7 +27,7 @@ from kvc_trt.models.sources.tensor_file import TensorFile
 
 _CHUNK = 1 << 20
 _NOT_A_WHEEL = (KeyError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
-"""What zipfile raises: no such file, damaged, damaged, cut short, compressed in a way it does not know, encrypted."""
+"""Errors of zipfile: no such file, damaged, damaged, cut short, compressed in a way it does not know, encrypted."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class PackageFile:
         return self.member.rpartition("/")[2]
 
     def place(self) -> Path:
-        """Where the file is kept once it is fetched: in the private cache."""
+        """The path of the fetched file in the private cache."""
         return cache_root() / "models" / self.sha256[:16] / self.name
 
     def check(self, path: Path) -> None:

@@ -20,7 +20,7 @@ TOKENIZER_FILES = {
     "chat_template.jinja": 1 << 20,
     "generation_config.json": 1 << 20,
 }
-"""What an engine takes over of a model besides its weights, and how many bytes each may have: the text that its tokens
+"""Files that an engine copies from a model besides its weights, and the most bytes of each: the text that its tokens
 stand for, the prompt that a conversation becomes, and the tokens that end an answer."""
 
 
