@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Built:
-    """What a build came to, and what verification found."""
+    """The result of a build and of its verification."""
 
     result: BuildResult
     request: ResolvedBuild

@@ -14,13 +14,13 @@ from kvc_trt.methods.base.parameters import DEFAULT
 from kvc_trt.validation import OwnSchema, parse_assignments, read_mapping, validated
 
 DERIVED_NUMBERS = tuple(name for name in OVERRIDES if name not in ("dense_until", "head_scores"))
-"""What a policy derives and a build may set one by one, named alike in both; `dense_until` may also be `auto`."""
+"""Constants that a policy derives and a build may set, under the same names; `dense_until` may also be `auto`."""
 
 POLICY_INPUTS = ("policy", "token_budget", "max_input_len", "max_output_len", "split", *DERIVED_NUMBERS)
 """Everything the resolved parameters follow from, besides the model and `dense_until`."""
 
 WEIGHT_SOURCES = frozenset(("checkpoint", "revision", "random_weights"))
-"""Where weights come from: a later layer that names one replaces whatever an earlier one named."""
+"""The sources of weights: a later layer that names one replaces the one named earlier."""
 
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -80,7 +80,7 @@ class BuildConfig(OwnSchema):
     layer_budget: Literal["uniform", "squeeze", "squeeze-online"] | None = None
     squeeze_share: Annotated[float, Field(gt=0, le=1)] | None = None
     layer_budgets: list[Positive] | None = None
-    """What a build with `layer_budget: squeeze` measured."""
+    """The measurements of a build with `layer_budget: squeeze`."""
     calibration: str | None = None
     """File with one calibration prompt per line.  [default: questions of the tasks that a shipped model knows]"""
 

@@ -1,4 +1,4 @@
-"""What a measurement was made on: processor, memory, versions. A figure without this record says little."""
+"""The machine of a measurement: processor, memory, versions. A figure without this record says little."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def machine_record() -> dict[str, Any]:
 
 
 def place(machine: Mapping[str, Any]) -> str:
-    """Where a profile ran, from its machine's record: the GPU, or the processor and whether it stood in for one."""
+    """Name the GPU or processor of a profile from its machine's record, and say if a processor stood in for a GPU."""
     if "gpu" in machine:
         return f"{machine['gpu']}, host {machine['device']}"
     text = f"{machine['device']}, {machine['threads']} of {machine['usable_cores']} cores"

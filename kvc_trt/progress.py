@@ -23,7 +23,7 @@ SECONDS_WORTH_REPORTING = 1.0
 
 
 class Progress(Protocol):
-    """Where a long task reports."""
+    """The display to which a long task reports."""
 
     def task(self, description: str, total: int | None) -> AbstractContextManager[Advance]:
         """Open one task of `total` units (None: unknown) and yield its `advance(n)`."""

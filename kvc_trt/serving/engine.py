@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServingSettings:
-    """How much a served engine takes on. None leaves a setting to `Engine.open` and `Engine.scheduler`."""
+    """The load that a served engine accepts. None leaves a setting to `Engine.open` and `Engine.scheduler`."""
 
     rows: int | None = None
     """Answers at once."""
     queue_limit: int | None = None
     """Requests that may wait; what comes after is refused."""
     memory_bytes: int | None = None
-    """What rows and one prefill may take together."""
+    """The most memory that rows and one prefill may take together."""
     prefill_slice_ms: float | None = None
     """The longest time that a slice of a prefill lets running answers wait, where the backend can cut so finely."""
     threads: int | None = None
@@ -36,7 +36,7 @@ class ServingSettings:
     prefix_bytes: int = 0
     """Memory for what prompts have in common."""
     kv_proofs: bool = False
-    """Whether requests may ask for a proof of what the caches kept and read (docs/proof.md)."""
+    """True if requests may ask for a proof of what the caches kept and read (docs/proof.md)."""
 
 
 class ServedEngine:

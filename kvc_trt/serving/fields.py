@@ -31,7 +31,7 @@ class Field:
     name: str
     kind: Kind
     of_sampling: bool = False
-    """Whether `sampling_parameters` may say it too."""
+    """True if `sampling_parameters` may say it too."""
     only: float | None = None
     """The one value that is accepted, which asks for nothing: clients send it whether they need it or not."""
 

@@ -27,7 +27,7 @@ def owner() -> str:
 
 
 def is_gone(described: str) -> bool:
-    """Whether the process that `owner` described has ended for certain."""
+    """True if the process that `owner` describes has certainly ended."""
     fields, own = described.split(), owner().split()
     if len(fields) != len(own) or not own or fields[:2] != own[:2] or not fields[2].isdecimal():
         return False
@@ -35,7 +35,7 @@ def is_gone(described: str) -> bool:
 
 
 def runs(pid: int) -> bool:
-    """Whether there is a process of this number."""
+    """True if a process has this number."""
     return (_PROC / str(pid)).exists()
 
 

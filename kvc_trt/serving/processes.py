@@ -20,7 +20,7 @@ from kvc_trt.errors import InputError, KvcError, UnsupportedEnvironment
 MOST_DEATHS, WITHIN_SECONDS = 3, 60.0
 """So many in so short a time are no accident."""
 LAST_SECONDS = 40.0
-"""How long a process may take to end: Dynamo gives a worker 30 seconds for the answers that it has begun."""
+"""The time that a process may take to end: Dynamo gives a worker 30 seconds to finish the answers it has begun."""
 _ASKING = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -66,7 +66,7 @@ async def until_asked(asked: asyncio.Event, kept: Iterable[asyncio.Task[None]], 
 
 
 class Child:
-    """One child process. `say` is told when it is started again."""
+    """One child process. `say` reports each time it is started again."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Child:
     ) -> None:
         self.name, self.log = name, log
         self.is_ready = False
-        """Whether it has worked once; until then its end is an error and not an accident."""
+        """True once it has worked; until then its end is an error and not an accident."""
         self._command, self._environment, self._say = list(command), dict(environment), say
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
@@ -117,7 +117,7 @@ class Child:
             self._say(f"{self.name} ended ({_how(code)}) and is started again")
 
     async def stop(self, seconds: float = LAST_SECONDS) -> None:
-        """Ask it to end, and kill it after so many seconds."""
+        """Ask the process to end, and kill it after this many seconds."""
         self._stopping = True
         if self._process is None:
             return

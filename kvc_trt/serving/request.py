@@ -26,9 +26,9 @@ class ServedRequest:
     rules: Request = field(default_factory=lambda: Request(()))
     """All of the request but its prompt."""
     stream: bool = False
-    """Whether the answer is wanted in pieces, as they come."""
+    """True if the answer is wanted in pieces, as they come."""
     echo: bool = False
-    """Whether the prompt's text goes before the answer's."""
+    """True if the prompt's text goes before the answer's."""
     returns: frozenset[str] = frozenset()
     """What is wanted besides the text, such as `finish_reason`."""
 

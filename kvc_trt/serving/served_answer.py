@@ -15,18 +15,18 @@ from kvc_trt.serving.request import ServedRequest
 
 @dataclass(frozen=True)
 class End:
-    """How an answer ended, and what its row held. Tokens of caches are counted over all caches."""
+    """The end of an answer, and the tokens of its row, counted over all caches."""
 
     finish_reason: FinishReason
     output_tokens: int
     kept_tokens: int
     """Stored tokens."""
     logical_tokens: int
-    """What would be stored if every token that the model has seen were kept."""
+    """Tokens that would be stored if every token that the model has seen were kept."""
     reused_tokens: int
     """Tokens of a shared prefix, which were not computed again."""
     kv_proof: Proof | None = None
-    """What the caches kept and read, if the request asks for it."""
+    """The tokens that the caches kept and read, if the request asks for them."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Piece:
     """A part of an answer. The texts of all pieces, one after the other, are the answer's text."""
 
     text: str
-    """What is new, in whole characters."""
+    """The new text, in whole characters."""
     token_ids: tuple[int, ...]
     """The tokens since the piece before. Their text may come with a later piece."""
     logprobs: tuple[float, ...] | None = None

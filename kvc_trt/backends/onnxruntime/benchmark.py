@@ -58,7 +58,7 @@ class OnnxRuntimeBenchmark:
     def __init__(
         self, threads: int, dtype: str, prefill_precision: PrefillPrecision = "f32", *, fp8_bounds: bool = False
     ) -> None:
-        """Measure engines whose caches have this type, on so many threads."""
+        """Measure engines whose caches have this type, on this number of threads."""
         self._prefill_precision, self._fp8_bounds = prefill_precision, fp8_bounds
         self._threads = threads
         self._dtype = dtype

@@ -111,7 +111,7 @@ class EngineSessions:
 
     @property
     def prepacks_decode(self) -> bool:
-        """Whether decode copies its weights."""
+        """True if decode copies its weights."""
         size, native = self.program.weights_path.stat().st_size, self._native
         if steps_pack(size, quantised=self._quantised, native=native):
             return True
@@ -121,7 +121,7 @@ class EngineSessions:
 
     @property
     def cuts_prefill(self) -> bool:
-        """Whether a prefill can run in several slices.
+        """True if a prefill can run in several slices.
 
         ONNX Runtime computes float16 in single precision and rounds where a graph ends: parts would round more often.
         """

@@ -60,7 +60,7 @@ class OnnxRuntimeHarness:
 
     @cached_property
     def _attends_by_bodies(self) -> bool:
-        """Whether the body of an operator attends in some steps, although the twin's steps could attend natively.
+        """True if the body of an operator attends in some steps, although the twin's steps could attend natively.
 
         The native operator adds in another order than bodies do.
         """

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, by operator, from ONNX Runtime's own profile.
+"""The time of a run by operator, from ONNX Runtime's own profile.
 
 Loading a graph inlines model-local functions and prefixes the names of their nodes with the function's, so everything
 that a body runs counts as its operator. Loops and branches report their bodies as well as themselves: every node counts

@@ -1,4 +1,4 @@
-"""Which graphs of an engine copy its weights into the kernels' own layout; the others read the mapped file."""
+"""The graphs of an engine that copy its weights into the kernels' own layout; the others read the mapped file."""
 
 from __future__ import annotations
 

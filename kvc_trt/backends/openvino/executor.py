@@ -42,7 +42,7 @@ class OpenVinoExecutor(OnnxRuntimeExecutor):
 
     @property
     def cuts_prefill(self) -> bool:
-        """Whether a prefill can run in several slices: OpenVINO compiles the whole graph."""
+        """True if a prefill can run in several slices: OpenVINO compiles the whole graph."""
         return False
 
     @cached_property

@@ -71,7 +71,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class Target:
-    """What a graph's form depends on besides the graph."""
+    """The settings that a lowered graph depends on besides the graph."""
 
     heads: AttentionHeads
     dtype: str

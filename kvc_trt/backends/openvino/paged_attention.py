@@ -31,7 +31,7 @@ class AttentionHeads:
 
     @property
     def supported(self) -> bool:
-        """Whether paged attention takes them; otherwise the operator's body runs."""
+        """True if paged attention takes them; otherwise the operator's body runs."""
         return self.head_size % _HEAD_SIZE_STEP == 0
 
 

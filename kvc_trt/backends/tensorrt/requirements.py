@@ -63,7 +63,7 @@ class BuiltFor:
     library_sha256: str
     library_abi: int
     portable: bool
-    """Whether it was built for every architecture from OLDEST_CAPABILITY on."""
+    """True if it was built for every architecture from OLDEST_CAPABILITY on."""
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any], where: str) -> BuiltFor:

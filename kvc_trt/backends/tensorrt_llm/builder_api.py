@@ -165,7 +165,7 @@ PACKAGES = Packages(FIRST_FOR_PLUGINS, INSTALL, INSTALL, "pip install cuda-bindi
 
 @dataclass(frozen=True)
 class Facts:
-    """What a probe finds without importing the package, which would initialise MPI and CUDA."""
+    """The findings of a probe that does not import the package, which would initialise MPI and CUDA."""
 
     versions: dict[str, str]
     missing: tuple[str, ...]

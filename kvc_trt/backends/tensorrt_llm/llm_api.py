@@ -106,7 +106,7 @@ LIMITS = (
 def differences(
     parameters: PolicyParameters, rocket: RocketSparseAttention, attention: AttentionBackend
 ) -> tuple[str, ...]:
-    """Where TensorRT-LLM computes something else than the policy."""
+    """Differences between TensorRT-LLM's computation and the policy."""
     shared = (
         f"a row of at most {parameters.dense_limit} cached tokens is attended densely by the policy, sparsely here",
         "no rule for equal scores: which of several equal tokens stays may differ from kvc-trt and between runs",

@@ -34,7 +34,7 @@ class Source:
     parameters: PolicyParameters
     max_batch_size: int
     checkpoint: str
-    """What TensorRT-LLM would load: a Hugging Face name, a directory, or MODEL if neither is known."""
+    """The model that TensorRT-LLM would load: a Hugging Face name, a directory, or MODEL if neither is known."""
 
 
 def read_source(path: Path) -> Source:

@@ -20,7 +20,7 @@ _HOW = """\
 
 
 class TritonSettings(BaseModel):
-    """What that model makes of its config.pbtxt: it takes no batches, and streams only if it is decoupled."""
+    """The model's reading of its config.pbtxt: it takes no batches, and streams only if it is decoupled."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     max_batch_size: Literal[0] = 0

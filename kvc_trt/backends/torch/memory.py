@@ -52,7 +52,7 @@ def rotary_bytes(model: ModelConfig, parameters: PolicyParameters) -> int:
 
 
 def cache_bytes(state: Iterable[StateTensor], rows: int) -> int:
-    """Return the bytes of the state of so many rows."""
+    """Return the bytes of the state of this many rows."""
     return rows * sum(tensor.bytes_per_row() for tensor in state)
 
 

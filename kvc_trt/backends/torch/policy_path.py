@@ -25,11 +25,11 @@ class PolicyPath:
 
     policy: str
     eviction: bool
-    """Whether prompt eviction has kernels."""
+    """True if prompt eviction has kernels."""
     steps: bool
-    """Whether decode steps have kernels."""
+    """True if decode steps have kernels."""
     plain_steps: bool
-    """Whether each layer's step is one kernel, which is called as under a policy that has all kernels."""
+    """True if each layer's step is one kernel, which is called as under a policy that has all kernels."""
 
     def __str__(self) -> str:
         lacking = [

@@ -25,7 +25,7 @@ class Reply:
     output: Output
     """Its `prompt_token_ids` are the tokens that were read for this question."""
     read_again: bool
-    """Whether the whole conversation was read from its beginning, since the template now writes what came before in
+    """True if the whole conversation was read from its beginning, since the template now writes what came before in
     another way, or since the answer before this one was not finished."""
     read_seconds: float
     """Time to read the tokens."""
@@ -67,7 +67,7 @@ class Conversation:
         self._fed: list[int] = []
         """The tokens that the row was fed; of an answer, all but the last."""
         self._text = ""
-        """What these tokens and the last one of the answer are as text, without an end token."""
+        """Decode these tokens and the last one of the answer, without an end token."""
         self._unfed: list[int] = []
         """The last token of the answer, unless it is an end token."""
 

@@ -36,7 +36,7 @@ class ChatTemplate:
         self.template = template
         """The Jinja text."""
         self.special_tokens = dict(special_tokens or {})
-        """bos_token, eos_token and so on, as far as the tokenizer has them."""
+        """The special tokens that the tokenizer has: bos_token, eos_token and so on."""
         self._process = TemplateProcess(template, self.special_tokens, source)
 
     @classmethod

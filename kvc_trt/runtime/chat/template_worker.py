@@ -75,7 +75,7 @@ def _answer(line: bytes) -> None:
 
 
 class _Refusal(Exception):
-    """What a template says with `raise_exception`: these messages are not for it."""
+    """The error of a template's `raise_exception`: it refuses these messages."""
 
 
 def _rendered(template: Any, names: dict[str, Any]) -> str:
@@ -95,7 +95,7 @@ def _rendered(template: Any, names: dict[str, Any]) -> str:
 
 
 def _environment() -> Any:
-    """What transformers gives to a chat template, and nothing else; an attribute that is not safe is an error."""
+    """The environment that transformers gives to a chat template, and nothing else; unsafe attributes are errors."""
     from jinja2 import ext, nodes, sandbox
     from jinja2.exceptions import SecurityError
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ends:
-    """What ends an answer before its room does."""
+    """The rules that end an answer before its room does."""
 
     token_ids: frozenset[int]
     strings: Sequence[str]
@@ -60,7 +60,7 @@ class AnswerText:
 
     @property
     def _may_not_stop(self) -> bool:
-        """Whether the latest token is one of those that come before anything may end the answer."""
+        """True if the latest token is one of those that come before anything may end the answer."""
         return len(self.token_ids) <= self._ends.min_tokens
 
     def _take(self, token: int) -> tuple[str, FinishReason | None]:

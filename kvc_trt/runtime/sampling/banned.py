@@ -34,7 +34,7 @@ class Banned:
 
     @property
     def is_active(self) -> bool:
-        """Whether a token is ever banned."""
+        """True if a token is ever banned."""
         return bool(self._always or self._sequences or self._ends)
 
     def read(self, token_ids: Iterable[int]) -> None:

@@ -28,7 +28,7 @@ class Penalties:
 
     @property
     def is_active(self) -> bool:
-        """Whether any of the three changes logits."""
+        """True if any of the three changes logits."""
         return self._repeats or self._counts_answer
 
     def read(self, token_ids: Iterable[int]) -> None:

@@ -31,7 +31,7 @@ class Sampler:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the best token of the model's own logits is always chosen."""
+        """True if the best token of the model's own logits is always chosen."""
         return self._sampling.temperature == 0.0 and not self._banned.is_active and not self._penalties.is_active
 
     def read(self, token_ids: Sequence[int]) -> None:

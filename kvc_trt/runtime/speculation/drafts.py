@@ -14,12 +14,12 @@ class Draft(NamedTuple):
 
     tokens: list[int]
     expected: float
-    """How many of them are likely to."""
+    """The number of them that are likely to follow."""
 
 
 @dataclass
 class Stored:
-    """What a pass has stored of a row: the token that was fed, and those of a draft, of which some may be fed yet."""
+    """Tokens that a pass stored for a row: the token that was fed and those of a draft, some of which may follow."""
 
     tokens: list[int]
     """The draft's."""
@@ -29,7 +29,7 @@ class Stored:
     cache_lengths: NDArray[np.int64]
     """[caches]: tokens stored before the pass."""
     kept: int = 1
-    """How many of the pass's tokens were fed."""
+    """The number of the pass's tokens that were fed."""
 
     @property
     def left(self) -> int:

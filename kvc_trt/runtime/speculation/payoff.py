@@ -1,4 +1,4 @@
-"""Whether a pass over a draft is worth its time: what passes save and cost, from the times of passes and steps."""
+"""Decide whether a pass over a draft is worth its time, from the measured times of passes and steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGEST = 16.0
 GUESS = 1.5
 """Steps' time that a pass is taken to need before there was one."""
 MEASURED = 9
-"""How many of the latest times count, by their median."""
+"""The number of latest times whose median counts."""
 
 
 class Payoff:

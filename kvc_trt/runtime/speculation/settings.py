@@ -1,4 +1,4 @@
-"""How drafts are made: the option `speculate`, as callers write it."""
+"""The option `speculate`: how drafts are made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NGRAM = "ngram"
 
 @dataclass(frozen=True)
 class Speculation:
-    """How drafts are made: from the row's own text, `tokens` at a time; None takes what the engine checks at once."""
+    """Drafts of `tokens` tokens from the row's own text; None takes as many as the engine checks at once."""
 
     tokens: int | None = None
 

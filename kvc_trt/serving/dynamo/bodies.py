@@ -1,4 +1,4 @@
-"""What the gateway reads of requests and answers; nothing here knows of connections."""
+"""The bodies of requests and answers as the gateway reads them; nothing here knows of connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DROPPED: dict[str, tuple[object, ...]] = {
     "echo": (False,),
     "suffix": ("",),
 }
-"""What Dynamo's frontend passes over without a word, and the values that ask for nothing."""
+"""Fields that Dynamo's frontend ignores silently, and the values that ask for nothing."""
 _UNKNOWN = "the server failed at this request"
 
 Refusal = tuple[int, str]
@@ -126,6 +126,6 @@ def _refusal(answer: object) -> Refusal | None:
 
 
 def _is_batch(body: dict[str, Any]) -> bool:
-    """Whether there are several prompts: what one of them says does not belong to the others."""
+    """Return whether a request has several prompts, whose answers must be kept apart."""
     prompt = body.get("prompt")
     return isinstance(prompt, list) and any(not isinstance(token, int) for token in prompt)

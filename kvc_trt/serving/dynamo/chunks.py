@@ -1,4 +1,4 @@
-"""What a worker sends back to Dynamo's frontend: one chunk per token, and the reason at the end.
+"""The chunks that a worker sends to Dynamo's frontend: one per token, with the finish reason in the last.
 
 An answer that ends without a reason, or without a chunk at all, reads as a short answer of status 200 outside.
 """

@@ -66,7 +66,7 @@ def export_deployment(
 
 
 def graph_deployment(name: str, image: str, *, prefill: int, decode: int) -> dict[str, Any]:
-    """Return the DynamoGraphDeployment of a model's name: a frontend, and so many replicas of each role."""
+    """Return the DynamoGraphDeployment for a model's name: a frontend, and replicas of each role."""
     frontend = _component("frontend", 1, image, "dynamo.frontend", ["--router-mode", "round-robin"])
     workers = [
         _component(role, count, image, "kvc_trt.serving.dynamo.worker", _worker(name, role))

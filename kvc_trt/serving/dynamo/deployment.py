@@ -51,7 +51,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is started here."""
+    """The processes to start here."""
 
     served: Sequence[Served]
     role: Role = "aggregated"
@@ -60,7 +60,7 @@ class Deployment:
     """0 takes one that is free."""
     api_key: str | None = None
     store: Path | None = None
-    """Where processes find each other; None is a directory for these alone."""
+    """The store in which processes find each other; None makes a directory for these alone."""
     rows: int | None = None
     queue: int | None = None
     prefill_slice_ms: float | None = None
@@ -68,16 +68,16 @@ class Deployment:
     backend: str | None = None
     threads: int | None = None
     kv_proofs: bool = False
-    """Whether requests may ask for a proof of what the caches kept and read."""
+    """True if requests may ask for a proof of what the caches kept and read."""
 
     @property
     def has_frontend(self) -> bool:
-        """Whether clients are served here."""
+        """True if clients are served here."""
         return self.role in ("aggregated", "frontend")
 
 
 class Running:
-    """A deployment that runs. `say` is told what a user wants to know, line by line."""
+    """A running deployment. `say` prints its messages to the user, line by line."""
 
     def __init__(self, deployment: Deployment, say: Callable[[str], None]) -> None:
         require_dynamo()
@@ -265,7 +265,7 @@ def curl(address: str, name: str, model: Path, *, api_key: bool) -> str:
 
 
 def _is_live(port: int) -> bool:
-    """Whether a worker serves its endpoint, as its status port says."""
+    """Return whether a worker's status port reports that it serves its endpoint."""
     with contextlib.suppress(OSError):
         return ask_here(f"http://127.0.0.1:{port}/health", seconds=5)[0] == 200
     return False

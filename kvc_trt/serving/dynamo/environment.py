@@ -1,4 +1,4 @@
-"""What Dynamo's processes find in their environment: everything stays on this machine, and nothing is left in HOME.
+"""The environment of Dynamo's processes: everything stays on this machine, and nothing is left in HOME.
 
 Dynamo binds to outward addresses by default, and authenticates nobody. The names are those of ai-dynamo 1.4.2.
 """
@@ -38,7 +38,7 @@ _DEFAULTS = {
     "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1",
     "DYN_PREFILL_DRAIN_TIMEOUT_S": "10",
 }
-"""What a user may set otherwise."""
+"""Variables that a user may set."""
 _HARMFUL = ("DYN_ENGINE_REQUEST_LIMIT", "DYN_MIGRATION_LIMIT", "DYN_NAMESPACE", "DYN_NAMESPACE_PREFIX")
 """Set for other deployments, these exclude a worker for good, read prompts twice, or hide workers from the frontend."""
 _SECRET = "KVC_TRT_API_KEY"

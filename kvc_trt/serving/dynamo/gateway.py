@@ -1,4 +1,4 @@
-"""What listens for clients: it checks the API key and passes requests on to Dynamo's frontend, which cannot.
+"""The gateway for clients: it checks the API key, which Dynamo's frontend cannot, and passes requests on to it.
 
 It also mends what Dynamo 1.4.2 does to a request that is refused. The frontend drops some fields without a word, turns
 a worker's refusal of a completion into status 500, and writes it into a stream of status 200; here each is an error of
@@ -86,7 +86,7 @@ class Gateway:
             await self._session.close()
 
     async def answers(self, model: str) -> bool:
-        """Whether a model answers a request of one token, however small."""
+        """Return whether a model answers a request of one token."""
         body = {"model": model, "prompt": [0], "max_tokens": 1, "ignore_eos": True}
         try:
             async with self._client.post(
@@ -129,7 +129,7 @@ class Gateway:
             return _error(503, "the frontend does not answer")
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        """Show the figures of the frontend and of every worker here; of one that is down there are none."""
+        """Show the figures of the frontend and of every worker here; a worker that is down has none."""
         refused = self._refused(request)
         if refused is not None:
             return refused

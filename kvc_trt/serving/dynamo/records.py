@@ -1,4 +1,4 @@
-"""What workers write down in a store, by which their figures are found, and nobody else is taken for one of them."""
+"""Records of workers in a store: they lead to the workers' figures, and no other process can pass for a worker."""
 
 from __future__ import annotations
 

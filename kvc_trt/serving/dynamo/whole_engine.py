@@ -69,7 +69,7 @@ class Answering:
 
     @property
     def is_quiescent(self) -> bool:
-        """Whether nobody needs this worker's memory any more."""
+        """True if no reader needs this worker's memory any more."""
         return not self._tickets
 
     def close(self) -> None:

@@ -153,7 +153,7 @@ class Worker(LLMEngine):  # type: ignore[misc]
             self._answering.cancel(context.id())
 
     async def is_quiescent(self) -> bool:
-        """Whether nobody needs this worker's memory any more."""
+        """True if no reader needs this worker's memory any more."""
         return self._answering is None or self._answering.is_quiescent
 
     async def cleanup(self) -> None:

@@ -47,7 +47,7 @@ class WarmupTensor:
 
 @dataclass(frozen=True)
 class PythonModel:
-    """What Triton has to know of a model whose code is in model.py."""
+    """The configuration of a model whose code is in model.py."""
 
     name: str
     settings: ModelSettings | TextSettings

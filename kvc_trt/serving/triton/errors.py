@@ -1,4 +1,4 @@
-"""What goes wrong: to a client as one of Triton's errors, and what is not for clients to Triton's log."""
+"""Errors: clients get one of Triton's errors, and details that are not for clients go to Triton's log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a tritonserver is on this machine, and what it needs around it to run Python models.
+"""Find a tritonserver on this machine, and the environment that it needs to run Python models.
 
 The wheel `nvidia-pytriton`, which `make triton-env` installs, holds a whole server, but no backend directory that the
 server could read as it is, and its Python models need the shared library of their environment's Python.

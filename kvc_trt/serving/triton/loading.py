@@ -1,4 +1,4 @@
-"""What `model.py` of an exported repository loads: a model that runs an engine, or a step that has its tokenizer."""
+"""Load the models of an exported repository for its `model.py`: an engine, or a step with a tokenizer."""
 
 from __future__ import annotations
 

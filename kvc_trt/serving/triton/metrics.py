@@ -21,7 +21,7 @@ class Figure(NamedTuple):
     label: tuple[str, str] | None
     value: float
     counts: bool
-    """Whether it only grows."""
+    """True if the figure only grows."""
 
 
 def figures(found: Mapping[str, Any]) -> Iterator[Figure]:

@@ -22,7 +22,7 @@ from kvc_trt.serving.triton.metrics import ModelMetrics
 from kvc_trt.serving.triton.tensors import WriteOutputs, response
 
 _LOOK_SECONDS = 0.05
-"""How often it is looked whether a client has gone."""
+"""The interval between checks for clients that have gone."""
 _METRICS_SECONDS = 0.5
 
 
@@ -49,7 +49,7 @@ class ServedModel:
         self._counting = asyncio.run_coroutine_threadsafe(self._count(), self._loop)
 
     def execute(self, requests: Iterable[Any]) -> None:
-        """Take requests; what is wrong with one is told to its client alone."""
+        """Take requests; an error in one goes to its client alone."""
         for request in requests:
             sender = request.get_response_sender()
             try:

@@ -9,7 +9,7 @@ from kvc_trt.serving.triton.loading import load_model
 
 
 class TritonPythonModel:
-    """What Triton looks for."""
+    """The class that Triton looks for."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Check the digest of what is loaded, and load it."""

@@ -42,7 +42,7 @@ _REASONS = (
 
 
 class Ports(NamedTuple):
-    """Where a server listens."""
+    """The addresses on which a server listens."""
 
     http: int
     grpc: int
@@ -51,7 +51,7 @@ class Ports(NamedTuple):
 
 @dataclass(frozen=True)
 class TritonDeployment:
-    """What is started: engines by the names under which requests ask for them."""
+    """The engines to serve, by the names under which requests ask for them."""
 
     served: Sequence[tuple[str, Path]]
     port: int = 8000
@@ -60,7 +60,7 @@ class TritonDeployment:
 
 
 class RunningTriton:
-    """A server that runs. `say` is told what a user wants to know, line by line."""
+    """A running server. `say` prints its messages to the user, line by line."""
 
     def __init__(self, deployment: TritonDeployment, installation: Installation, say: Callable[[str], None]) -> None:
         self._names = [name for name, _ in deployment.served]
@@ -120,7 +120,7 @@ class RunningTriton:
         self._say(self._ready())
 
     def _answers(self, name: str) -> bool:
-        """Whether a model answers a request of one token."""
+        """Return whether a model answers a request of one token."""
         url = f"http://{ADDRESS}:{self._ports.http}/v2/models/{name}/generate"
         body = json.dumps({"input_ids": [0], "max_tokens": 1, "ignore_eos": True}).encode()
         with contextlib.suppress(OSError, ValueError):
@@ -164,7 +164,7 @@ class RunningTriton:
         ]  # fmt: skip
 
     def _reason(self) -> str | None:
-        """Return why the server cannot serve, as far as its log says so."""
+        """Return why the server cannot serve, if its log says so."""
         with contextlib.suppress(FileNotFoundError):
             log = self._server.log.read_text(errors="replace")
             for pattern in _REASONS:

@@ -1,4 +1,4 @@
-"""What `parameters` of config.pbtxt say about a model: what it does, with which files, and how much it takes on."""
+"""The settings of a model in `parameters` of config.pbtxt: its kind, its files and its limits."""
 
 from __future__ import annotations
 

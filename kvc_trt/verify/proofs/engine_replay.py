@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineReplay:
-    """What the engine chose, and how that compares with the policy's rule on what its operators were given."""
+    """The engine's choices, compared with the policy's rule on the inputs of its operators."""
 
     kept: dict[int, Lists]
     """Per cache that evicts of a prompt: the positions that stay, [heads,.]."""

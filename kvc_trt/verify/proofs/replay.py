@@ -81,7 +81,7 @@ class _Replay:
 
     @property
     def _rounds_finely(self) -> bool:
-        """Whether the bound alone may refute: in half precision one honest list of hundreds can leave it."""
+        """True if the bound alone may refute: in half precision one honest list of hundreds can leave it."""
         finest = thresholds_for("fp32").choice_slack
         return self._slack is not None and finest is not None and self._slack <= finest
 
@@ -177,7 +177,7 @@ class _Replay:
         return None
 
     def _differs(self, place: _Place) -> bool:
-        """Whether a digest, or the lists beside it, are not those of the reference's own lists."""
+        """True if a digest, or the lists beside it, differ from those of the reference's own lists."""
         expected = encode(self._lists(place))
         return digest_at(place.cache, place.step, expected) != place.digest or place.lists not in (None, expected)
 

@@ -1,4 +1,4 @@
-"""What a replay of a KV proof has found, for people and as plain values."""
+"""The report of a KV proof's replay, for people and as plain values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ProofReport:
-    """What a replay found."""
+    """The findings of a replay."""
 
     engine: str
     policy: str
@@ -21,21 +21,21 @@ class ProofReport:
     equal: int = 0
     """Those that the reference's own lists have."""
     choosing: int = 0
-    """Lists of the reference that leave out a token that was there; where there are none, nothing was compressed."""
+    """Lists of the reference that leave out a stored token; without any, nothing was compressed."""
     near_ties: int = 0
     """Lists (one per cache, step and head) that differ, and are proven to differ by rounding alone."""
     reproduced: int = 0
     """Digests that the engine's own lists have, where it was run again."""
     problems: tuple[str, ...] = ()
-    """What is wrong."""
+    """The errors found."""
     differences: tuple[str, ...] = ()
-    """What differs and may be rounding alone, with the reason why that cannot be told."""
+    """Differences that may be rounding alone, with the reason why the replay cannot tell."""
     other_engine: bool = False
-    """Whether another engine of the same weights and policy answered."""
+    """True if another engine of the same weights and policy answered."""
 
     @property
     def passed(self) -> bool:
-        """Whether the proof is whole and true."""
+        """True if the proof is whole and true."""
         return not self.problems and not self.differences
 
     def as_text(self) -> str:

@@ -115,7 +115,7 @@ class _Passes:
         self._queries: dict[int, list[Array]] = {}
 
     def run(self) -> DraftsRun:
-        """Run them as far as whole passes follow the path."""
+        """Run as many whole passes as the path allows."""
         executor, batch, rows = self._executor, self._tested.batch, len(self._tested.batch)
         executor.allocate(rows)
         executor.load_drafts()

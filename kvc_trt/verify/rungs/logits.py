@@ -25,7 +25,7 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Difference:
-    """How one run's logits [N+1,B,vocab] differ from another's."""
+    """The differences of one run's logits [N+1,B,vocab] from another's."""
 
     figures: ErrorFigures
     near_equal: int

@@ -1,4 +1,4 @@
-"""Which tensors of two runs of one graph differ: by Polygraphy's comparison, in the graph's order, near-ties aside.
+"""Find the tensors in which two runs of one graph differ, by Polygraphy's comparison, near-ties aside.
 
 Where a policy selects, two executors may rightly choose different tokens: scores that are equal to rounding swap. Each
 side's choice is then judged against the reference on the inputs it got; if both hold, what follows from the choice is
@@ -34,13 +34,13 @@ Values = Mapping[str, Array]
 
 
 def tensor_names(model: ModelProto) -> list[str]:
-    """Every tensor that a node of the graph computes, in the graph's order; constants are none."""
+    """Every tensor that a node of the graph computes, in the graph's order, without constants."""
     return [name for node in model.graph.node if node.op_type != "Constant" for name in node.output if name]
 
 
 @dataclass(frozen=True)
 class Judge:
-    """What decides whether two runs of a graph agree."""
+    """The bars by which two runs of a graph agree."""
 
     graph: str
     """prefill or decode."""
@@ -162,7 +162,7 @@ class Judge:
 
 
 def _scale(name: str, runs: Sequence[Values]) -> float:
-    """What an error is measured in: the largest value of the smallest run, at least 1; of integers 1."""
+    """The unit of an error: the largest value of the smallest run, at least 1; for integers 1."""
     if not _is_float(runs[0][name]):
         return 1.0
     limit = np.finfo(runs[0][name].dtype).max  # an empty page's bounds

@@ -1,4 +1,4 @@
-"""What runs an engine's graphs under Polygraphy's comparator, with every tensor in sight.
+"""Runners of an engine's graphs for Polygraphy's comparator, with every tensor as an output.
 
     onnxruntime  the graph of the engine directory
     lowered      the same graph as it is rewritten for TensorRT, its functions inlined, by ONNX Runtime
@@ -43,7 +43,7 @@ def graph_runner(name: str, model: ModelProto, engine: EngineDirectory, threads:
 
 
 def rewritten(model: ModelProto) -> tuple[str, ModelProto]:
-    """The graph after TensorRT's passes, as far as ONNX Runtime executes it, with its functions inlined; and its name.
+    """The part that ONNX Runtime executes of the graph after TensorRT's passes, with functions inlined; and its name.
 
     Where TensorRT reads no such graph (quantised weights, a policy without kernels) the functions are inlined alone.
     """

@@ -44,7 +44,7 @@ Array = NDArray[Any]
 Values = Mapping[str, Array]
 
 BASE = "onnxruntime"
-"""What every other executor is compared with: it alone shows every tensor of a graph."""
+"""The executor that all others are compared with: it alone shows every tensor of a graph."""
 STEPS = 4
 """Decode steps compared."""
 GRAPHS = ("prefill", "decode")
@@ -153,7 +153,7 @@ class _Comparison:
     progress: Progress
     harnesses: dict[str, Harness] = field(default_factory=dict)
     prefilled: Values = field(default_factory=dict)
-    """What ONNX Runtime's prefill gave: where decoding starts."""
+    """The outputs of ONNX Runtime's prefill, where decoding starts."""
 
     def __post_init__(self) -> None:
         engine = self.engine

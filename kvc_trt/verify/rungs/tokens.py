@@ -92,7 +92,7 @@ def match(
 
 
 def _gap(logits: NDArray[np.float32], token: int) -> float:
-    """How far a token is below the best one."""
+    """The distance of a token's logit below the best one."""
     return float(logits.max() - logits[token])
 
 
@@ -107,7 +107,7 @@ def shared_prefix(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) 
 
 
 def explanation(found: Match) -> str:
-    """How many rows differ for a good reason."""
+    """The number of rows that differ for a good reason."""
     reasons = ((found.near_equal, "at near-equal logits"), (found.by_choice, "at a near-tie choice"))
     return ", ".join(f"{count} rows differ {reason}" for count, reason in reasons if count)
 

@@ -36,7 +36,7 @@ class TokenRows:
     dtype: np.dtype[Any]
 
     def empty(self, tokens: int) -> NDArray[Any]:
-        """Return an array for so many tokens, not filled."""
+        """Return an uninitialised array for this number of tokens."""
         return np.empty((*self.shape[: self.axis], tokens, *self.shape[self.axis + 1 :]), self.dtype)
 
     def of(self, array: NDArray[Any], first: int, last: int) -> NDArray[Any]:
@@ -73,7 +73,7 @@ class Trials:
         self.rows.update(zip(part.part.outputs, self._forms[part.session], strict=True))
 
     def step_rates(self, part: LoadedPart, grain: int) -> Rates:
-        """Return what a step costs, measured on blocks of so many tokens and of four times as many."""
+        """Return the cost of a step, measured on blocks of this number of tokens and of four times as many."""
         if part.session not in self._rates:
             block = 4 * grain
             places = (0, grain), (0, block), (MANY_TOKENS, MANY_TOKENS + block)

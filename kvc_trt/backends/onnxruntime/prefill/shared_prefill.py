@@ -64,7 +64,7 @@ class SharedPrefill:
         """Bytes of the values that are kept in memory."""
         self._lock = threading.Lock()
         self.runs = 0
-        """How many prompts were computed rather than remembered."""
+        """The number of prompts that were computed rather than remembered."""
 
     def split(self, program: Program) -> SplitPrefill:
         """The two halves of an engine's prefill graph; the store notes what the second reads."""
@@ -139,12 +139,12 @@ class SharingExecutor(OnnxRuntimeExecutor):
 
     @property
     def prepacks_decode(self) -> bool:
-        """Whether decode copies its weights: quantised ones, which its prefill does not share, and small ones."""
+        """True if decode copies its weights: quantised ones, which its prefill does not share, and small ones."""
         return self._quantised or self.program.weights_path.stat().st_size <= PREPACK_UP_TO_BYTES
 
     @property
     def cuts_prefill(self) -> bool:
-        """Whether a prefill can run in several slices: the store computes the trunk at once."""
+        """True if a prefill can run in several slices: the store computes the trunk at once."""
         return False
 
     @cached_property

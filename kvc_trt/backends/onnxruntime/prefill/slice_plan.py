@@ -1,4 +1,4 @@
-"""Which pieces of a prefill run in one slice: times measured on this machine, and the limit of a slice."""
+"""Plan the slices of a prefill from times measured on this machine and the time limit of a slice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Measured: TypeAlias = tuple[int, int, float]
 
 @dataclass(frozen=True)
 class Rates:
-    """What a layer costs: so much for each token, and for each pair of a query and a key up to it."""
+    """The cost of a layer: seconds per token, and per pair of a query and a key up to it."""
 
     token_seconds: float
     pair_seconds: float

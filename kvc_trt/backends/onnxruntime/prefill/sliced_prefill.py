@@ -30,7 +30,7 @@ Key: TypeAlias = str | tuple[str, int]
 
 @dataclass(frozen=True)
 class Piece:
-    """What runs at once: a part of the graph; of a step, one block of tokens."""
+    """The unit that runs at once: a part of the graph, or one block of tokens of a step."""
 
     loaded: LoadedPart
     seconds: float
@@ -64,7 +64,7 @@ class SlicedPrefill:
         self._free_buffers()
 
     def slices(self, tokens: int, limit: float) -> list[list[Piece]]:
-        """Return the slices of a prompt of so many tokens, padding included, that take at most `limit` seconds each.
+        """Return the slices of a prompt of `tokens` tokens, padding included, that take at most `limit` seconds each.
 
         A single piece that takes longer is a slice of its own.
         """

@@ -92,7 +92,7 @@ def keep_timings(config: tensorrt.IBuilderConfig, path: Path) -> None:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """What was built into a plan."""
+    """The contents of a built plan."""
 
     notes: tuple[tuple[str, str], ...]
     """(lowering pass, what it did)"""

@@ -53,7 +53,7 @@ class LoadedEngine:
         return self.toolkit.tensorrt
 
     def activation_bytes(self, rows: int) -> int:
-        """Return the bytes of the largest graph's largest run, with steps of so many rows; they run one at a time."""
+        """Return the bytes of the largest graph's largest run, with steps of this many rows; they run one at a time."""
         step = choose_profile(profiles_of(self.decode, "token"), rows)
         others = [
             engine.get_device_memory_size_for_profile_v2(index)

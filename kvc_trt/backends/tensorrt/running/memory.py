@@ -25,7 +25,7 @@ ACTIVATIONS, BUFFERS = "activations and workspace", "token, length and logit buf
 GRAPH_BYTES = 8 << 20
 """Assumed bytes per batch size, for its CUDA graph and its execution context."""
 STAGED_SHARE = 8
-"""One in so many rows can be prefilled at a time (at least one); each needs the memory of another row of caches."""
+"""One in this many rows can be prefilled at a time (at least one); each needs the memory of another row of caches."""
 _INT64, _INT32, _FLOAT32 = 8, 4, 4
 
 
@@ -54,7 +54,7 @@ class CacheLine:
 
 @dataclass(frozen=True)
 class BufferSizes:
-    """How much runs at once."""
+    """The sizes of one run."""
 
     rows: int
     prefill_rows: int

@@ -85,7 +85,7 @@ class TorchDecoder(Projections):
 
     @property
     def steps_by_nodes(self) -> bool:
-        """Whether steps run by nodes, for which the host waits."""
+        """True if steps run by nodes, for which the host waits."""
         return self._by_nodes.steps is not None
 
     @torch.inference_mode()

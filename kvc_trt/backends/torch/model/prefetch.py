@@ -30,7 +30,7 @@ class WeightPrefetch:
         self._open = False
 
     def start(self, *matrices: Tensor) -> None:
-        """Read the first bytes of contiguous matrices, in this order, as far as there is room; only in a capture."""
+        """Read the first bytes of contiguous matrices, in this order, until the cache is full; only in a capture."""
         if not torch.cuda.is_current_stream_capturing():
             return
         self._side.wait_stream(torch.cuda.current_stream())

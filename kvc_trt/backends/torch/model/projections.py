@@ -1,4 +1,4 @@
-"""What a layer computes of each token alone: its products, norms and rotations, block by block over a prompt."""
+"""The part of a layer that needs one token alone: products, norms and rotations, block by block over a prompt."""
 
 from __future__ import annotations
 

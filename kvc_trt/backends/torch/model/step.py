@@ -41,7 +41,7 @@ class Capturer:
 
     @property
     def captures(self) -> bool:
-        """Whether functions are captured, so that a step for more rows may serve fewer."""
+        """True if functions are captured, so that a step for more rows may serve fewer."""
         return self._graphs and self.refused is None
 
     def capture(self, body: Body) -> Body:

@@ -26,7 +26,7 @@ Block = tuple[Tensor, Projections]
 
 
 class Projecting(Protocol):
-    """What is asked of a decoder."""
+    """The interface of a decoder."""
 
     config: ModelConfig
     parameters: PolicyParameters
@@ -46,13 +46,13 @@ class Projecting(Protocol):
 
 @dataclass(frozen=True)
 class ByNodes:
-    """What of a decoder runs by nodes."""
+    """The parts of a decoder that run by nodes."""
 
     prompts: CachesByNodes | None = None
     """Prompts and turns; None: kernels do all of it."""
     steps: CachesByNodes | None = None
     pads: bool = False
-    """Whether prompts are padded as the nodes want them."""
+    """True if prompts are padded as the nodes want them."""
 
 
 def runs_by_nodes(

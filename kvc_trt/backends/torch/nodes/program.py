@@ -1,7 +1,7 @@
 """Run ONNX nodes in PyTorch, node by node: those of a layer's caches, and the bodies of the operators that they call.
 
 The body of an operator is its executable specification, so what it computes is written once, for every executor. Nodes
-without a use are left out, and a value is freed after its last one. State is updated in place as far as its operator
+without a use are left out, and a value is freed after its last one. State is updated in place where its operator
 scatters into it; other results are new tensors, which the caller copies.
 """
 
@@ -64,7 +64,7 @@ class Operators:
     layout: Layout
     device: torch.device
     kernels: bool = True
-    """Whether an operator with a kernel calls it; otherwise its body runs too."""
+    """True if an operator with a kernel calls it; otherwise its body runs too."""
     _bodies: dict[Any, NodeProgram] = field(default_factory=dict)
 
     def call(self, node: NodeProto, wanted: Collection[str]) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
@@ -120,7 +120,7 @@ class NodeProgram:
         self._outputs, self._operators = tuple(outputs), operators
         self._attributes, self._state = attributes or {}, frozenset(state)
         self._wanted = set(outputs)
-        """What the nodes compiled so far read; they are compiled from the last to the first."""
+        """The values read by the nodes compiled so far; they are compiled from the last to the first."""
         self._used = set(outputs)
         """The same without what only Shape nodes read, which do not mind what is written."""
         self._steps: list[_Step] = []

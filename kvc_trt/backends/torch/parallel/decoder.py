@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Collectives:
-    """What the ranks of this process's group do together. `count` is how often this rank has begun to."""
+    """The collective operations of this process's group. `count` is the number that this rank has begun."""
 
     def __init__(self) -> None:
         self.count = 0

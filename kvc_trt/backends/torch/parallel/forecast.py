@@ -1,4 +1,4 @@
-"""What each rank of an engine needs of its GPU's memory, by formula: neither weights, PyTorch nor a GPU is needed."""
+"""The GPU memory that each rank of an engine needs, by formula: without weights, PyTorch or a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the caller's process and its ranks send to each other, pickled, over a socket that only they hold."""
+"""Messages between the caller's process and its ranks, pickled, over a socket that only they hold."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Call:
     method: str
     arguments: tuple[Any, ...]
     result: bool
-    """Whether this rank's result is wanted."""
+    """True if this rank's result is wanted."""
     released: tuple[int, ...] = ()
     """Executors and prefills that the caller has dropped since the last call."""
 
@@ -62,7 +62,7 @@ class Failed:
     exit_code: int | None
     """That of a `KvcError`; None for any other exception."""
     intact: bool
-    """Whether the rank had not yet begun to exchange anything in this call, so that the next one can follow."""
+    """True if the rank had not yet begun to exchange anything in this call, so that the next one can follow."""
     traceback: str = ""
 
     def error(self) -> KvcError | None:

@@ -32,12 +32,12 @@ from kvc_trt.validation import validated
 log = logging.getLogger("kvc_trt.serving")
 
 OFFER = "kvc"
-"""Where an offer stands in Dynamo's `disaggregated_params`."""
+"""The key of an offer in Dynamo's `disaggregated_params`."""
 IDLE_SECONDS = 0.05
 SLOT_SECONDS = 10.0
-"""How long a request waits for a piece of memory."""
+"""The time that a request waits for a piece of memory."""
 GIVE_UP_SECONDS = FETCH_SECONDS + 2
-"""How long a request waits for its context: longer than the transfer itself may take."""
+"""The time that a request waits for its context: longer than the transfer itself may take."""
 REMEMBERED = 4096
 """Offers that are known to be used up."""
 
@@ -45,7 +45,7 @@ MakeTransfers = Callable[[Bytes], Transfers]
 
 
 class HandingOver(Answering):
-    """What prefill and decode have in common: pieces of memory, and what moves bytes between them."""
+    """The shared part of prefill and decode: pieces of memory, and the transfer between them."""
 
     def __init__(
         self, scheduler: Scheduler, start_tokens: Sequence[int], packing: RowPacking, transfers: MakeTransfers
@@ -82,7 +82,7 @@ class Prefill(HandingOver):
     """Reads prompts, and offers what is kept of them."""
 
     _unheard = False
-    """Whether NIXL did not answer when it was asked last, which is logged once."""
+    """True if NIXL did not answer the latest call; logged once."""
 
     async def watch(self) -> None:
         """Give back what has been read, or was not read in time, until it is cancelled."""
@@ -91,7 +91,7 @@ class Prefill(HandingOver):
             await asyncio.sleep(LOOK_AGAIN_SECONDS if self.slots.held else IDLE_SECONDS)
 
     def _finished(self) -> list[str]:
-        """Return the tags of what was read. Where that cannot be told, pieces come back when their time is over."""
+        """Return the tags of the pieces that were read. If NIXL cannot say, pieces come back when they expire."""
         try:
             found = self.transfers.finished()
         except Exception:  # NIXL's own, of readers that have died
@@ -104,7 +104,7 @@ class Prefill(HandingOver):
 
     @property
     def is_quiescent(self) -> bool:
-        """Whether every handoff has been read, or came too late."""
+        """True if every handoff has been read or has expired."""
         return super().is_quiescent and self.slots.all_free
 
     async def answer(self, asked: Mapping[str, Any], identity: str) -> AsyncGenerator[Chunk, None]:

@@ -15,7 +15,7 @@ import numpy as np
 from kvc_trt.contexts.handoff import Bytes
 
 HOLD_SECONDS = 30.0
-"""How long a handoff waits for its reader: longer than a reader ever waits for a handoff."""
+"""The time that a handoff waits for its reader: longer than a reader ever waits for a handoff."""
 
 
 class Held(NamedTuple):
@@ -51,7 +51,7 @@ class Slots:
 
     @property
     def all_free(self) -> bool:
-        """Whether nobody uses or awaits any of it."""
+        """True if no piece is in use or held for a reader."""
         return len(self._free) == len(self.arena)
 
     def take(self) -> int | None:

@@ -22,7 +22,7 @@ FETCH_SECONDS = 10.0
 
 
 class Offer(OwnSchema):
-    """What a prefill worker sends of a context that it holds. Numbers and text alone: nothing in it is run."""
+    """A prefill worker's offer of a context that it holds: numbers and text, nothing that could be run."""
 
     version: Annotated[int, Field(ge=1, le=1)]
     handoff: Handoff
@@ -31,15 +31,15 @@ class Offer(OwnSchema):
     agent: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/=]{4,16384}$")]
     """NIXL's description of the process that holds it, in base64."""
     kv_proof: PromptDocument | None = None
-    """What was recorded of the prompt, if the answer is to have a proof."""
+    """The record of the prompt, if the answer is to have a proof."""
 
 
 class Transfers(Protocol):
-    """What moves bytes between processes."""
+    """The transfer of bytes between processes."""
 
     @property
     def agent(self) -> str:
-        """What others need to read from here, in base64."""
+        """The metadata with which other processes read this memory, in base64."""
 
     def finished(self) -> list[str]:
         """Return the tags of what others have read here since the last call."""
@@ -60,7 +60,7 @@ class NixlTransfers:
         self._nixl = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
         self._nixl.register_memory([(arena.ctypes.data, arena.nbytes, 0, "")], "DRAM")
         self.agent = base64.b64encode(self._nixl.get_agent_metadata()).decode()
-        """What others need to read from here, in base64."""
+        """The metadata with which other processes read this memory, in base64."""
 
     def finished(self) -> list[str]:
         """Return the tags of what others have read here since the last call."""

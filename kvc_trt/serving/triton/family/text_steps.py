@@ -45,7 +45,7 @@ class TextStep:
         self._follows = settings.role == "postprocessing"
 
     def execute(self, requests: Iterable[Any]) -> list[Any]:
-        """Return the responses; what is wrong with a request is told to its client alone."""
+        """Return the responses; an error in a request goes to its client alone."""
         return [self._answer(request) for request in requests]
 
     def close(self) -> None:
