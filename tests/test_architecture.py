@@ -151,6 +151,42 @@ def test_modules_import_each_other_in_one_direction() -> None:
     assert [module for module in sorted(graph) if module in reachable(graph, module)] == []
 
 
+def folder_imports() -> Graph:
+    """Folder -> other folders whose modules its own modules import; faces (`__init__.py`) aside."""
+    found: Graph = {}
+    for module, targets in module_imports().items():
+        for target in targets:
+            if "__init__.py" not in (modules()[module].name, modules()[target].name):
+                own, other = module.rpartition(".")[0], target.rpartition(".")[0]
+                found.setdefault(own, set()).update({other} - {own})
+    return found
+
+
+def test_folders_side_by_side_import_each_other_in_one_direction() -> None:
+    graph = folder_imports()
+    pairs = [(a, b) for a, targets in graph.items() for b in targets if a.rpartition(".")[0] == b.rpartition(".")[0]]
+    assert [(a, b) for a, b in pairs if a in graph.get(b, ())] == []
+
+
+FOLDERS_OF_EQUALS = {"cli", "methods", "reference", "tasks"}
+"""Folders with a file for each command, method or task."""
+
+
+def test_a_folder_shows_one_subject() -> None:
+    """About fourteen modules are what a reader takes in at a glance; folders of equals may have more."""
+    shown = {folder: len(list(folder.glob("[!_]*.py"))) for folder in (PACKAGE, *PACKAGE.rglob("*/"))}
+    assert {
+        str(folder.relative_to(ROOT)): count
+        for folder, count in shown.items()
+        if count > 15 and folder.name not in FOLDERS_OF_EQUALS
+    } == {}
+
+
+def test_a_module_holds_one_subject() -> None:
+    lengths = {name: len(path.read_text().splitlines()) for name, path in modules().items()}
+    assert {name: lines for name, lines in lengths.items() if lines > 500} == {}
+
+
 def test_the_reference_does_not_know_the_methods() -> None:
     assert "methods" not in reachable(package_imports(), "reference")
 

@@ -13,9 +13,9 @@ from kvc_trt.cache import cache_root
 from kvc_trt.config import BuildConfig
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig, longest_sequence
+from kvc_trt.models.formats import AnyCheckpoint, is_file, is_path, open_checkpoint, read_model_config
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sources.checkpoint import Checkpoint
-from kvc_trt.models.sources.formats import AnyCheckpoint, is_file, is_path, open_checkpoint, read_model_config
 from kvc_trt.models.sources.fp8 import as_floats
 from kvc_trt.models.sources.package_file import PackageFile
 from kvc_trt.models.weights import WeightSource, check_weights

@@ -17,7 +17,7 @@ from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.methods.base.head_pattern import read_head_pattern
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.models.sources.formats import is_path
+from kvc_trt.models.formats import is_path
 from kvc_trt.models.weights import count_parameters
 from kvc_trt.validation import validated
 

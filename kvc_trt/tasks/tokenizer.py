@@ -69,7 +69,7 @@ def load_task_tokenizer(source: str) -> TaskTokenizer:
 
     A file is a tokenizer.json or a GGUF file. InputError where there is no tokenizer, or it is malformed or empty.
     """
-    from kvc_trt.models.sources.formats import GGUF_SUFFIX
+    from kvc_trt.models.formats import GGUF_SUFFIX
     from kvc_trt.models.sources.tokenizer import read_tokenizer
 
     path = Path(source) if Path(source).exists() else _of_preset(source)

@@ -229,7 +229,7 @@ class EngineUnderTest:
     @cached_property
     def checkpoint(self) -> tuple[WeightSource | None, str]:
         """Unquantised weights to compare with, and what they are or why there are none."""
-        from kvc_trt.models.sources.formats import open_checkpoint
+        from kvc_trt.models.formats import open_checkpoint
         from kvc_trt.models.sources.fp8 import as_floats
         from kvc_trt.models.weights import check_weights
 

@@ -105,7 +105,7 @@ class TensorRtBackend(Backend):
         self, model: ModelConfig, parameters: PolicyParameters, weights: float, rows: int, gpus: Mapping[str, int]
     ) -> dict[str, Any] | None:
         """Return the memory planned by the executor's formulas."""
-        from kvc_trt.backends.tensorrt.building.forecast import device_memory
+        from kvc_trt.backends.tensorrt.forecast import device_memory
 
         return device_memory(model, parameters, weights, rows, gpus)
 

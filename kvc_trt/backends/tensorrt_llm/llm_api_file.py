@@ -89,8 +89,8 @@ def _from_build(config: BuildConfig, path: Path) -> Source:
 
 
 def _checkpoint(config: BuildConfig) -> str:
+    from kvc_trt.models.formats import is_path
     from kvc_trt.models.presets import list_presets, load_preset
-    from kvc_trt.models.sources.formats import is_path
 
     if config.checkpoint is not None:
         return config.checkpoint

@@ -11,7 +11,6 @@ from pathlib import Path
 import onnx
 import pytest
 
-from kvc_trt.backends.tensorrt.building.forecast import FreeMemory, activation_bytes, check_fits, estimate, turn_bytes
 from kvc_trt.backends.tensorrt.building.profiles import (
     Profile,
     Range,
@@ -19,6 +18,7 @@ from kvc_trt.backends.tensorrt.building.profiles import (
     extend_profiles,
     prefill_profiles,
 )
+from kvc_trt.backends.tensorrt.forecast import FreeMemory, activation_bytes, check_fits, estimate, turn_bytes
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.build import build_decode
 from kvc_trt.graph.state import state_tensors

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvc_trt.backends.tensorrt.building.forecast import device_memory, plan_device
 from kvc_trt.backends.tensorrt.building.profiles import prefill_profiles
+from kvc_trt.backends.tensorrt.forecast import device_memory, plan_device
 from kvc_trt.backends.tensorrt.running import memory
 from kvc_trt.backends.tensorrt.running.memory import (
     BufferSizes,

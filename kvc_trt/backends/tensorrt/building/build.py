@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
-from kvc_trt.backends.tensorrt.building import forecast
+from kvc_trt.backends.tensorrt import forecast
 from kvc_trt.backends.tensorrt.building.builder import PlanOptions, write_plan
 from kvc_trt.backends.tensorrt.building.profiles import Profile, decode_profiles, extend_profiles, prefill_profiles
 from kvc_trt.backends.tensorrt.format import no_turns, plan_file
