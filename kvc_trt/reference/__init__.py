@@ -2,27 +2,52 @@
 
 Every other executor is compared with these functions, index by index. They are written to be read: one file per method
 or step, one row of a batch at a time, so that no row can see another row or its padding. `kvc_trt.reference.decoder` is
-a whole model built from them.
+a whole model built from them. Each is imported when it is first used, so that importing this package loads no torch.
 """
 
-from kvc_trt.reference.bounds import append, page_bounds
-from kvc_trt.reference.cache import LayerCache, Selection
-from kvc_trt.reference.compaction import Compacted, compact
-from kvc_trt.reference.dense import dense_attention
-from kvc_trt.reference.exact_topk import exact_topk
-from kvc_trt.reference.expected_attention import ExpectedQueries, expected_queries, future_rotation, keep_expected
-from kvc_trt.reference.heavy_hitters import (
-    heavy_hitter_attention,
-    keep_heavy_hitters,
-    keep_heavy_hitters_of_turn,
-)
-from kvc_trt.reference.hybrid import hybrid_attention
-from kvc_trt.reference.keydiff import keep_distinct
-from kvc_trt.reference.quest import quest_attention
-from kvc_trt.reference.recent import keep_recent
-from kvc_trt.reference.sparq import sparq_attention
-from kvc_trt.reference.tova import keep_attended, tova_attention
-from kvc_trt.reference.turn import Turn, append_block, compact_turn, extend_attention, join
+from typing import TYPE_CHECKING
+
+from kvc_trt.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from kvc_trt.reference.bounds import append, page_bounds
+    from kvc_trt.reference.cache import LayerCache, Selection
+    from kvc_trt.reference.compaction import Compacted, compact
+    from kvc_trt.reference.dense import dense_attention
+    from kvc_trt.reference.expected_attention import ExpectedQueries, expected_queries, future_rotation, keep_expected
+    from kvc_trt.reference.heavy_hitters import (
+        heavy_hitter_attention,
+        keep_heavy_hitters,
+        keep_heavy_hitters_of_turn,
+    )
+    from kvc_trt.reference.hybrid import hybrid_attention
+    from kvc_trt.reference.keydiff import keep_distinct
+    from kvc_trt.reference.quest import quest_attention
+    from kvc_trt.reference.recent import keep_recent
+    from kvc_trt.reference.sparq import sparq_attention
+    from kvc_trt.reference.topk import exact_topk
+    from kvc_trt.reference.tova import keep_attended, tova_attention
+    from kvc_trt.reference.turn import Turn, append_block, compact_turn, extend_attention, join
+else:
+    _NAMES = {
+        "bounds": ("append", "page_bounds"),
+        "cache": ("LayerCache", "Selection"),
+        "compaction": ("Compacted", "compact"),
+        "dense": ("dense_attention",),
+        "topk": ("exact_topk",),
+        "expected_attention": ("ExpectedQueries", "expected_queries", "future_rotation", "keep_expected"),
+        "heavy_hitters": ("heavy_hitter_attention", "keep_heavy_hitters", "keep_heavy_hitters_of_turn"),
+        "hybrid": ("hybrid_attention",),
+        "keydiff": ("keep_distinct",),
+        "quest": ("quest_attention",),
+        "recent": ("keep_recent",),
+        "sparq": ("sparq_attention",),
+        "tova": ("keep_attended", "tova_attention"),
+        "turn": ("Turn", "append_block", "compact_turn", "extend_attention", "join"),
+    }
+    __getattr__ = lazy_names(
+        __name__, {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
+    )
 
 __all__ = [
     "Compacted",
