@@ -28,6 +28,13 @@ def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+def targets(page: Path) -> set[Path]:
+    """The files of the project that a page links to."""
+    links = re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", page.read_text()))
+    paths = [link.partition("#")[0] for link in links if not re.match(r"[a-z]+:", link)]
+    return {(page.parent / path).resolve() for path in paths if path}
+
+
 def wrong_links(page: Path) -> Iterator[str]:
     """What is wrong with the links of a page."""
     for link in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", page.read_text())):
@@ -49,3 +56,14 @@ def test_links_lead_somewhere() -> None:
 def test_the_pages_are_found() -> None:
     names = {name(page) for page in PAGES}
     assert {"README.md", "docs/architecture.md", "docs/policies/README.md", "docs/kernels/attention.md"} <= names
+
+
+def test_every_page_of_docs_is_linked_from_its_index() -> None:
+    """Decisions are linked from their own index."""
+    docs = ROOT / "docs"
+    index, decisions = docs / "README.md", docs / "decisions" / "README.md"
+    assert index in targets(ROOT / "README.md")
+    pages = {page for page in PAGES if page.is_relative_to(docs)} - {index}
+    missing = pages - targets(index) - targets(decisions)
+    assert not missing, f"{name(index)} links to none of {', '.join(sorted(map(name, missing)))}"
+    assert decisions in targets(index)
