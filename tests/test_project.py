@@ -30,6 +30,11 @@ def test_the_changelog_has_the_packages_version_and_dates_in_order():
     assert list(dates) == sorted(dates, reverse=True)
 
 
+def test_a_change_is_one_line_of_the_changelog():
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("\n## ")[2].splitlines()
+    assert [line for line in changes if line.startswith(" ") or len(line) > 120] == []
+
+
 @pytest.mark.parametrize(("block", "page"), [(0, "chat.md"), (1, "transcript.md")])
 def test_what_the_readme_shows_of_a_demo_is_in_its_transcript_in_that_order(block: int, page: str) -> None:
     """Fifteen lines at most; tables are drawn narrower, `...` stands for what is left out."""
