@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.graph_context import PromptLayer
 from kvc_trt.methods.base.inputs import EVERY_POLICY, SELECTION, PolicyInputs, constants
@@ -40,12 +39,11 @@ from kvc_trt.methods.base.isolated_runs import (
 )
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
-from kvc_trt.methods.base.prompt_eviction import PromptEviction
 from kvc_trt.methods.base.rocketkv_budget import cache_capacity
+from kvc_trt.methods.base.scored_eviction import ScoredEviction, checked_prompt_budget
 from kvc_trt.methods.full import DENSE
 from kvc_trt.methods.hybrid import BEST_OF_PAGES, select_from_pages
 from kvc_trt.models.rope import rotary_tables
-from kvc_trt.operators.attention.heavy_hitter_attention import SLOT_POSITIONS
 from kvc_trt.operators.compaction.expected_attention import COMPACT_EXPECTED_ATTENTION
 from kvc_trt.operators.compaction.expected_queries import EXPECTED_QUERIES, EXPECTED_QUERIES_OF_TURN
 
@@ -54,6 +52,7 @@ if TYPE_CHECKING:
 
     from kvc_trt.methods.base.turn_context import TurnLayer
     from kvc_trt.operators.emitter import Value
+    from kvc_trt.operators.schema import Operator
     from kvc_trt.reference import Compacted, ExpectedQueries, Turn
     from kvc_trt.reference.rules import PromptQueries
 
@@ -61,7 +60,7 @@ SINKS = 4
 FUTURE_POSITIONS = 512
 
 
-class ExpectedAttention(PromptEviction):
+class ExpectedAttention(ScoredEviction):
     """Keep the first tokens and those that queries after the prompt should attend to, one list per KV head."""
 
     name = "expected-attention"
@@ -70,7 +69,6 @@ class ExpectedAttention(PromptEviction):
         "Stored and new tokens compete for the prompt budget: those stay that queries like the turn's can be expected "
         "to attend to."
     )
-    turn_state = (SLOT_POSITIONS,)
     query_agnostic = True
     observes_every_query = True
 
@@ -102,38 +100,13 @@ class ExpectedAttention(PromptEviction):
         observed = reference.expected_queries(turn.plain_queries(), rotation, turn.new_lengths, sinks=0)
         return self.compact(observed, turn.keys, turn.values, turn.lengths, rule)
 
-    def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
-        """Write the queries expected after the turn, then the compaction by them."""
-        joined = turn.join(turn.entries)
-        attended = turn.attend(joined.keys, joined.values, turn.entries)
-        cosine, sine = _rotation_ahead(turn, turn.emit.Add(turn.turn.positions, turn.batch.lengths))
-        queries = turn.call(
-            EXPECTED_QUERIES_OF_TURN,
-            {
-                "plain_queries": turn.plain_queries(),
-                "future_cosine": cosine,
-                "future_sine": sine,
-                "prompt_lengths": turn.batch.lengths,
-            },
-            {one.name: f"{one.name}.{turn.name}" for one in EXPECTED_QUERIES_OF_TURN.outputs},
-        )
-        turn.compact_turn(COMPACT_EXPECTED_ATTENTION, joined, queries, bounds=bounds)
-        return attended
+    def prompt_inputs(self, prompt: PromptLayer) -> Mapping[str, Value]:
+        """Write the queries expected after the prompt."""
+        return _queries_ahead(EXPECTED_QUERIES, prompt, prompt.batch.lengths)
 
-    def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """Write the expected queries, then the compaction by them."""
-        cosine, sine = _rotation_ahead(prompt, prompt.batch.lengths)
-        queries = prompt.call(
-            EXPECTED_QUERIES,
-            {
-                "plain_queries": prompt.plain_queries(),
-                "future_cosine": cosine,
-                "future_sine": sine,
-                "prompt_lengths": prompt.batch.lengths,
-            },
-            {one.name: f"{one.name}.{prompt.name}" for one in EXPECTED_QUERIES.outputs},
-        )
-        prompt.compact(COMPACT_EXPECTED_ATTENTION, queries, bounds=bounds)
+    def turn_inputs(self, turn: TurnLayer) -> Mapping[str, Value]:
+        """Write the queries expected after the turn."""
+        return _queries_ahead(EXPECTED_QUERIES_OF_TURN, turn, turn.emit.Add(turn.turn.positions, turn.batch.lengths))
 
     def least(self, rule: Constants) -> int:
         """Return the sinks and one more token."""
@@ -173,6 +146,16 @@ class ExpectedAttention(PromptEviction):
             for mean, covariance, keys, values, n in zip(*tables, case.prompt_lengths, strict=True)
         ]
         return self.judged(results, case, rule, exact, self.compact(single, k, v, rows, rule), weighed)
+
+
+def _queries_ahead(operator: Operator, layer: PromptLayer, lengths: Value) -> dict[str, Value]:
+    """Write mean and covariance of the queries expected after a text of `lengths` [B] tokens."""
+    cosine, sine = _rotation_ahead(layer, lengths)
+    inputs = {
+        "plain_queries": layer.plain_queries(), "future_cosine": cosine, "future_sine": sine,
+        "prompt_lengths": layer.batch.lengths,
+    }  # fmt: skip
+    return layer.call(operator, inputs, {one.name: f"{one.name}.{layer.name}" for one in operator.outputs})
 
 
 def _rotation_ahead(prompt: PromptLayer, lengths: Value) -> tuple[Value, Value]:
@@ -269,15 +252,10 @@ def _looking_ahead(inputs: PolicyInputs, parameters: PolicyParameters) -> Policy
 
 
 def _checked(inputs: PolicyInputs, derived: int) -> int:
-    """Return the prompt budget, at most the longest prompt; InputError if it is not larger than the sinks."""
-    budget, sinks = min(inputs.value("prompt_budget", derived), inputs.max_input_len), inputs.value("sinks", SINKS)
-    if budget < min(sinks + 1, inputs.max_input_len):
-        raise InputError(
-            f"the prompt budget is {budget} tokens (token budget {inputs.budget}, new {inputs.max_output_len}); "
-            f"expected at least {sinks + 1}: {sinks} sinks and one other",
-            hint="raise --token-budget, lower --max-output-len, or --set sinks=N",
-        )
-    return budget
+    """Return the prompt budget; InputError if it is not larger than the sinks."""
+    sinks = inputs.value("sinks", SINKS)
+    needed = f"{sinks + 1}: {sinks} sinks and one other"
+    return checked_prompt_budget(inputs, derived, least=sinks + 1, least_is=needed, setting="sinks")
 
 
 EXPECTED_ATTENTION = ExpectedAttention()

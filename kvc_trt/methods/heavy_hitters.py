@@ -23,11 +23,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvc_trt.errors import InputError
+from kvc_trt.methods.base.beside_recent import (
+    BestBesideRecent,
+    DropWorstBesideRecent,
+    beside_recent,
+    contested,
+    stored_budget,
+)
 from kvc_trt.methods.base.constants import Constants
-from kvc_trt.methods.base.decode_selection import DecodeSelection
-from kvc_trt.methods.base.graph_context import PromptLayer
-from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
+from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs
 from kvc_trt.methods.base.isolated_runs import (
     Array,
     AttendedEntries,
@@ -42,7 +46,7 @@ from kvc_trt.methods.base.isolated_runs import (
 )
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
-from kvc_trt.methods.base.prompt_eviction import PromptEviction, judged_as
+from kvc_trt.methods.base.prompt_eviction import judged_as
 from kvc_trt.operators.attention.heavy_hitter_attention import HEAVY_HITTER_ATTENTION
 from kvc_trt.operators.compaction.heavy_hitters import COMPACT_HEAVY_HITTERS
 from kvc_trt.operators.turns.heavy_hitters import COMPACT_HEAVY_HITTERS_OF_TURN
@@ -50,20 +54,16 @@ from kvc_trt.operators.turns.heavy_hitters import COMPACT_HEAVY_HITTERS_OF_TURN
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.methods.base.turn_context import TurnLayer
-    from kvc_trt.operators.emitter import Value
     from kvc_trt.operators.schema import Operator
     from kvc_trt.reference import Compacted, LayerCache, Selection, Turn
 
-SPARE_SLOTS = 1
-"""Extra slots, since a step attends to the new token before it drops one."""
 
-
-class MostAttended(PromptEviction):
+class MostAttended(BestBesideRecent):
     """Keep the last tokens of a prompt and the others that its queries attended to most."""
 
     name = "heavy-hitters"
     operators = (COMPACT_HEAVY_HITTERS,)
+    operator_of_turn = COMPACT_HEAVY_HITTERS_OF_TURN
     turn = "The last tokens of the conversation stay, and of the others those that received the most attention so far."
     observes_every_query = True
 
@@ -73,7 +73,7 @@ class MostAttended(PromptEviction):
         """Keep the last tokens and the heavy hitters of longer prompts; `observed` is all queries."""
         from kvc_trt import reference
 
-        shares = {"heavy": _heavy(rule), "recent": rule.recent}
+        shares = {"heavy": contested(rule), "recent": rule.recent}
         return reference.keep_heavy_hitters(observed, keys, values, prompt_lengths, **shares)
 
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
@@ -83,23 +83,7 @@ class MostAttended(PromptEviction):
         if turn.scores is None:
             raise ValueError("scores are missing; expected the attention received by every entry [B,G,T]")
         tables = turn.queries, turn.keys, turn.values, turn.lengths, turn.new_lengths, turn.scores
-        return reference.keep_heavy_hitters_of_turn(*tables, heavy=_heavy(rule), recent=rule.recent)
-
-    def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
-        """Write the compaction of stored and new tokens in the order of the text."""
-        ordered = turn.join_in_order(turn.rule.capacity - SPARE_SLOTS)
-        attended = turn.attend(ordered.keys, ordered.values, ordered.stored)
-        more = {
-            "stored_scores": turn.state("scores"), "order": ordered.order,
-            "stored_lengths": ordered.stored, "lengths": turn.batch.lengths,
-        }  # fmt: skip
-        budget = turn.rule.capacity - SPARE_SLOTS
-        turn.compact_turn(COMPACT_HEAVY_HITTERS_OF_TURN, ordered, more, ordered=ordered, prompt_budget=budget)
-        return attended
-
-    def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """Write compaction to the budget, without the spare slot of a step."""
-        prompt.compact(COMPACT_HEAVY_HITTERS, prompt_budget=prompt.rule.capacity - SPARE_SLOTS)
+        return reference.keep_heavy_hitters_of_turn(*tables, heavy=contested(rule), recent=rule.recent)
 
     def run_alone(self, operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
         """Run compaction over a whole prompt of queries: the queries of the case's window, repeated."""
@@ -132,7 +116,7 @@ class MostAttended(PromptEviction):
 
         from kvc_trt import reference
 
-        case = replace(case, cache_lengths=np.minimum(case.cache_lengths, rule.capacity - SPARE_SLOTS))
+        case = replace(case, cache_lengths=np.minimum(case.cache_lengths, stored_budget(rule)))
         both, slots = case.joined(case.q.shape[2]), case.k_cache.shape[2]
         order = np.broadcast_to(np.arange(slots)[::-1], case.k_cache.shape[:3]).astype(np.int32)
         scores = np.random.default_rng(7).random(order.shape, np.float32)
@@ -143,7 +127,7 @@ class MostAttended(PromptEviction):
         held = np.zeros(both.k.shape[:3], np.float32)
         held[:, :, :slots] = np.where(np.arange(slots) < case.cache_lengths[:, None, None], scores[:, :, ::-1], 0)
         lengths, new = torch.from_numpy(both.prompt_lengths), torch.from_numpy(case.lengths)
-        shares = {"heavy": _heavy(rule), "recent": rule.recent}
+        shares = {"heavy": contested(rule), "recent": rule.recent}
         tables = [float32(table) for table in (both.q_window, both.k, both.v, held)]
         single, double = (
             reference.keep_heavy_hitters_of_turn(q, k, v, lengths, new, paid, **shares)
@@ -157,13 +141,11 @@ class MostAttended(PromptEviction):
         return judged_as(COMPACT_HEAVY_HITTERS_OF_TURN, results, both, rule, double, single, attended)
 
 
-class HeavyHitters(DecodeSelection):
+class HeavyHitters(DropWorstBesideRecent):
     """Read everything and drop the token that received the least attention and is not recent."""
 
     name = "heavy-hitters"
     operators = (HEAVY_HITTER_ATTENTION,)
-    evicts_while_decoding = True
-    spare_slots = SPARE_SLOTS
 
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
         """Attend to everything cached, then drop what no longer fits the budget."""
@@ -172,20 +154,19 @@ class HeavyHitters(DecodeSelection):
         if cache.scores is None:
             raise ValueError("scores are missing; expected the attention received by every entry [B,G,C]")
         state = cache.keys, cache.values, cache.lengths, cache.scores
-        return reference.heavy_hitter_attention(query, *state, heavy=_heavy(rule), recent=rule.recent)
+        return reference.heavy_hitter_attention(query, *state, heavy=contested(rule), recent=rule.recent)
 
     def recent_of(self, rule: Constants, budget: int) -> int:
         """Return the same share of the budget as in the other layers."""
-        whole = rule.capacity - SPARE_SLOTS
+        whole = stored_budget(rule)
         half = rule.recent == whole - whole // 2
         return budget - budget // 2 if half else max(1, budget * rule.recent // whole)
 
     def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
         """Make random scores, with entries in text order."""
-        slots = np.broadcast_to(np.arange(keys.shape[2]), keys.shape[:3])
-        present = slots < np.asarray(lengths)[:, None, None]
-        scores = np.random.default_rng(7).random(slots.shape, np.float32) * present
-        return {"scores": scores, "slot_positions": np.where(present, slots, -1).astype(np.int32)}
+        positions = super().state_of(keys, values, lengths, rule)
+        present = positions["slot_positions"] >= 0
+        return {"scores": np.random.default_rng(7).random(present.shape, np.float32) * present, **positions}
 
     def run_alone(self, operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
         """Run a step with a free slot in every row; positions show what stays."""
@@ -242,27 +223,11 @@ def _with_scores_of(indices: Array, double: Compacted, attended: Sequence[Attend
     return double._replace(scores=scores)
 
 
-def _heavy(rule: Constants) -> int:
-    """Return how many entries stay for their score: the budget less the recent tokens."""
-    return rule.capacity - SPARE_SLOTS - rule.recent
-
-
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """Derive recent tokens as half of the budget, rounded up, and one slot more than the budget."""
     budget = min(inputs.budget, inputs.sequence)
-    recent = inputs.value("recent", budget - budget // 2)
-    if recent > budget:
-        raise InputError(
-            f"the token budget is {budget}; expected at least the {recent} recent tokens",
-            hint=f"--token-budget {recent}, or fewer --set recent=N",
-        )
-    return constants(
-        inputs, MOST_ATTENDED, HEAVY_HITTERS,
-        capacity=budget + 1,
-        prompt_budget=min(budget, inputs.max_input_len),
-        window=inputs.max_input_len,
-        recent=recent,
-    )  # fmt: skip
+    half = budget - budget // 2
+    return beside_recent(inputs, MOST_ATTENDED, HEAVY_HITTERS, recent=half, window=inputs.max_input_len)
 
 
 MOST_ATTENDED, HEAVY_HITTERS = MostAttended(), HeavyHitters()

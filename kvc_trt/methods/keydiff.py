@@ -12,32 +12,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
 from kvc_trt.methods.base.isolated_runs import ByDirection
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
-from kvc_trt.methods.base.prompt_eviction import PromptEviction
+from kvc_trt.methods.base.scored_eviction import ScoredEviction, checked_prompt_budget
 from kvc_trt.methods.full import DENSE
-from kvc_trt.operators.attention.heavy_hitter_attention import SLOT_POSITIONS
 from kvc_trt.operators.compaction.keydiff import COMPACT_KEYDIFF
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.methods.base.turn_context import TurnLayer
-    from kvc_trt.operators.emitter import Value
-    from kvc_trt.reference import Compacted, Turn
+    from kvc_trt.reference import Compacted
 
 
-class DistinctKeys(PromptEviction):
+class DistinctKeys(ScoredEviction):
     """Keep the keys that point away from the others, one list per KV head."""
 
     name = "keydiff"
     operators = (COMPACT_KEYDIFF,)
     turn = "Stored and new tokens compete for the prompt budget: the keys that differ most from all of them stay."
-    turn_state = (SLOT_POSITIONS,)
     query_agnostic = True
 
     def compact(
@@ -47,17 +42,6 @@ class DistinctKeys(PromptEviction):
         from kvc_trt import reference
 
         return reference.keep_distinct(keys, values, prompt_lengths, prompt_budget=rule.prompt_budget)
-
-    def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
-        """Compact every row of which more is stored and new than the prompt budget."""
-        return self.compact(turn.queries, turn.keys, turn.values, turn.lengths, rule)
-
-    def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
-        """Write KvcCompactKeydiff over stored and new tokens."""
-        joined = turn.join(turn.entries)
-        attended = turn.attend(joined.keys, joined.values, turn.entries)
-        turn.compact_turn(COMPACT_KEYDIFF, joined, bounds=bounds)
-        return attended
 
     def describe(self, rule: Constants) -> str:
         """Describe the choice by keys alone."""
@@ -70,13 +54,7 @@ class DistinctKeys(PromptEviction):
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """Derive prompt budget = token budget - new tokens."""
-    prompt_budget = min(inputs.value("prompt_budget", inputs.budget - inputs.max_output_len), inputs.max_input_len)
-    if prompt_budget < 1:
-        raise InputError(
-            f"the prompt budget is {prompt_budget} tokens (token budget {inputs.budget}, new {inputs.max_output_len}); "
-            "expected at least 1",
-            hint="raise --token-budget, or lower --max-output-len",
-        )
+    prompt_budget = checked_prompt_budget(inputs, inputs.budget - inputs.max_output_len, least=1, least_is="1")
     return constants(
         inputs, DISTINCT_KEYS, DENSE,
         capacity=prompt_budget + inputs.max_output_len,

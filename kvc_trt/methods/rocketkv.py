@@ -18,13 +18,13 @@ from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Formula, Policy
 from kvc_trt.methods.base.rocketkv_budget import auto_pool_kernel, cache_capacity
 from kvc_trt.methods.hybrid import BEST_OF_PAGES, select_from_pages
-from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, checked_prompt_budget
+from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, budget_with_window
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """Divide the token budget between the two stages; a prompt budget set by hand changes the rest accordingly."""
     capacity = cache_capacity(inputs.sequence, inputs.budget, inputs.max_output_len, inputs.split)
-    prompt_budget = checked_prompt_budget(inputs, capacity - inputs.max_output_len)
+    prompt_budget = budget_with_window(inputs, capacity - inputs.max_output_len)
     return select_from_pages(
         inputs,
         OBSERVED_ATTENTION,

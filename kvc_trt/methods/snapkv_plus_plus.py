@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.graph_context import CacheLayer, PromptLayer
 from kvc_trt.methods.base.inputs import DEFAULT_WINDOW, EVERY_POLICY, EVICTION, PolicyInputs, constants
@@ -42,26 +41,25 @@ from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.base.prompt_eviction import PromptEviction, stored_bounds
 from kvc_trt.methods.base.rocketkv_budget import auto_pool_kernel, cache_capacity
+from kvc_trt.methods.base.scored_eviction import ScoredEviction, checked_prompt_budget
 from kvc_trt.methods.full import DENSE
-from kvc_trt.operators.attention.heavy_hitter_attention import SLOT_POSITIONS
 from kvc_trt.operators.compaction.compact import COMPACT, COMPACT_TURN
 from kvc_trt.operators.compaction.ranked import COMPACT_RANKED, TRIM
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.methods.base.turn_context import TurnLayer
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
 
 
-class ObservedAttention(PromptEviction):
+class ObservedAttention(ScoredEviction):
     """Keep what the last queries attend to most, one list per KV head."""
 
     name = "snapkv++"
     operators = (COMPACT,)
+    operator_of_turn = COMPACT_TURN
     turn = "Stored and new tokens compete for the prompt budget: the last queries of the turn vote, as after a prompt."
-    turn_state = (SLOT_POSITIONS,)
     trims = True
 
     def compact(
@@ -88,13 +86,6 @@ class ObservedAttention(PromptEviction):
             turn.queries[:, :, -rule.window :], turn.keys, turn.values, turn.lengths, turn.new_lengths,
             prompt_budget=rule.prompt_budget, pool_kernel=rule.pool_kernel,
         )  # fmt: skip
-
-    def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
-        """Write KvcCompactTurn over stored and new tokens."""
-        joined = turn.join(turn.entries)
-        attended = turn.attend(joined.keys, joined.values, turn.entries)
-        turn.compact_turn(COMPACT_TURN, joined, bounds=bounds)
-        return attended
 
     def turn_runs(self) -> Mapping[str, TurnRun]:
         """Return the isolated run of KvcCompactTurn."""
@@ -217,7 +208,7 @@ def evict_then_dense(
     inputs: PolicyInputs, prompt_budget: int, pool_kernel: int, eviction: PromptEviction | None = None
 ) -> PolicyParameters:
     """Return the parameters of a method that keeps `prompt_budget` prompt tokens and reads the whole cache."""
-    prompt_budget = checked_prompt_budget(inputs, prompt_budget)
+    prompt_budget = budget_with_window(inputs, prompt_budget)
     return constants(
         inputs, eviction or OBSERVED_ATTENTION, DENSE,
         capacity=prompt_budget + inputs.max_output_len,
@@ -227,17 +218,11 @@ def evict_then_dense(
     )  # fmt: skip
 
 
-def checked_prompt_budget(inputs: PolicyInputs, derived: int) -> int:
-    """Return the prompt budget, at most the longest prompt; InputError if the window does not fit in it."""
-    budget = min(inputs.value("prompt_budget", derived), inputs.max_input_len)
+def budget_with_window(inputs: PolicyInputs, derived: int) -> int:
+    """Return the prompt budget; InputError if the observation window does not fit in it."""
     window = inputs.value("window", DEFAULT_WINDOW)
-    if budget < min(window, inputs.max_input_len):
-        raise InputError(
-            f"the prompt budget is {budget} tokens (token budget {inputs.budget}, new {inputs.max_output_len}); "
-            f"expected at least the observation window of {window}",
-            hint="raise --token-budget, lower --max-output-len, or --set window=N",
-        )
-    return budget
+    needed = f"the observation window of {window}"
+    return checked_prompt_budget(inputs, derived, least=window, least_is=needed, setting="window")
 
 
 OBSERVED_ATTENTION = ObservedAttention()

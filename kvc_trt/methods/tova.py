@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvc_trt.errors import InputError
+from kvc_trt.methods.base.beside_recent import (
+    BestBesideRecent,
+    DropWorstBesideRecent,
+    beside_recent,
+    contested,
+)
 from kvc_trt.methods.base.constants import Constants
-from kvc_trt.methods.base.decode_selection import DecodeSelection
-from kvc_trt.methods.base.graph_context import PromptLayer
-from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
+from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs
 from kvc_trt.methods.base.isolated_runs import (
-    Array,
     AttendedEntries,
     ExactList,
     Found,
@@ -36,22 +38,16 @@ from kvc_trt.methods.base.isolated_runs import (
 )
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
-from kvc_trt.methods.base.prompt_eviction import PromptEviction
 from kvc_trt.operators.attention.tova_attention import TOVA_ATTENTION
 from kvc_trt.operators.compaction.tova import COMPACT_TOVA
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.methods.base.turn_context import TurnLayer
-    from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, LayerCache, Selection, Turn
 
-SPARE_SLOTS = 1
-"""Extra slots, since a step attends to the new token before it drops one."""
 
-
-class LastQuery(PromptEviction):
+class LastQuery(BestBesideRecent):
     """Keep the last tokens of a prompt and the others that its last query attends to most."""
 
     name = "tova"
@@ -66,7 +62,8 @@ class LastQuery(PromptEviction):
         """Compact every prompt longer than the budget, with one list for all KV heads."""
         from kvc_trt import reference
 
-        return reference.keep_attended(observed, keys, values, prompt_lengths, heavy=_heavy(rule), recent=rule.recent)
+        heavy = contested(rule)
+        return reference.keep_attended(observed, keys, values, prompt_lengths, heavy=heavy, recent=rule.recent)
 
     def weighed(self, case: PromptCase, rule: Constants) -> list[AttendedEntries]:
         """Return what the last query attends to, for all KV heads together."""
@@ -79,43 +76,23 @@ class LastQuery(PromptEviction):
         """Compact stored and new tokens, with one list for all KV heads."""
         return self.compact(turn.queries[:, :, -1:], turn.keys, turn.values, turn.lengths, rule)
 
-    def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
-        """Write the compaction of stored and new tokens in the order of the text."""
-        budget = turn.rule.capacity - SPARE_SLOTS
-        ordered = turn.join_in_order(budget)
-        attended = turn.attend(ordered.keys, ordered.values, ordered.stored)
-        turn.compact_turn(COMPACT_TOVA, ordered, ordered=ordered, prompt_budget=budget)
-        return attended
 
-    def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """Write compaction to the budget, without the spare slot of a step."""
-        prompt.compact(COMPACT_TOVA, prompt_budget=prompt.rule.capacity - SPARE_SLOTS)
-
-
-class LeastAttended(DecodeSelection):
+class LeastAttended(DropWorstBesideRecent):
     """Read everything and drop the token that the query attends to least and that is not recent."""
 
     name = "tova"
     operators = (TOVA_ATTENTION,)
-    evicts_while_decoding = True
-    spare_slots = SPARE_SLOTS
 
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
         """Attend to everything cached, then drop what no longer fits the budget."""
         from kvc_trt import reference
 
-        shares = {"heavy": _heavy(rule), "recent": rule.recent}
+        shares = {"heavy": contested(rule), "recent": rule.recent}
         return reference.tova_attention(query, cache.keys, cache.values, cache.lengths, **shares)
 
     def recent_of(self, rule: Constants, budget: int) -> int:
         """Return the same number in all layers, if it fits."""
         return min(rule.recent, budget)
-
-    def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
-        """Make the positions of entries, in text order."""
-        slots = np.broadcast_to(np.arange(keys.shape[2]), keys.shape[:3])
-        present = slots < np.asarray(lengths)[:, None, None]
-        return {"slot_positions": np.where(present, slots, -1).astype(np.int32)}
 
     def run_alone(self, operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
         """Run a step with a free slot in every row; positions show what stays.
@@ -146,27 +123,9 @@ class LeastAttended(DecodeSelection):
         )
 
 
-def _heavy(rule: Constants) -> int:
-    """Return how many entries stay for their attention: the budget less the recent tokens."""
-    return rule.capacity - SPARE_SLOTS - rule.recent
-
-
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """Derive one recent token by default, the rest of the budget contested, and one slot more than the budget."""
-    budget = min(inputs.budget, inputs.sequence)
-    recent = inputs.value("recent", 1)
-    if recent > budget:
-        raise InputError(
-            f"the token budget is {budget}; expected at least the {recent} recent tokens",
-            hint=f"--token-budget {recent}, or fewer --set recent=N",
-        )
-    return constants(
-        inputs, LAST_QUERY, LEAST_ATTENDED,
-        capacity=budget + SPARE_SLOTS,
-        prompt_budget=min(budget, inputs.max_input_len),
-        window=1,
-        recent=recent,
-    )  # fmt: skip
+    return beside_recent(inputs, LAST_QUERY, LEAST_ATTENDED, recent=1, window=1)
 
 
 LAST_QUERY, LEAST_ATTENDED = LastQuery(), LeastAttended()

@@ -122,8 +122,9 @@ class TurnLayer(PromptLayer):
     ) -> None:
         """Write an operator that compacts stored and new tokens, and store what it keeps.
 
-        It is given those of its inputs by name: q_window, q, k, v, prompt_lengths, window_lengths, and `more`.
-        `ordered` has the stored tokens' positions where they are not those of the slots.
+        It is given those of its inputs by name: q_window, q, k, v, prompt_lengths, lengths, window_lengths,
+        stored_scores, and `more`. `ordered` has the stored tokens' positions where they are not those of the slots, and
+        is the source of the inputs order and stored_lengths.
         """
         known: dict[str, Callable[[], Value]] = {
             "q_window": self.window,
@@ -131,8 +132,12 @@ class TurnLayer(PromptLayer):
             "k": lambda: joined.keys,
             "v": lambda: joined.values,
             "prompt_lengths": lambda: joined.lengths,
+            "lengths": lambda: self.batch.lengths,
             "window_lengths": lambda: self.turn.window_lengths,
+            "stored_scores": lambda: self.state("scores"),
         }
+        if ordered is not None:
+            known |= {"order": lambda: ordered.order, "stored_lengths": lambda: ordered.stored}
         given = {one.name: known[one.name]() for one in operator.inputs if one.name in known}
         names = self.compacted(operator, bounds=bounds, indices="slots")
         kept = self.call(operator, {**given, **(more or {})}, names, **numbers)

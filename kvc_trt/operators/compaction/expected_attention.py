@@ -5,37 +5,15 @@ Source: Expected Attention (arXiv 2510.00636); exact rule in docs/policies/expec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kvc_trt.operators.compaction.compact import page_bounds
 from kvc_trt.operators.compaction.expected_queries import QUERY_COVARIANCE, QUERY_MEAN, SINKS
-from kvc_trt.operators.compaction.keep_best import among_row, keep_best
-from kvc_trt.operators.dimensions import MAX_TOKENS
-from kvc_trt.operators.schema import Attribute, Operator
-from kvc_trt.operators.shapes import MASKED, Layout, attention_scale, count_to, float32, scalar, size
-from kvc_trt.operators.tensors import (
-    BOUNDS,
-    CAPACITY,
-    FP8_BOUNDS,
-    INDICES,
-    K_CACHE,
-    PAGE_SIZE,
-    PROMPT_KEYS,
-    PROMPT_LENGTHS,
-    PROMPT_VALUES,
-    STORED_LENGTHS,
-    V_CACHE,
-)
+from kvc_trt.operators.compaction.keep_best import among_row
+from kvc_trt.operators.compaction.scored import scored_compaction
+from kvc_trt.operators.shapes import MASKED, attention_scale, count_to, float32, scalar, size
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
-
-
-def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """Write the body of KvcCompactExpectedAttention."""
-    kept = keep_best(emit, _rank)
-    return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout)}
 
 
 def _rank(emit: Emitter) -> Value:
@@ -62,24 +40,11 @@ def _rank(emit: Emitter) -> Value:
     return among_row(emit, emit.Transpose(by_head, perm=[1, 0, 2]), contested)
 
 
-COMPACT_EXPECTED_ATTENTION = Operator(
-    name="KvcCompactExpectedAttention",
-    summary="Keep the tokens of a prompt that queries to come can be expected to attend to.",
-    inputs=(
-        QUERY_MEAN,
-        QUERY_COVARIANCE,
-        PROMPT_KEYS,
-        PROMPT_VALUES,
-        PROMPT_LENGTHS,
-    ),
-    outputs=(K_CACHE, V_CACHE, BOUNDS, STORED_LENGTHS, INDICES),
-    attributes=(
-        Attribute("prompt_budget", 1, MAX_TOKENS, "tokens kept per KV head, sinks included", at_most="capacity"),
-        CAPACITY,
-        SINKS,
-        PAGE_SIZE,
-        FP8_BOUNDS,
-    ),
-    formulas={"C": "capacity"},
-    write=_write,
+COMPACT_EXPECTED_ATTENTION = scored_compaction(
+    "KvcCompactExpectedAttention",
+    "Keep the tokens of a prompt that queries to come can be expected to attend to.",
+    _rank,
+    inputs=(QUERY_MEAN, QUERY_COVARIANCE),
+    extra=(SINKS,),
+    budget="tokens kept per KV head, sinks included",
 )

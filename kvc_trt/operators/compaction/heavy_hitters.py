@@ -14,39 +14,19 @@ import numpy as np
 from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.operators.attention.heavy_hitter_attention import RECENT, SCORES, SLOT_POSITIONS
 from kvc_trt.operators.attention.prefill_attention import future_of_block, weights_of_block
-from kvc_trt.operators.compaction.keep_best import among_row, keep_best
-from kvc_trt.operators.dimensions import MAX_TOKENS
-from kvc_trt.operators.schema import CACHE, Attribute, Operator, Tensor
-from kvc_trt.operators.shapes import Layout, attention_scale, count_to, float32, into_slots, scalar, size
-from kvc_trt.operators.tensors import (
-    CAPACITY,
-    INDICES,
-    K_CACHE,
-    PROMPT_KEYS,
-    PROMPT_LENGTHS,
-    PROMPT_VALUES,
-    STORED_LENGTHS,
-    V_CACHE,
-)
+from kvc_trt.operators.compaction.keep_best import among_row, keep_with_scores
+from kvc_trt.operators.compaction.scored import compaction
+from kvc_trt.operators.schema import CACHE, Tensor
+from kvc_trt.operators.shapes import Layout, attention_scale, count_to, float32, scalar, size
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
 
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """Write the body of KvcCompactHeavyHitters.
-
-    S is a multiple of PROMPT_BLOCK. Rows with n <= prompt_budget keep everything. `slot_positions` equals `indices`:
-    the text position of each slot's token, -1 for an empty slot.
-    """
+    """Write the body of KvcCompactHeavyHitters. S is a multiple of PROMPT_BLOCK."""
     received = _received(emit)
-    kept = keep_best(emit, lambda branch: _rank(branch, received))
-    scores = emit.GatherElements(received, kept.positions, axis=2)
-    return {
-        **kept.outputs,
-        "scores": into_slots(emit, scores, kept.stored),
-        "slot_positions": emit.Identity(kept.outputs["indices"]),
-    }
+    return keep_with_scores(emit, received, lambda branch: _rank(branch, received))
 
 
 def _received(emit: Emitter) -> Value:
@@ -78,16 +58,11 @@ def _rank(emit: Emitter, received: Value) -> Value:
     return among_row(emit, received, emit.Less(columns, emit.Sub(rows, emit.attribute("recent"))))
 
 
-COMPACT_HEAVY_HITTERS = Operator(
-    name="KvcCompactHeavyHitters",
-    summary="Keep the last tokens of a prompt, and of the others those that received most attention.",
-    inputs=(Tensor("q", CACHE, ("B", "H", "S", "D"), "after RoPE"), PROMPT_KEYS, PROMPT_VALUES, PROMPT_LENGTHS),
-    outputs=(K_CACHE, V_CACHE, SCORES, SLOT_POSITIONS, STORED_LENGTHS, INDICES),
-    attributes=(
-        Attribute("prompt_budget", 1, MAX_TOKENS, "tokens kept per KV head", at_most="capacity"),
-        CAPACITY,
-        RECENT,
-    ),
-    formulas={"C": "capacity"},
-    write=_write,
+COMPACT_HEAVY_HITTERS = compaction(
+    "KvcCompactHeavyHitters",
+    "Keep the last tokens of a prompt, and of the others those that received most attention.",
+    _write,
+    inputs=(Tensor("q", CACHE, ("B", "H", "S", "D"), "after RoPE"),),
+    state=(SCORES, SLOT_POSITIONS),
+    extra=(RECENT,),
 )

@@ -61,6 +61,20 @@ def keep_best(emit: Emitter, rank: Callable[[Emitter], Value]) -> KeptValues:
     return KeptValues(keys, stored, kept, outputs)
 
 
+def keep_with_scores(emit: Emitter, scores: Value, rank: Callable[[Emitter], Value]) -> dict[str, Value]:
+    """Keep tokens as `keep_best` does; the result has their `scores` and `slot_positions` too.
+
+    `scores` is FLOAT [B,G,S]. `slot_positions` equals `indices`: the text position of each slot's token, -1 if empty.
+    """
+    kept = keep_best(emit, rank)
+    gathered = emit.GatherElements(scores, kept.positions, axis=2)
+    return {
+        **kept.outputs,
+        "scores": into_slots(emit, gathered, kept.stored),
+        "slot_positions": emit.Identity(kept.outputs["indices"]),
+    }
+
+
 def among_row(emit: Emitter, scores: Value, contested: Value) -> Value:
     """Turn `scores` [B,G,S] into ranks: tokens that are not `contested` always stay, padding never does."""
     rows, columns = emit.Reshape("prompt_lengths", [-1, 1, 1]), count_to(emit, size(emit, "k", 2))

@@ -14,9 +14,9 @@ import numpy as np
 
 from kvc_trt.operators.attention.heavy_hitter_attention import SCORES
 from kvc_trt.operators.compaction.heavy_hitters import COMPACT_HEAVY_HITTERS
-from kvc_trt.operators.compaction.keep_best import among_row, keep_best
+from kvc_trt.operators.compaction.keep_best import among_row, keep_with_scores
 from kvc_trt.operators.schema import INT32, Operator, Tensor
-from kvc_trt.operators.shapes import Layout, count_to, into_slots, pad_end, scalar, size
+from kvc_trt.operators.shapes import Layout, count_to, pad_end, scalar, size
 from kvc_trt.operators.tensors import PROMPT_LENGTHS
 from kvc_trt.operators.turns.append_block import LENGTHS
 from kvc_trt.operators.turns.extend_attention import (
@@ -37,13 +37,7 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     received = _received(emit)
     rows, columns = emit.Reshape("prompt_lengths", [-1, 1, 1]), count_to(emit, size(emit, "k", 2))
     contested = emit.Less(columns, emit.Sub(rows, emit.attribute("recent")))
-    kept = keep_best(emit, lambda branch: among_row(branch, received, contested))
-    scores = emit.GatherElements(received, kept.positions, axis=2)
-    return {
-        **kept.outputs,
-        "scores": into_slots(emit, scores, kept.stored),
-        "slot_positions": emit.Identity(kept.outputs["indices"]),
-    }
+    return keep_with_scores(emit, received, lambda branch: among_row(branch, received, contested))
 
 
 def _received(emit: Emitter) -> Value:
