@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import click
 
 from kvc_trt.cli import printing
-from kvc_trt.cli.export_dynamo import dynamo
-from kvc_trt.cli.export_triton import triton
+from kvc_trt.errors import InputError
 
 if TYPE_CHECKING:
     from kvc_trt.backends.tensorrt_llm.llm_api import AttentionBackend, Export, KtCacheDtype
+    from kvc_trt.engine import EngineDirectory
+
+Layout = Literal["single", "ensemble"]
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+"""Names that Kubernetes accepts, short enough for the suffixes of Dynamo's operator."""
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
 
 
 @click.group()
 def command() -> None:
     """Write files for other runtimes."""
-
-
-command.add_command(triton)
-command.add_command(dynamo)
 
 
 @command.command(name="llm-api")
@@ -82,11 +86,11 @@ def llm_api(
     if file != "-":
         write_new_file(Path(file), text, replace=force)
     if as_json:
-        printing.print_json(_as_json(export, None if file == "-" else file))
+        printing.print_json(_llm_api_json(export, None if file == "-" else file))
     elif file == "-":
         click.echo(text, nl=False)
     else:
-        click.echo(_summary(export, file))
+        click.echo(_llm_api_summary(export, file))
 
 
 @command.command(name="tensorrt-llm")
@@ -104,7 +108,7 @@ def tensorrt_llm(engine_dir: Path, directory: Path) -> None:
     click.echo(f"{directory}: {' and '.join(PHASES)}, each with config.json and rank0.engine")
 
 
-def _summary(export: Export, file: str) -> str:
+def _llm_api_summary(export: Export, file: str) -> str:
     from kvc_trt.backends.tensorrt_llm.llm_api_file import traffic_lines
 
     parts = [f"{file}: TensorRT-LLM's RocketKV for policy {export.parameters.policy}"]
@@ -118,7 +122,7 @@ def _summary(export: Export, file: str) -> str:
     return "\n".join(parts)
 
 
-def _as_json(export: Export, file: str | None) -> dict[str, Any]:
+def _llm_api_json(export: Export, file: str | None) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
@@ -131,3 +135,134 @@ def _as_json(export: Export, file: str | None) -> dict[str, Any]:
         "differences": list(export.differences),
         "warnings": list(export.warnings),
     }
+
+
+@command.command(name="triton")
+@click.argument("engine_dir", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", "repository", metavar="REPO", type=click.Path(path_type=Path), required=True,
+    help="The model repository; made where there is none.",
+)  # fmt: skip
+@click.option(
+    "--layout",
+    type=click.Choice(get_args(Layout)),
+    default="single",
+    help="single: one model. ensemble: the four models that clients of TensorRT-LLM know.",
+)
+@click.option("--name", help="The single model's name, which clients ask for.  [default: ENGINE_DIR's own]")
+@click.option("--rows", type=click.IntRange(min=1), help="Answers at once.  [default: the engine's max_batch_size]")
+@click.option("--queue-limit", type=click.IntRange(min=1), help="Requests that may wait.  [default: 64]")
+@click.option(
+    "--memory-bytes",
+    type=click.IntRange(min=1),
+    help="What rows and one prefill may take together.  [default: no limit]",
+)
+@click.option(
+    "--prefill-slice-ms", type=click.FloatRange(min=0, min_open=True),
+    help="Longest time for which a newcomer's prompt holds up running answers.  [default: 100]",
+)  # fmt: skip
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
+@printing.json_option
+def triton(
+    engine_dir: Path,
+    repository: Path,
+    layout: Layout,
+    name: str | None,
+    rows: int | None,
+    queue_limit: int | None,
+    memory_bytes: int | None,
+    prefill_slice_ms: float | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Write a model repository that tritonserver loads as it is, with the engine in it.
+
+    The server answers many requests together, and streams; kvc-trt has to be installed in its Python. See
+    docs/serving.md.
+    """
+    from kvc_trt.backends.registry import open_engine, runner
+    from kvc_trt.serving.engine import ServingSettings
+    from kvc_trt.serving.triton.family.ensemble import export_ensemble
+    from kvc_trt.serving.triton.repository import export_model
+
+    if layout == "ensemble" and name is not None:
+        raise InputError("--name is for --layout single: clients of an ensemble ask for 'ensemble'")
+    settings = ServingSettings(rows, queue_limit, memory_bytes, prefill_slice_ms, threads)
+    engine = open_engine(engine_dir, progress=printing.progress())
+    runner(engine.backend)
+    if layout == "ensemble":
+        model = export_ensemble(engine, repository, settings)
+    else:
+        model = export_model(engine, repository, engine_dir.absolute().name if name is None else name, settings)
+    if as_json:
+        printing.print_json(_triton_json(engine, model))
+    else:
+        click.echo(_triton_summary(engine, model, settings.rows or engine.build.max_batch_size))
+
+
+def _start_line(repository: Path) -> str:
+    return (
+        f"tritonserver --model-repository={shlex.quote(str(repository.absolute()))} --model-control-mode=none "
+        "--http-address=127.0.0.1 --grpc-address=127.0.0.1 --disable-auto-complete-config"
+    )
+
+
+def _triton_summary(engine: EngineDirectory, model: Path, rows: int) -> str:
+    from kvc_trt.serving.example import example_text
+
+    longest, policy = engine.parameters.max_input_len, engine.parameters.policy
+    prompt = {"input_ids": [1, 2]} if engine.tokenizer is None else {"text_input": example_text(engine.tokenizer)}
+    body = shlex.quote(json.dumps({**prompt, "max_tokens": 8}))
+    return "\n".join(
+        [
+            f"{model}: policy {policy}, prompts to {longest} tokens, {rows} answers at once",
+            f"start: {_start_line(model.parent)}",
+            f"ask:   curl 127.0.0.1:8000/v2/models/{model.name}/generate -d {body}",
+        ]
+    )
+
+
+def _triton_json(engine: EngineDirectory, model: Path) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "directory": str(model),
+        "engine_sha256": engine.digest,
+        "start": _start_line(model.parent),
+    }
+
+
+@command.command(name="dynamo")
+@click.argument("engine_dir", type=click.Path(path_type=Path))
+@click.option("-o", "--output", "directory", type=click.Path(path_type=Path), required=True, help="Must not exist yet.")
+@click.option("--name", help="The model's name, and the deployment's.  [default: ENGINE_DIR's own]")
+@click.option("--image", help="The image that the Containerfile makes.  [default: NAME:latest]")
+@click.option("--prefill", type=click.IntRange(min=1), default=1, help="Replicas that read prompts.")
+@click.option("--decode", type=click.IntRange(min=1), default=1, help="Replicas that answer them.")
+@printing.json_option
+def dynamo(
+    engine_dir: Path, directory: Path, name: str | None, image: str | None, prefill: int, decode: int, as_json: bool
+) -> None:
+    """Write a DynamoGraphDeployment with prefill and decode workers, a Containerfile, and the engine beside them.
+
+    They follow the schema of Dynamo's operator, and were not run on a cluster. `kvc-trt plan --disaggregated` says how
+    many decode replicas one prefill replica feeds.
+    """
+    from kvc_trt.backends.registry import open_engine
+    from kvc_trt.serving.dynamo.cluster import CONTAINER_FILE, DEPLOYMENT_FILE, export_deployment
+
+    chosen = engine_dir.absolute().name if name is None else name
+    if not _NAME.fullmatch(chosen):
+        raise InputError(
+            f"{chosen!r} cannot name a deployment: expected a-z, 0-9 and '-', 40 at most", hint="--name NAME"
+        )
+    made_of = f"{chosen}:latest" if image is None else image
+    if not _IMAGE.fullmatch(made_of):
+        raise InputError(f"{made_of!r} is not the name of an image")
+    engine = open_engine(engine_dir, progress=printing.progress())
+    path = export_deployment(engine, directory, name=chosen, image=made_of, prefill=prefill, decode=decode)
+    if as_json:
+        printing.print_json({"directory": str(path), "name": chosen, "image": made_of, "engine_sha256": engine.digest})
+        return
+    click.echo(f"{path}: {DEPLOYMENT_FILE}, {CONTAINER_FILE} and the engine; not run on a cluster")
+    click.echo(f"build: podman build -t {made_of} {path}   # after putting kvc-trt's wheel there")
+    click.echo(f"start: kubectl apply -f {path / DEPLOYMENT_FILE}")

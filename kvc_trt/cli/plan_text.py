@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvc_trt.cli.disaggregation_text import disaggregation_text
 from kvc_trt.cli.printing import ranges
-from kvc_trt.cli.ranks_text import ranks_text
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
 
@@ -17,6 +15,7 @@ Caches = Sequence[Mapping[str, Any]]
 
 COMPARED = ("policy", "stored per row", "beside K and V", "of dense", "Table 1", "read per step", "of dense", "Table 1")
 MOST_KINDS, LAYERS_PER_LINE = 8, 8
+SIDES = (("full", "full cache"), ("compressed", "this policy"))
 
 
 def plan_text(plan: Plan) -> str:
@@ -38,14 +37,6 @@ def plan_text(plan: Plan) -> str:
         _notes,
     )
     return "\n\n".join(section(plan) for section in sections)
-
-
-def _disaggregation(plan: Plan) -> str:
-    return disaggregation_text(plan["disaggregation"])
-
-
-def _ranks(plan: Plan) -> str:
-    return ranks_text(plan["tensor_parallel"])
 
 
 def _head(plan: Plan) -> str:
@@ -287,3 +278,87 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
+
+
+def _ranks(plan: Plan) -> str:
+    """Return the section on several GPUs: memory, the largest batch and the floor of a step of each."""
+    found = plan["tensor_parallel"]
+    full, compressed, rows = found["full"], found["compressed"], found["rows"]
+
+    def line(name: str, *sizes: float) -> list[str]:
+        return [name, *map(readable_size, sizes)]
+
+    memory = [
+        line("weights", found["weight_bytes"], found["weight_bytes"]),
+        line("rotary tables", found["rotary_bytes"], found["rotary_bytes"]),
+        line(f"caches of {rows} rows", rows * full["cache_bytes_per_row"], rows * compressed["cache_bytes_per_row"]),
+        line(
+            f"prefill of one prompt of {found['prompt_tokens']:,} tokens", full["prefill_bytes"],
+            compressed["prefill_bytes"],
+        ),
+        line(f"or a step of {rows} rows", found["step_bytes"], found["step_bytes"]),
+        line("together", full["total_bytes"], compressed["total_bytes"]),
+    ]  # fmt: skip
+    speed = [
+        [entry["accelerator"], entry["batch"], f"{entry['full_floor_ms']:.2f}", f"{entry['compressed_floor_ms']:.2f}"]
+        for entry in found["speed"]
+    ]
+    sums = f"{found['sums_per_step']} sums over the ranks, each of {readable_size(found['sum_bytes_per_row'])} per row"
+    return "\n".join(
+        [
+            f"tensor parallel: {found['shares']}",
+            "memory of each GPU (modelled)",
+            text_table(["for", "full", "this policy"], memory, right=(1, 2)),
+            *map(_fits_rank, found["gpus"]),
+            "floor of one step on each GPU (modelled: its bytes over published bandwidth), ms",
+            text_table(["GPU", "batch", "full", "this policy"], speed, right=(1, 2, 3)),
+            f"a step also takes {sums}, which are not in the floor; all other tables are for one GPU",
+        ]
+    )
+
+
+def _fits_rank(gpu: Mapping[str, Any]) -> str:
+    left, batch = gpu["fits_by_bytes"], gpu["largest_batch"]
+    fits = f"fits, {readable_size(left)} left" if left >= 0 else f"does not fit by {readable_size(-left)}"
+    usable = f"{gpu['gpu']} (90% of its memory, {readable_size(gpu['usable_bytes'])})"
+    return f"{usable}: {fits}; largest batch {batch['full']} full, {batch['compressed']} compressed"
+
+
+def _disaggregation(plan: Plan) -> str:
+    """Return the section on prefill and decode apart: bytes sent, and decode replicas that one of prefill feeds."""
+    found = plan["disaggregation"]
+    gigabytes = found["bandwidth"] / 1e9
+    sent = [
+        [
+            title,
+            readable_size(found[name]["bytes"]),
+            f"{1e3 * found[name]['transfer_seconds']:,.2f} ms",
+            f"{found[name]['handoffs_per_second']:,.1f}",
+        ]
+        for name, title in SIDES
+    ]
+    ratio = found["full"]["bytes"] / found["compressed"]["bytes"]
+    replicas = [
+        [replica["accelerator"], f"{replica['prefill_seconds']:,.2f} s", title, *_decode_side(replica[name])]
+        for replica in found["replicas"]
+        for name, title in SIDES
+    ]
+    heading = f"prefill and decode apart: a prompt of {found['prompt_tokens']:,} tokens over {gigabytes:g} GB/s"
+    titles = ["GPU", "prefill", "decode from", "rows", "seconds per answer", "replicas fed", "limited by"]
+    return "\n".join(
+        [
+            f"{heading} ({ratio:.1f}x fewer bytes)",
+            text_table(["sent per request", "bytes", "transfer", "requests/s"], sent, right=(1, 2, 3)),
+            f"decode replicas that one prefill replica feeds, answers of {found['answer_tokens']:,} tokens (estimates)",
+            text_table(titles, replicas, right=(1, 3, 4, 5)),
+            *(f"- {assumption}" for assumption in found["assumptions"]),
+        ]
+    )
+
+
+def _decode_side(side: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    if side["rows"] == 0:
+        return "0", "-", "-", "no row fits"
+    fed = side["decode_replicas"]
+    share = f"{fed:,.2f}" if fed >= 0.1 else f"1/{1 / fed:,.0f}"
+    return str(side["rows"]), f"{side['answer_seconds']:,.2f}", share, side["limit"]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.backends.benchmark import Benchmark, PartOfRun, Peak
+from kvc_trt.backends.benchmark import Benchmark, OperatorTime, PartOfRun, Peak
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.profile.engine_weights import engine_weight_bytes
 from kvc_trt.profile.model_size import cache_itemsize, prefill_operations
-from kvc_trt.profile.operators import StepOperators, step_operators
 from kvc_trt.profile.profiled_engine import (
     DecodeRun,
     DecodeTimes,
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 LARGEST_SHARE_OF_MEMORY = 0.5
 """Largest share of the free memory for the caches of one side."""
+RECORDED_STEPS = 12
+"""Steps in which operators are timed; the first is left out."""
 
 _FLOAT32 = 4
 
@@ -217,3 +219,45 @@ class _Sweeper:
 def _fits(side: ProfiledEngine, rows: int) -> bool:
     needed = rows * sum(tensor.bytes_per_row() for tensor in side.program.state)
     return needed <= LARGEST_SHARE_OF_MEMORY * side.benchmark.free_bytes()
+
+
+@dataclass(frozen=True)
+class StepOperators:
+    """The operators of one side's step."""
+
+    side: str
+    context: int
+    batch: int
+    operators: list[OperatorTime]
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Return one row per operator; the shares of a side add up to one."""
+        total = sum(one.seconds for one in self.operators)
+        return [
+            {
+                "context": self.context,
+                "batch_size": self.batch,
+                "side": self.side,
+                "operator": one.name,
+                "nodes": one.calls,
+                "recorded_ms": 1e3 * one.seconds,
+                "share": one.seconds / total,
+            }
+            for one in self.operators
+        ]
+
+
+def step_operators(sides: Sequence[ProfiledEngine], context: int, batch: int) -> list[StepOperators]:
+    """Record steps of every side with synthetic caches; nothing for a backend that does not tell."""
+    found = []
+    for side in sides:
+
+        def steps(executor: Any, side: ProfiledEngine = side) -> None:
+            run = DecodeRun(replace(side, executor=executor), batch, context)
+            for _ in range(RECORDED_STEPS):
+                run.step_seconds()
+
+        operators = side.benchmark.operators(side.program, steps)
+        if operators is not None:
+            found.append(StepOperators(side.name, context, batch, operators))
+    return found

@@ -45,7 +45,7 @@ def test_accuracy_has_a_binomial_error():
 
 
 def test_words_that_the_tokenizer_lacks_are_not_applicable(engine: EngineDirectory, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("kvc_trt.verify.questions.key_value.WORDS", ("other", "words"))
+    monkeypatch.setattr("kvc_trt.verify.questions.wordings.WORDS", ("other", "words"))
     report = verify(engine, level="retrieval", samples=1)
     assert "niah-single-1: the tokenizer cannot spell this task: " in report.rungs[0].reason
     assert not report.passed

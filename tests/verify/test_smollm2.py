@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from kvc_trt import build
+from kvc_trt.accuracy.answerers.answerer import mean_negative_log_likelihood
 from kvc_trt.backends.registry import harness_for, open_engine
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.tasks import framing
-from kvc_trt.tasks.likelihood import mean_negative_log_likelihood
 from kvc_trt.tasks.registry import task
 from kvc_trt.verify.engine_run import run
 from kvc_trt.verify.ladder import verify

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvc_trt.accuracy.questions import Question
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.session.batch import batch_of
-from kvc_trt.tasks.likelihood import mean_negative_log_likelihood
 
 if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
@@ -207,3 +207,17 @@ def _check_room(output: Output, parameters: PolicyParameters) -> None:
 def batches(questions: Sequence[Question], rows: int) -> Iterable[Sequence[Question]]:
     """The questions in order, `rows` at a time."""
     return (questions[first : first + rows] for first in range(0, len(questions), rows))
+
+
+def mean_negative_log_likelihood(logits: NDArray[np.float32], token_ids: Sequence[int]) -> float:
+    """Return the mean over N tokens of -log p(token), in nats. Row i of `logits` [N, vocab] predicts token i.
+
+    Row 0 comes from the prompt's last token, so the last token of a continuation need not be fed. ValueError where
+    there are no tokens, or not one row for each.
+    """
+    if not len(token_ids) or len(logits) != len(token_ids):
+        raise ValueError(f"{len(logits)} rows of logits for {len(token_ids)} tokens: expected one for each, at least 1")
+    exact = logits.astype(np.float64)
+    largest = exact.max(axis=-1)
+    normaliser = largest + np.log(np.exp(exact - largest[:, None]).sum(axis=-1))
+    return float(np.mean(normaliser - exact[np.arange(len(token_ids)), list(token_ids)]))

@@ -8,7 +8,7 @@ pairs of key and value; ours are bytes, as allocated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,11 @@ from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.profile.floor import ACCELERATORS, USABLE_MEMORY
-from kvc_trt.profile.model_size import cache_itemsize, weight_bytes
+from kvc_trt.profile.model_size import cache_itemsize, token_cache_bytes, weight_bytes
 from kvc_trt.profile.planning.disaggregation import plan_disaggregation
-from kvc_trt.profile.planning.host_memory import host_memory
 from kvc_trt.profile.planning.plan import make_plan
 from kvc_trt.profile.planning.tensor_parallel import plan_ranks
-from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes, row_traffic
+from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes, row_traffic, stored_context_bytes
 
 
 def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str) -> dict[str, Any]:
@@ -188,3 +187,28 @@ def _source(name: str, config: BuildConfig, filled: BuildConfig) -> str:
     if getattr(config, name) is not None:
         return "given"
     return "default of the model" if getattr(filled, name) is not None else "derived"
+
+
+def host_memory(
+    model: ModelConfig, parameters: PolicyParameters, weights: str, *, copies: Sequence[str], rows: int, turns: bool
+) -> dict[str, Any]:
+    """Return the memory of an engine that runs from the host's, sizes in bytes. `copies` names who packs weights anew.
+
+    A copy is of the matrices that a step reads. A conversation keeps its row between its turns, so rows count both.
+    """
+    turns = turns and parameters.no_turn is None
+    itemsize, size = cache_itemsize(weights), weight_bytes(model, weights)
+    row = cache_bytes(model, parameters, itemsize, turns=turns).total
+    lines = [
+        ("weights, mapped from their file", size.resident),
+        *((f"weights packed for {who}", size.per_step) for who in copies),
+        (f"caches of {rows} rows", rows * row),
+        ("one layer of the longest prompt or turn", parameters.max_input_len * token_cache_bytes(model, itemsize)),
+    ]
+    return {
+        "rows": rows,
+        "lines": [{"kind": kind, "bytes": round(bytes_)} for kind, bytes_ in lines],
+        "total_bytes": round(sum(bytes_ for _, bytes_ in lines)),
+        "bytes_per_further_row": row,
+        "bytes_per_prefix": stored_context_bytes(model, parameters, itemsize, parameters.max_input_len, turns=turns),
+    }

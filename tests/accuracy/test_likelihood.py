@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from kvc_trt.tasks.likelihood import mean_negative_log_likelihood
+from kvc_trt.accuracy.answerers.answerer import mean_negative_log_likelihood
 
 
 def test_it_is_the_mean_over_the_tokens_in_nats():
