@@ -10,10 +10,10 @@ import click
 import cloup
 
 from kvc_trt.backends.registry import backend, names
-from kvc_trt.cli import printing
 from kvc_trt.cli.build_options import TENSOR_PARALLEL, WEIGHTS, policy_options
 from kvc_trt.cli.option_types import NumberOr
-from kvc_trt.cli.policy_text import describe_parameters
+from kvc_trt.cli.text import printing
+from kvc_trt.cli.text.policy import describe_parameters
 from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:

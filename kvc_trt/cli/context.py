@@ -11,8 +11,8 @@ import click
 import cloup
 
 from kvc_trt.backends.registry import names
-from kvc_trt.cli import printing
 from kvc_trt.cli.prompts import read_prompts, warn_of_bare_text
+from kvc_trt.cli.text import printing
 from kvc_trt.errors import BarePromptWarning, InputError
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table

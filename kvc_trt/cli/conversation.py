@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvc_trt.cli.prompts import read_text
-from kvc_trt.cli.run_report import cache_of, held, logprobs_of
+from kvc_trt.cli.text.run_report import cache_of, held, logprobs_of
 from kvc_trt.errors import InputError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import click
 
-from kvc_trt.cli import printing
+from kvc_trt.cli.text import printing
 from kvc_trt.errors import InputError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kvc_trt.cli import printing
+from kvc_trt.cli.text import printing
 
 
 @click.command()

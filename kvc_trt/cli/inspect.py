@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvc_trt.cli import printing
-from kvc_trt.cli.policy_text import describe_parameters
-from kvc_trt.cli.printing import ranges
+from kvc_trt.cli.text import printing
+from kvc_trt.cli.text.policy import describe_parameters
+from kvc_trt.cli.text.printing import ranges
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kvc_trt.cli import printing
+from kvc_trt.cli.text import printing
 from kvc_trt.tables import text_table
 
 

@@ -11,7 +11,7 @@ import cloup
 from kvc_trt.backends.registry import names
 from kvc_trt.cli.build_options import TENSOR_PARALLEL, WEIGHTS, policy_options
 from kvc_trt.cli.option_types import Bandwidth
-from kvc_trt.cli.printing import json_option, print_json
+from kvc_trt.cli.text.printing import json_option, print_json
 
 DEFAULT_BANDWIDTH = 12.5e9
 """Bytes per second: 100 Gbit/s."""
@@ -72,10 +72,10 @@ def command(
     if as_json:
         print_json(plan)
     elif compare:
-        from kvc_trt.cli.plan_text import compare_text
+        from kvc_trt.cli.text.plan import compare_text
 
         click.echo(compare_text(plan))
     else:
-        from kvc_trt.cli.plan_text import plan_text
+        from kvc_trt.cli.text.plan import plan_text
 
         click.echo(plan_text(plan))

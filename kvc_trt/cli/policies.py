@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvc_trt.cli import printing
+from kvc_trt.cli.text import printing
 from kvc_trt.tables import text_table
 
 if TYPE_CHECKING:

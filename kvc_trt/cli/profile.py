@@ -12,7 +12,7 @@ import cloup
 
 from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.cli.option_types import PREFILL_PRECISION, Counts
-from kvc_trt.cli.printing import json_option, print_json, progress
+from kvc_trt.cli.text.printing import json_option, print_json, progress
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import terminal_columns, text_table
 

@@ -17,9 +17,9 @@ from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.backends.registry import names
 from kvc_trt.cli.conversation import END, converse, on_terminal
 from kvc_trt.cli.option_types import PREFILL_PRECISION
-from kvc_trt.cli.printing import json_option, print_json, progress
 from kvc_trt.cli.prompts import read_prompts, warn_of_bare_text
-from kvc_trt.cli.run_report import report, summary
+from kvc_trt.cli.text.printing import json_option, print_json, progress
+from kvc_trt.cli.text.run_report import report, summary
 from kvc_trt.errors import BarePromptWarning
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from click.core import ParameterSource
 
 from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.backends.registry import names
-from kvc_trt.cli import printing
 from kvc_trt.cli.option_types import PREFILL_PRECISION, CountOrByName, Counts, Names
+from kvc_trt.cli.text import printing
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
 

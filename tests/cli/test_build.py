@@ -10,8 +10,8 @@ import pytest
 
 from kvc_trt.backends.registry import backends, open_engine
 from kvc_trt.building import verified
-from kvc_trt.cli import printing
 from kvc_trt.cli.main import run
+from kvc_trt.cli.text import printing
 from kvc_trt.errors import InputError
 from tests.backends.compiled import as_compiled
 

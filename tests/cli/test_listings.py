@@ -9,7 +9,7 @@ import pytest
 from kvc_trt.backends import onnxruntime, probes, torch
 from kvc_trt.backends.registry import names
 from kvc_trt.cli.main import run
-from kvc_trt.cli.printing import ranges
+from kvc_trt.cli.text.printing import ranges
 
 
 def json_of(capfd, arguments):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvc_trt.cli.policy_text import describe_parameters
+from kvc_trt.cli.text.policy import describe_parameters
 from kvc_trt.errors import InputError
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.methods.base.layer_budget import smallest_budget

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvc_trt.cli.policy_text import describe_parameters
+from kvc_trt.cli.text.policy import describe_parameters
 from kvc_trt.models.presets import load_preset
 from kvc_trt.policies import available, resolve
 

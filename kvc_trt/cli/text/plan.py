@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvc_trt.cli.printing import ranges
+from kvc_trt.cli.text.printing import ranges
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
 

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvc_trt.cli.printing import print_json
+from kvc_trt.cli.text.printing import print_json
 
 DOCUMENTS = st.recursive(
     st.none()

@@ -1,4 +1,4 @@
-"""What `run` says of its answers: the summary line, and the report of --json."""
+"""The summary line that `run` prints under its answers, and its report of --json."""
 
 from __future__ import annotations
 
