@@ -14,6 +14,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
@@ -34,6 +36,7 @@ class ExactTopK(DecodeSelection):
     reads_a_part = True
     oracle = True
 
+    @override
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
         """Attend to the best `top_k` tokens by exact attention.
 
@@ -45,8 +48,8 @@ class ExactTopK(DecodeSelection):
             top_k=rule.top_k, dense_until=max(rule.token_budget, rule.dense_until), per_query_head=rule.per_query_head,
         )  # fmt: skip
 
+    @override
     def describe(self, rule: Constants) -> str:
-        """Describe how the tokens are found, and who chooses them."""
         whose = "each query head its own" if rule.per_query_head else "one list per KV head"
         return f"the best, found by reading all of them, {whose}"
 

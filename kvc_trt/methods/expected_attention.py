@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from typing_extensions import override
 
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.graph_context import PromptLayer
@@ -72,6 +73,7 @@ class ExpectedAttention(ScoredEviction):
     query_agnostic = True
     observes_every_query = True
 
+    @override
     def observe(self, queries: PromptQueries, prompt_lengths: Tensor, rule: Constants) -> ExpectedQueries:
         """Estimate the queries that follow each prompt from all queries of the prompt."""
         from kvc_trt import reference
@@ -81,18 +83,18 @@ class ExpectedAttention(ScoredEviction):
         )
         return reference.expected_queries(queries.plain(), rotation, prompt_lengths, sinks=rule.sinks)
 
+    @override
     def compact(
         self, observed: ExpectedQueries, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        """Compact every row that is longer than the prompt budget."""
         from kvc_trt import reference
 
         return reference.keep_expected(
             observed, keys, values, prompt_lengths, prompt_budget=rule.prompt_budget, sinks=rule.sinks
         )
 
+    @override
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
-        """Compact every row of which more is stored and new than the prompt budget."""
         from kvc_trt import reference
 
         tables, ahead = turn.rotary_tables, rule.future_positions
@@ -100,34 +102,35 @@ class ExpectedAttention(ScoredEviction):
         observed = reference.expected_queries(turn.plain_queries(), rotation, turn.new_lengths, sinks=0)
         return self.compact(observed, turn.keys, turn.values, turn.lengths, rule)
 
+    @override
     def prompt_inputs(self, prompt: PromptLayer) -> Mapping[str, Value]:
-        """Write the queries expected after the prompt."""
         return _queries_ahead(EXPECTED_QUERIES, prompt, prompt.batch.lengths)
 
+    @override
     def turn_inputs(self, turn: TurnLayer) -> Mapping[str, Value]:
-        """Write the queries expected after the turn."""
         return _queries_ahead(EXPECTED_QUERIES_OF_TURN, turn, turn.emit.Add(turn.turn.positions, turn.batch.lengths))
 
+    @override
     def least(self, rule: Constants) -> int:
-        """Return the sinks and one more token."""
         return rule.sinks + 1
 
+    @override
     def turn_runs(self) -> Mapping[str, TurnRun]:
-        """Return the isolated run of the queries expected after a turn."""
         return {EXPECTED_QUERIES_OF_TURN.name: _run_queries_of_turn}
 
+    @override
     def describe(self, rule: Constants) -> str:
-        """Describe how many tokens are sinks, and how far ahead queries are expected."""
         return f"{rule.sinks} first; queries expected {rule.future_positions} positions ahead"
 
     def ranking(self, rule: Constants) -> ByExpectedQueries:
         """Return the ranking by the attention of expected queries."""
         return ByExpectedQueries(rule.sinks)
 
+    @override
     def runs(self) -> Mapping[str, PromptRun]:
-        """Return the isolated runs, with one for the expected queries."""
         return {**super().runs(), EXPECTED_QUERIES.name: _run_queries}
 
+    @override
     def run_alone(self, operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
         """Run compaction with the queries expected after the case's prompts."""
         import torch

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.graph_context import PromptLayer, StepLayer, store_whole
@@ -33,14 +35,15 @@ class Nothing(PromptEviction):
     )
     query_agnostic = True
 
+    @override
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        """Keep everything in its order."""
         from kvc_trt import reference
 
         return reference.compact(observed, keys, values, prompt_lengths, prompt_budget=keys.shape[2], pool_kernel=1)
 
+    @override
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
         """Store the whole prompt; if a step needs page bounds, KvcCompact writes them (with an unlimited budget)."""
         if bounds:
@@ -55,14 +58,14 @@ class Dense(DecodeSelection):
     name = "dense"
     operators = (DENSE_ATTENTION,)
 
+    @override
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        """Attend to all entries."""
         from kvc_trt import reference
 
         return reference.Selection(reference.dense_attention(query, cache.keys, cache.values, cache.lengths))
 
+    @override
     def decode(self, step: StepLayer) -> str:
-        """Write KvcDenseAttention."""
         return step.attend(DENSE_ATTENTION, dense_until=step.batch.slice_until)
 
 

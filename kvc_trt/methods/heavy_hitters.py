@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from typing_extensions import override
 
 from kvc_trt.methods.base.beside_recent import (
     BestBesideRecent,
@@ -67,6 +68,7 @@ class MostAttended(BestBesideRecent):
     turn = "The last tokens of the conversation stay, and of the others those that received the most attention so far."
     observes_every_query = True
 
+    @override
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
@@ -76,8 +78,8 @@ class MostAttended(BestBesideRecent):
         shares = {"heavy": contested(rule), "recent": rule.recent}
         return reference.keep_heavy_hitters(observed, keys, values, prompt_lengths, **shares)
 
+    @override
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
-        """Keep the last tokens and the heavy hitters of stored and new ones."""
         from kvc_trt import reference
 
         if turn.scores is None:
@@ -85,6 +87,7 @@ class MostAttended(BestBesideRecent):
         tables = turn.queries, turn.keys, turn.values, turn.lengths, turn.new_lengths, turn.scores
         return reference.keep_heavy_hitters_of_turn(*tables, heavy=contested(rule), recent=rule.recent)
 
+    @override
     def run_alone(self, operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
         """Run compaction over a whole prompt of queries: the queries of the case's window, repeated."""
         import torch
@@ -106,8 +109,8 @@ class MostAttended(BestBesideRecent):
         double = _with_scores_of(_indices(COMPACT_HEAVY_HITTERS, results), double, attended)
         return self.judged(results, case, rule, double, single, attended)
 
+    @override
     def turn_runs(self) -> Mapping[str, TurnRun]:
-        """Return the isolated run of KvcCompactHeavyHittersOfTurn."""
         return {COMPACT_HEAVY_HITTERS_OF_TURN.name: self._run_turn}
 
     def _run_turn(self, operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found:
@@ -147,8 +150,8 @@ class HeavyHitters(DropWorstBesideRecent):
     name = "heavy-hitters"
     operators = (HEAVY_HITTER_ATTENTION,)
 
+    @override
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        """Attend to everything cached, then drop what no longer fits the budget."""
         from kvc_trt import reference
 
         if cache.scores is None:
@@ -156,18 +159,21 @@ class HeavyHitters(DropWorstBesideRecent):
         state = cache.keys, cache.values, cache.lengths, cache.scores
         return reference.heavy_hitter_attention(query, *state, heavy=contested(rule), recent=rule.recent)
 
+    @override
     def recent_of(self, rule: Constants, budget: int) -> int:
         """Return the same share of the budget as in the other layers."""
         whole = stored_budget(rule)
         half = rule.recent == whole - whole // 2
         return budget - budget // 2 if half else max(1, budget * rule.recent // whole)
 
+    @override
     def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
         """Make random scores, with entries in text order."""
         positions = super().state_of(keys, values, lengths, rule)
         present = positions["slot_positions"] >= 0
         return {"scores": np.random.default_rng(7).random(present.shape, np.float32) * present, **positions}
 
+    @override
     def run_alone(self, operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
         """Run a step with a free slot in every row; positions show what stays."""
         import torch

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.inputs import DEFAULT_WINDOW, EVERY_POLICY, SELECTION, PolicyInputs, constants
@@ -37,8 +39,8 @@ class BestOfPages(DecodeSelection):
     operators = (HYBRID_ATTENTION,)
     reads_a_part = True
 
+    @override
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        """Run one step of hybrid attention; return the output and the tokens it read."""
         from kvc_trt import reference
 
         if cache.page_min is None or cache.page_max is None:
@@ -50,12 +52,13 @@ class BestOfPages(DecodeSelection):
         )  # fmt: skip
         return reference.Selection(*read)
 
+    @override
     def pairs_to_choose(self, rule: Constants, entries: int, head_size: int) -> float:
         """Count `top_r` channels of one bound of every page."""
         return -(-entries // rule.page_size) * rule.top_r / (2 * head_size)
 
+    @override
     def describe(self, rule: Constants) -> str:
-        """Describe pages and channels."""
         bounds = ", bounds in fp8" if rule.fp8_bounds else ""
         return f"page size {rule.page_size}, {rule.top_r} channels{bounds}"
 

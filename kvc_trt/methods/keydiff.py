@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
 from kvc_trt.methods.base.isolated_runs import ByDirection
@@ -35,16 +37,16 @@ class DistinctKeys(ScoredEviction):
     turn = "Stored and new tokens compete for the prompt budget: the keys that differ most from all of them stay."
     query_agnostic = True
 
+    @override
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        """Compact every row that is longer than the prompt budget; queries are not used."""
         from kvc_trt import reference
 
         return reference.keep_distinct(keys, values, prompt_lengths, prompt_budget=rule.prompt_budget)
 
+    @override
     def describe(self, rule: Constants) -> str:
-        """Describe the choice by keys alone."""
         return "those of the most distinct keys"
 
     def ranking(self, rule: Constants) -> ByDirection:

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection
@@ -42,8 +44,8 @@ class PagesPerQueryHead(DecodeSelection):
     operators = (QUEST_ATTENTION,)
     reads_a_part = True
 
+    @override
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        """Run one step over the best pages; return the output and the tokens that each query head read."""
         from kvc_trt import reference
 
         if cache.page_min is None or cache.page_max is None:
@@ -54,12 +56,13 @@ class PagesPerQueryHead(DecodeSelection):
         )  # fmt: skip
         return reference.Selection(*read)
 
+    @override
     def pairs_to_choose(self, rule: Constants, entries: int, head_size: int) -> float:
         """Count maximum and minimum of every channel of every page."""
         return float(-(-entries // rule.page_size))
 
+    @override
     def describe(self, rule: Constants) -> str:
-        """Describe the selection of whole pages."""
         bounds = ", bounds in fp8" if rule.fp8_bounds else ""
         return f"whole pages of {rule.page_size}, each query head its own{bounds}"
 

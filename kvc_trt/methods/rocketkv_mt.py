@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from typing_extensions import override
 
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.graph_context import PromptLayer, StepLayer, store_rows
@@ -62,6 +63,7 @@ class AdmittedAnew(PromptEviction):
         "which of them the next steps may read."
     )
 
+    @override
     def compact(
         self, observed: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, prompt_lengths: torch.Tensor,
         rule: Constants,
@@ -69,15 +71,18 @@ class AdmittedAnew(PromptEviction):
         """Admit what SnapKV++ keeps of a prompt."""
         return OBSERVED_ATTENTION.compact(observed, keys, values, prompt_lengths, rule)
 
+    @override
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
         """Write KvcCompact, and the whole prompt beside its result."""
         OBSERVED_ATTENTION.store(prompt, bounds=bounds)
         store_rows(prompt, prompt.rule.max_sequence_len, [f"{tensor.name}.{prompt.name}" for tensor in WHOLE])
 
+    @override
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
         """Admit what SnapKV++ keeps of every token of the conversation."""
         return OBSERVED_ATTENTION.compact_turn(turn, rule)
 
+    @override
     def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
         """Append to the whole cache, attend to it, and write KvcCompactTurn over it."""
         start, count = turn.turn.positions, turn.batch.lengths
@@ -96,8 +101,8 @@ class AdmittedAnew(PromptEviction):
         turn.call(COMPACT_TURN, given, turn.compacted(COMPACT_TURN, bounds=bounds, indices="indices"))
         return attended
 
+    @override
     def describe(self, rule: Constants) -> str:
-        """Describe the choice, and that everything stays beside it."""
         return f"{OBSERVED_ATTENTION.describe(rule)}, chosen anew by every turn from all {rule.max_sequence_len} kept"
 
     def ranking(self, rule: Constants) -> ByWindow:
@@ -114,10 +119,12 @@ class BestOfAdmitted(BestOfPages):
     name = "hybrid-of-admitted"
 
     @property
+    @override
     def state(self) -> tuple[Tensor, ...]:
         """The page bounds, and the whole cache."""
         return (*super().state, *WHOLE)
 
+    @override
     def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
         """Make the page bounds, and whole caches [B,G,L,D] of a text of which nothing was left out."""
         made = super().state_of(keys, values, lengths, rule)
@@ -127,6 +134,7 @@ class BestOfAdmitted(BestOfPages):
             made[tensor.name][:, :, :slots] = entries
         return made
 
+    @override
     def decode(self, step: StepLayer) -> Value:
         """Write RocketKV's step, and append to the whole cache."""
         emit, position = step.emit, step.batch.positions

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.graph_context import PromptLayer, repeat_heads
 from kvc_trt.methods.base.inputs import EVERY_POLICY, EVICTION, PolicyInputs
@@ -45,6 +47,7 @@ class ObservedPerQueryHead(PromptEviction):
     turn_state = OBSERVED_ATTENTION.turn_state
     cache_per_query_head = True
 
+    @override
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
@@ -53,11 +56,12 @@ class ObservedPerQueryHead(PromptEviction):
         keys, values = (table.repeat_interleave(shared, dim=1) for table in (keys, values))
         return OBSERVED_ATTENTION.compact(observed, keys, values, prompt_lengths, rule)
 
+    @override
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """Write KvcCompact over repeated heads."""
         keys, values = (repeat_heads(prompt.emit, prompt.config, part) for part in (prompt.keys, prompt.values))
         replace(prompt, keys=keys, values=values).compact(COMPACT, bounds=bounds)
 
+    @override
     def new_entry(self, step: Entry) -> Entry:
         """Return the step or turn with keys and values repeated for every query head."""
         from kvc_trt.methods.base.turn_context import TurnLayer
@@ -68,20 +72,21 @@ class ObservedPerQueryHead(PromptEviction):
         key, value = (repeat_heads(step.emit, step.config, part) for part in (step.key, step.value))
         return replace(step, key=key, value=value)
 
+    @override
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
         """Compact like the shared choice; the stored keys and values are repeated already."""
         return OBSERVED_ATTENTION.compact_turn(turn, rule)
 
+    @override
     def turn_runs(self) -> Mapping[str, TurnRun]:
-        """Return the isolated runs of the shared choice."""
         return OBSERVED_ATTENTION.turn_runs()
 
+    @override
     def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
-        """Write KvcCompactTurn over repeated heads."""
         return OBSERVED_ATTENTION.extend(turn, bounds=bounds)
 
+    @override
     def describe(self, rule: Constants) -> str:
-        """Describe the choice like the shared one."""
         return OBSERVED_ATTENTION.describe(rule)
 
     def ranking(self, rule: Constants) -> ByWindow:

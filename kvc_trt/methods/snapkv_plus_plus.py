@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from typing_extensions import override
 
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.graph_context import CacheLayer, PromptLayer
@@ -62,15 +63,16 @@ class ObservedAttention(ScoredEviction):
     turn = "Stored and new tokens compete for the prompt budget: the last queries of the turn vote, as after a prompt."
     trims = True
 
+    @override
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        """Compact every row that is longer than the prompt budget."""
         from kvc_trt import reference
 
         budget, kernel = rule.prompt_budget, rule.pool_kernel
         return reference.compact(observed, keys, values, prompt_lengths, prompt_budget=budget, pool_kernel=kernel)
 
+    @override
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
         """Write KvcCompact; if budgets are set per prompt, keep twice the budget with its ranks for `trim`."""
         if prompt.rule.squeeze_share is None:
@@ -78,8 +80,8 @@ class ObservedAttention(ScoredEviction):
         else:
             prompt.compact(COMPACT_RANKED, prompt_budget=prompt.rule.most_kept)
 
+    @override
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
-        """Compact every row of which more is stored and new than the prompt budget."""
         from kvc_trt import reference
 
         return reference.compact_turn(
@@ -87,24 +89,25 @@ class ObservedAttention(ScoredEviction):
             prompt_budget=rule.prompt_budget, pool_kernel=rule.pool_kernel,
         )  # fmt: skip
 
+    @override
     def turn_runs(self) -> Mapping[str, TurnRun]:
-        """Return the isolated run of KvcCompactTurn."""
         return {COMPACT_TURN.name: _run_turn}
 
+    @override
     def trim(self, cache: CacheLayer, budgets: Value, lengths: Value, *, bounds: bool) -> None:
-        """Write KvcTrim, which keeps the best of what was ranked."""
         kept = {tensor.name: f"{tensor.name}.{cache.name}" for tensor in COMPACT_RANKED.outputs}
         inputs = {**kept, "budgets": budgets, "prompt_lengths": lengths}
         cache.call(TRIM, inputs, cache.stored(TRIM, bounds=bounds))
 
+    @override
     def describe(self, rule: Constants) -> str:
-        """Describe which queries observe the tokens, and how far their votes spread."""
         return f"window {rule.window}, pool kernel {rule.pool_kernel}"
 
     def ranking(self, rule: Constants) -> ByWindow:
         """Return the ranking by the window's pooled attention."""
         return ByWindow(rule.pool_kernel)
 
+    @override
     def runs(self) -> Mapping[str, PromptRun]:
         """Return the isolated runs: compaction to a budget, and its two halves for a budget known later."""
         return {COMPACT.name: _run_compact, COMPACT_RANKED.name: _run_ranked, TRIM.name: _run_trim}

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
+from typing_extensions import override
 
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection, Rebuild
@@ -47,8 +48,8 @@ class LargestChannels(DecodeSelection):
     reads_beside = 1
     sums = ("value_sum",)
 
+    @override
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        """Run one step over the best tokens; return the output and what was read."""
         from kvc_trt import reference
 
         read = reference.sparq_attention(
@@ -58,12 +59,14 @@ class LargestChannels(DecodeSelection):
         )  # fmt: skip
         return reference.Selection(*read)
 
+    @override
     def complete(self, prompt: PromptLayer) -> None:
         """Write the keys a second time, channel by channel, and the sum of the values."""
         emit, name = prompt.emit, prompt.name
         emit.Transpose(f"k_cache.{name}", perm=[0, 1, 3, 2], outputs=[f"channels.{name}"])
         emit.ReduceSum(float32(emit, f"v_cache.{name}"), [2], keepdims=0, outputs=[f"value_sum.{name}"])
 
+    @override
     def append_turn(self, turn: TurnLayer) -> None:
         """Write the new keys a second time, channel by channel, and add the new values to the sum."""
         inputs = {
@@ -74,6 +77,7 @@ class LargestChannels(DecodeSelection):
         names = {f"{tensor}_out": turn.updated(tensor) for tensor in ("channels", "value_sum")}
         turn.call(APPEND_CHANNELS, inputs, names)
 
+    @override
     def take_back(
         self, state: Mapping[str, Array], saved: Mapping[str, Array], before: int, steps: range, rule: Constants
     ) -> None:
@@ -83,12 +87,13 @@ class LargestChannels(DecodeSelection):
             total += state["v_cache"][:, slot].astype(np.float32)
         state["value_sum"][...] = total
 
+    @override
     def pairs_to_choose(self, rule: Constants, entries: int, head_size: int) -> float:
         """Count `top_r` channels of every key, and the mean of all values."""
         return entries * rule.top_r / (2 * head_size) + 0.5
 
+    @override
     def describe(self, rule: Constants) -> str:
-        """Describe the channels, and what happens to the attention of unread tokens."""
         mean = ", the mean value in place of the others" if rule.reallocate else ""
         return f"and the current one, scored by {rule.top_r} of each key's channels{mean}"
 
@@ -97,10 +102,12 @@ class LargestChannels(DecodeSelection):
         return ByChannels(rule.top_r)
 
     @property
+    @override
     def rebuilt(self) -> Mapping[str, Rebuild]:
         """Return the channels; the sum of the values depends on the order of its terms."""
         return {"channels": lambda keys, lengths, rule: np.ascontiguousarray(keys.swapaxes(2, 3))}
 
+    @override
     def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
         """Make channels and value sum, with zeros in unused slots."""
         total = values.sum(axis=2, dtype=np.float64).astype(np.float32)

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
@@ -63,24 +64,25 @@ class FirstAndLast(PromptEviction):
     turn = "The first tokens of the conversation and its last ones stay."
     query_agnostic = True
 
+    @override
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        """Keep the sinks and the last tokens of every prompt that is longer than the cache; queries are not used."""
         from kvc_trt import reference
 
         return reference.keep_recent(keys, values, prompt_lengths, slots=rule.capacity, sinks=rule.sinks)
 
+    @override
     def no_turn(self, rule: Constants) -> str | None:
-        """Refuse keys that are rotated by their rank in the cache."""
         if rule.positions == "original":
             return None
         return 'positions count entries of the cache (positions="cache"), which a block of new tokens renumbers'
 
+    @override
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
-        """Keep the sinks and the last tokens of stored and new ones."""
         return self.compact(turn.queries, turn.keys, turn.values, turn.lengths, rule)
 
+    @override
     def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
         """Write the kept tokens into the slots that decode steps would have given them."""
         emit = turn.emit
@@ -94,6 +96,7 @@ class FirstAndLast(PromptEviction):
         emit.Add(turn.entries, turn.batch.lengths, outputs=[f"lengths.{turn.name}"])
         return attended
 
+    @override
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
         """Write the kept tokens in ascending order, so that the slot after the sinks is overwritten first."""
         emit, rule, lengths, name = prompt.emit, prompt.rule, prompt.batch.lengths, prompt.name
@@ -113,8 +116,8 @@ class FirstAndLast(PromptEviction):
             kept, zero = emit.GatherND(rows_of, place, batch_dims=2), emit.CastLike(np.float32(0), rows_of)
             emit.Where(occupied, kept, zero, outputs=[f"{tensor}.{name}"])
 
+    @override
     def turn_runs(self) -> Mapping[str, TurnRun]:
-        """Return the isolated run of KvcCompactRing."""
         return {COMPACT_RING.name: _run_turn}
 
 
@@ -126,10 +129,11 @@ class Ring(DecodeSelection):
     evicts_while_decoding = True
     drops_before_append = True
 
+    @override
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        """Attend to all entries."""
         return DENSE.select(query, cache, rule)
 
+    @override
     def decode(self, step: StepLayer) -> str:
         """Write the step with rotated keys, or with unrotated ones if positions count entries of the cache."""
         if step.rule.positions == "original":
@@ -137,12 +141,12 @@ class Ring(DecodeSelection):
         (query, key), (cosine, sine) = step.plain(), step.batch.rotary_tables()
         return replace(step, query=query, key=key).attend(RANKED_RECENT_ATTENTION, {"cosine": cosine, "sine": sine})
 
+    @override
     def recent_of(self, rule: Constants, budget: int) -> int:
-        """Return the budget less the sinks."""
         return budget - rule.sinks
 
+    @override
     def runs(self) -> Mapping[str, StepRun]:
-        """Return the isolated runs of both operators."""
         return {RECENT_ATTENTION.name: _run, RANKED_RECENT_ATTENTION.name: _run_ranked}
 
 

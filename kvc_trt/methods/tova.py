@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from typing_extensions import override
 
 from kvc_trt.methods.base.beside_recent import (
     BestBesideRecent,
@@ -56,6 +57,7 @@ class LastQuery(BestBesideRecent):
         "The last tokens of the conversation stay, and of the others those that the turn's last query attends to most."
     )
 
+    @override
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
@@ -65,6 +67,7 @@ class LastQuery(BestBesideRecent):
         heavy = contested(rule)
         return reference.keep_attended(observed, keys, values, prompt_lengths, heavy=heavy, recent=rule.recent)
 
+    @override
     def weighed(self, case: PromptCase, rule: Constants) -> list[AttendedEntries]:
         """Return what the last query attends to, for all KV heads together."""
         return [
@@ -72,8 +75,8 @@ class LastQuery(BestBesideRecent):
             for row, n in enumerate(case.prompt_lengths)
         ]
 
+    @override
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
-        """Compact stored and new tokens, with one list for all KV heads."""
         return self.compact(turn.queries[:, :, -1:], turn.keys, turn.values, turn.lengths, rule)
 
 
@@ -83,17 +86,18 @@ class LeastAttended(DropWorstBesideRecent):
     name = "tova"
     operators = (TOVA_ATTENTION,)
 
+    @override
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        """Attend to everything cached, then drop what no longer fits the budget."""
         from kvc_trt import reference
 
         shares = {"heavy": contested(rule), "recent": rule.recent}
         return reference.tova_attention(query, cache.keys, cache.values, cache.lengths, **shares)
 
+    @override
     def recent_of(self, rule: Constants, budget: int) -> int:
-        """Return the same number in all layers, if it fits."""
         return min(rule.recent, budget)
 
+    @override
     def run_alone(self, operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
         """Run a step with a free slot in every row; positions show what stays.
 

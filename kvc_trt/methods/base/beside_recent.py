@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from typing_extensions import override
 
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
@@ -33,10 +34,12 @@ class BestBesideRecent(ScoredEviction):
 
     turn_state = ()
 
+    @override
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
         """Write compaction to the budget, without the spare slot of a step."""
         prompt.compact(self.operators[0], self.prompt_inputs(prompt), prompt_budget=stored_budget(prompt.rule))
 
+    @override
     def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
         """Write the compaction of stored and new tokens in the order of the text."""
         budget = stored_budget(turn.rule)
@@ -53,6 +56,7 @@ class DropWorstBesideRecent(DecodeSelection):
     evicts_while_decoding = True
     spare_slots = SPARE_SLOTS
 
+    @override
     def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
         """Make the positions of entries, in text order."""
         slots = np.broadcast_to(np.arange(keys.shape[2]), keys.shape[:3])

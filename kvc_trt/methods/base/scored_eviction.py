@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.inputs import PolicyInputs
@@ -42,16 +44,17 @@ class ScoredEviction(PromptEviction):
         """Graph: write the inputs of the turn's operator that `TurnLayer.compact_turn` does not know."""
         return {}
 
+    @override
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """Write the compaction of a prompt."""
         prompt.compact(self.operators[0], self.prompt_inputs(prompt), bounds=bounds)
 
+    @override
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
         """Compact stored and new tokens like a prompt."""
         return self.compact(turn.queries, turn.keys, turn.values, turn.lengths, rule)
 
+    @override
     def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
-        """Write the compaction of stored and new tokens."""
         joined = turn.join(turn.entries)
         attended = turn.attend(joined.keys, joined.values, turn.entries)
         turn.compact_turn(self.operator_of_turn or self.operators[0], joined, self.turn_inputs(turn), bounds=bounds)
