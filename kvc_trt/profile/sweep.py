@@ -122,7 +122,7 @@ class Sweep:
 
     rows: list[SweepRow] = field(default_factory=list)
     operators: list[StepOperators] = field(default_factory=list)
-    """What operators take of a step, at the longest context and the smallest batch."""
+    """Time per operator of a step, at the longest context and the smallest batch."""
     left_out: list[str] = field(default_factory=list)
 
 
@@ -248,7 +248,7 @@ class StepOperators:
 
 
 def step_operators(sides: Sequence[ProfiledEngine], context: int, batch: int) -> list[StepOperators]:
-    """Record steps of every side with synthetic caches; nothing for a backend that does not tell."""
+    """Time the operators of every side's steps over synthetic caches; a backend that cannot time them gives none."""
     found = []
     for side in sides:
 

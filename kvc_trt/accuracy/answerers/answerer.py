@@ -1,4 +1,4 @@
-"""Answerers: one policy at one budget, run by an engine or, where a policy has none, by the PyTorch reference."""
+"""Who answers: one policy at one budget, as an engine in a session or, where it has none, in the PyTorch reference."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Answerer(Protocol):
 
     @property
     def executor(self) -> str:
-        """The name of the backend that runs it, or reference."""
+        """The name of the backend that runs it, or `reference`."""
 
     def answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
         """Greedy answers, at most `max_new_tokens` long, in the order of the questions."""
@@ -180,7 +180,7 @@ def _surprise(session: Session, questions: Sequence[Question]) -> list[float]:
 
 
 def rows_for(row_bytes: int) -> int:
-    """Return how many questions to answer together, given a row's bytes of cache. Rows are independent."""
+    """Questions that a policy with so many bytes of cache a row answers together. Rows do not depend on each other."""
     return max(1, min(MOST_ROWS, ROWS_BYTES // row_bytes))
 
 

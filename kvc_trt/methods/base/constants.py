@@ -1,4 +1,4 @@
-"""The constants of a policy as plain numbers, used by every kind of eviction and selection."""
+"""The constants of a policy as plain numbers, which every kind of eviction and selection is given."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ADDED_LATER = frozenset(("future_positions", "max_conversation_len", "fp8_bounds
 
 @dataclass(frozen=True)
 class Constants:
-    """The fields of `PolicyParameters`, and numbers derived from them for every kind.
+    """The numbers of a policy without its kinds, so that a kind can take them without importing what finds kinds.
 
     Counts are tokens per KV head unless the name says otherwise.
     """
@@ -50,11 +50,11 @@ class Constants:
     recent: int = 0
     """Last tokens that are never evicted while decoding."""
     positions: Positions = "original"
-    """What the rotary embedding of a cached key counts: tokens of the text, or entries of the cache."""
+    """The unit of a cached key's rotary position: tokens of the text, or entries of the cache."""
     per_query_head: bool = False
-    """Whether each query head chooses its own tokens instead of sharing them with its group."""
+    """True if each query head chooses its own tokens instead of sharing them with its group."""
     reallocate: bool = False
-    """Whether the mean value receives the attention share of unread tokens."""
+    """True if the mean value receives the attention share of unread tokens."""
     retrieval_heads: tuple[tuple[bool, ...], ...] | None = None
     """Per layer and KV head: whether it keeps every token; the others keep only sinks and recent tokens."""
     squeeze_share: float | None = None
@@ -65,7 +65,7 @@ class Constants:
     """Logical positions of a conversation of several turns; 0: those of one prompt and one answer."""
 
     fp8_bounds: bool = False
-    """Whether the bounds of pages are stored in fp8, rounded so that none promises less."""
+    """True if page bounds are stored in fp8, rounded so that none promises less."""
 
     @property
     def max_sequence_len(self) -> int:

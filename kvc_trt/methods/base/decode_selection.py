@@ -35,19 +35,19 @@ class DecodeSelection(ABC):
     operators: tuple[Operator, ...] = ()
     """The operators that a step may call, the usual one first; their state inputs define what the cache carries."""
     evicts_while_decoding = False
-    """Whether a step drops one token for each that it appends, so that caches never fill up."""
+    """True if a step drops one token for each that it appends, so that caches never fill up."""
     drops_before_append = False
-    """Whether a step drops the oldest token that is not a sink before it stores the new one."""
+    """True if a step drops the oldest token that is not a sink before it stores the new one."""
     spare_slots = 0
     """Number of slots beyond the budget."""
     reads_a_part = False
-    """Whether a step reads only some entries of a cache that keeps them all, once a row exceeds the budget."""
+    """True if a step reads only some entries of a cache that keeps them all, once a row exceeds the budget."""
     reads_beside = 0
     """Number of tokens that such a step reads in addition to `top_k`."""
     sums: tuple[str, ...] = ()
     """State to which a step adds, so that undoing one needs a copy from before."""
     oracle = False
-    """Whether it reads everything to find out what matters; then only the reference runs it."""
+    """True if it reads everything to find the best tokens; then only the reference runs it."""
 
     @abstractmethod
     def select(self, query: torch.Tensor, cache: LayerCache, rule: Constants) -> Selection:
@@ -67,7 +67,7 @@ class DecodeSelection(ABC):
 
     @property
     def no_drafts(self) -> str | None:
-        """Why the tokens of a draft cannot be checked in one pass; None if they can."""
+        """The reason why the tokens of a draft cannot be checked in one pass; None if they can."""
         if self.evicts_while_decoding:
             return "a step drops a token for each that it stores, and what a rejected draft dropped would be lost"
         return None
@@ -80,7 +80,7 @@ class DecodeSelection(ABC):
 
     @property
     def pages(self) -> bool:
-        """Whether it scores pages by bounds of their keys, which the cache then carries."""
+        """True if it scores pages by bounds of their keys, which the cache then carries."""
         return any(tensor.name == "bounds" for tensor in self.state)
 
     def pairs_to_choose(self, rule: Constants, entries: int, head_size: int) -> float:
@@ -169,7 +169,7 @@ class DecodeSelection(ABC):
 
 
 def decode_selection(name: str) -> DecodeSelection:
-    """The kind of that name; InputError for one that no file of this package defines."""
+    """Return the kind of that name; InputError for one that no file of this package defines."""
     found = objects(DecodeSelection).get(name)  # type: ignore[type-abstract]
     if found is None:
         raise InputError(f"unknown decode selection {name!r}", hint="kvc-trt policies lists them")

@@ -1,4 +1,4 @@
-"""What the two graphs pass to a cache: the queries, keys and values of a prompt or of one new token."""
+"""The inputs that the prefill and decode graphs pass to a cache: queries, keys and values of a prompt or one token."""
 
 from __future__ import annotations
 

@@ -41,17 +41,17 @@ class PolicyParameters(Constants):
 
     @property
     def evicts_while_decoding(self) -> bool:
-        """Whether a step drops a token for each that it appends, so that caches never fill up."""
+        """True if a step drops a token for each that it appends, so that caches never fill up."""
         return self.selection.evicts_while_decoding
 
     @property
     def evicts_on_turns(self) -> bool:
-        """Whether stored and new tokens compete for the slots after a turn; otherwise new ones are appended."""
+        """True if stored and new tokens compete for the slots after a turn; otherwise new ones are appended."""
         return self.eviction.evicts
 
     @property
     def keeps_whole(self) -> bool:
-        """Whether every token is kept beside the cache that a step reads, for turns to choose from."""
+        """True if every token is kept beside the cache that a step reads, so that turns can choose from all."""
         return self.eviction.keeps_whole
 
     @property
@@ -63,29 +63,29 @@ class PolicyParameters(Constants):
 
     @property
     def no_turn(self) -> str | None:
-        """Why the policy takes no turns; None if it does."""
+        """The reason why the policy takes no turns; None if it does."""
         if self.squeeze_share is not None:
             return "layer budgets are measured on a prompt (--layer-budget squeeze-online), and a turn is none"
         return self.eviction.no_turn(self)
 
     @property
     def no_drafts(self) -> str | None:
-        """Why the tokens of a draft cannot be checked in one pass; None if they can."""
+        """The reason why the tokens of a draft cannot be checked in one pass; None if they can."""
         return self.selection.no_drafts
 
     @property
     def drops_before_append(self) -> bool:
-        """Whether a step drops the oldest token that is not a sink before it stores the new one."""
+        """True if a step drops the oldest token that is not a sink before it stores the new one."""
         return self.selection.drops_before_append
 
     @property
     def reads_a_part(self) -> bool:
-        """Whether a step reads some entries of a cache that keeps them all."""
+        """True if a step reads some entries of a cache that keeps them all."""
         return self.selection.reads_a_part
 
     @property
     def has_pages(self) -> bool:
-        """Whether the cache carries the bounds of its pages."""
+        """True if the cache carries the bounds of its pages."""
         return self.selection.pages
 
     @property
@@ -95,17 +95,17 @@ class PolicyParameters(Constants):
 
     @property
     def keeps_everything(self) -> bool:
-        """Whether no token is ever evicted."""
+        """True if no token is ever evicted."""
         return not (self.eviction.evicts or self.evicts_while_decoding)
 
     @property
     def keeps_every_token(self) -> bool:
-        """Whether a later turn can read every token: none is evicted, or all are kept beside what steps read."""
+        """True if a later turn can read every token: none is evicted, or all are kept beside what steps read."""
         return self.keeps_everything or self.keeps_whole
 
     @property
     def compresses(self) -> bool:
-        """Whether anything is evicted or left unread."""
+        """True if anything is evicted or left unread."""
         return self.eviction.evicts or self.evicts_while_decoding or self.reads_a_part
 
     @property

@@ -44,7 +44,7 @@ class Policy:
     fixed: Mapping[str, int] = field(default_factory=dict)
     """Numbers fixed by the policy's name: only the user can change them, not a model's defaults."""
     turn: str | None = None
-    """What a turn of a conversation does, where it is more than its eviction says (`PromptEviction.turn`)."""
+    """The effect of a turn of a conversation, if `PromptEviction.turn` does not say all of it."""
     published: Formula | None = None
     """Its formulas in RocketKV's Table 1 (arXiv 2502.14051)."""
 

@@ -50,19 +50,19 @@ class PromptEviction(ABC):
     """The operators that do all of its work, the usual one first; None if its graph needs other nodes too."""
     evicts = True
     cache_per_query_head = False
-    """Whether each query head has its own cache, so that a group's keys and values are repeated."""
+    """True if each query head has its own cache, so that a group's keys and values are repeated."""
     query_agnostic = False
-    """Whether it chooses without regard to what a prompt asks; then a prefix can be shared by later questions."""
+    """True if the choice does not depend on the question of a prompt; then later questions can share a prefix."""
     observes_every_query = False
-    """Whether all queries of a prompt decide, not only those of the window."""
+    """True if all queries of a prompt decide, not only those of the window."""
     turn: str | None = None
-    """What a turn of a conversation evicts, in one sentence for the user; None: there are no turns."""
+    """The tokens that a turn of a conversation evicts, in one sentence for the user; None if there are no turns."""
     turn_state: tuple[Tensor, ...] = ()
-    """What the cache carries from a prompt to a turn and from turn to turn, which no step reads."""
+    """The state that the cache carries from a prompt to a turn and from turn to turn; no step reads it."""
     keeps_whole = False
-    """Whether every token is kept beside the cache that a step reads, for turns to choose from."""
+    """True if every token is kept beside the cache that a step reads, so that turns can choose from all."""
     trims = False
-    """Whether `store` can leave more than the budget, ranked, for `trim` to cut once the budget is known."""
+    """True if `store` can leave more than the budget, ranked, for `trim` to cut once the budget is known."""
 
     def observe(self, queries: PromptQueries, prompt_lengths: torch.Tensor, rule: Constants) -> Any:
         """Reference: return what `compact` observes, by default the last queries."""
@@ -94,7 +94,7 @@ class PromptEviction(ABC):
         return "its method does not say what a turn evicts" if self.turn is None else None
 
     def begin_turns(self, prompt: PromptLayer) -> None:
-        """Graph: after a prompt, write `turn_state`: the positions of what was kept, as far as no step carries them."""
+        """Graph: after a prompt, write `turn_state`: the positions of the kept tokens that no step carries."""
         for tensor in self.turn_state:
             prompt.emit.Identity(f"indices.{prompt.name}", outputs=[f"{tensor.name}.{prompt.name}"])
 
@@ -211,7 +211,7 @@ def stored_bounds(rule: Constants, found: Array, keys: Array, lengths: Array) ->
 
 
 def prompt_eviction(name: str) -> PromptEviction:
-    """The kind of that name; InputError for one that no file of this package defines."""
+    """Return the kind of that name; InputError for one that no file of this package defines."""
     found = objects(PromptEviction).get(name)  # type: ignore[type-abstract]
     if found is None:
         raise InputError(f"unknown prompt eviction {name!r}", hint="kvc-trt policies lists them")

@@ -29,7 +29,7 @@ class Description(NamedTuple):
     overrides: tuple[str, ...]
     """Names of the numbers that a user can set."""
     turn: str | None
-    """What a turn of a conversation evicts; None if there are no turns."""
+    """The tokens that a turn of a conversation evicts, in one sentence; None if there are no turns."""
 
 
 def resolve(

@@ -1,4 +1,4 @@
-"""What the extend graph passes to a cache: what is stored, and the queries, keys and values of a turn's new tokens."""
+"""The inputs that the extend graph passes to a cache: stored tokens, and a turn's queries, keys and values."""
 
 from __future__ import annotations
 

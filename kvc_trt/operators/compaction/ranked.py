@@ -41,7 +41,7 @@ KEPT = (
     Tensor("kept", INT64, ("B", "G", "N"), "prompt positions, ascending"),
     Tensor("ranks", INT64, ("B", "G", "N"), "which of them would be kept first"),
 )
-"""What a layer keeps until its budget is known: its best N = min(prompt_budget, S) tokens."""
+"""A layer's tokens until its budget is known: its best N = min(prompt_budget, S) tokens."""
 
 LAST_INDEX = np.int64(2**31 - 1)
 

@@ -156,7 +156,7 @@ def _weight_format(asked: str, choice: ModelChoice, backend: str) -> str:
 
 
 def _takes_turns(backend: str) -> bool:
-    """Whether engines for a backend take turns; the default one's do."""
+    """Return whether engines of a backend take turns; those of the default one, `auto`, do."""
     return backend == "auto" or "extend" in backend_of(backend).files
 
 

@@ -1,4 +1,4 @@
-"""What an engine is asked in verification, whatever the questions are made of."""
+"""The questions of verification, independent of the words that they are made of."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Question:
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """Questions of one placement at one length, and what is right."""
+    """Questions of one placement at one length, and their right answers."""
 
     questions: Sequence[Question]
     new_tokens: int
     """Tokens that are generated for an answer."""
     is_right: Callable[[int, Sequence[int]], bool]
-    """Whether these tokens answer the question of that number."""
+    """Checks if these tokens answer the question of that number."""
     about: str
-    """What exactly is asked, for the stored report."""
+    """The task, its length and its seed, for the stored report."""
 
     @property
     def room(self) -> int:
@@ -70,15 +70,15 @@ class Wording(Protocol):
 
     @property
     def name(self) -> str:
-        """What is asked and how, in a few words."""
+        """The task and how it is asked, in a few words."""
 
     @property
     def prompt_text(self) -> str:
-        """What prompts to be continued are made of, in a few words."""
+        """The source of prompts that are continued, in a few words."""
 
     @property
     def is_text(self) -> bool:
-        """Whether questions are sentences, of which every prompt is much longer than in a vocabulary made for them."""
+        """True if questions are sentences, which need longer prompts than a vocabulary made for the task."""
 
     def prompts(self, lengths: Sequence[int], seed: int) -> list[list[int]]:
         """A prompt of exactly each length, to be continued: not a question of the rung."""
