@@ -143,7 +143,7 @@ emulation: emulation-plain
 	$(NATIVE) cmake --build $(BUILD) --target kvc_emulation_sanitized kvc_emulation_races
 
 plugins: everything-compiled
-	$(NATIVE) python -m benchmarks.kernel_resources $(BUILD)
+	$(NATIVE) python -m benchmarks.kernels.resources $(BUILD)
 
 everything-compiled: $(VENV)/.cuda-build
 	$(NATIVE) cmake -S . -B $(BUILD) -DKVC_SANITIZE=ON -DKVC_CUDA=ON
@@ -199,7 +199,7 @@ test-as-on-a-gpu: emulation-plain
 	$(NATIVE) KVC_TRT_GPU_TESTS=emulation pytest $(EVERYTHING) $(ON_TWO_CORES) -m gpu $(AS_ON_A_GPU)
 
 kernel-resources: everything-compiled
-	$(NATIVE) python -m benchmarks.kernel_resources $(BUILD) --check
+	$(NATIVE) python -m benchmarks.kernels.resources $(BUILD) --check
 
 gpu: $(VENV)/.cuda-build
 	$(NATIVE) BUILD=$(BUILD) sh benchmarks/gpu_day.sh
@@ -221,16 +221,16 @@ bench-accuracy: env
 
 # Goes on where it was stopped. ARGUMENTS: --models NAMES, --minutes N.
 bench-accuracy-turns: smollm2
-	$(RUN)/python -m benchmarks.accuracy_turns $(ARGUMENTS)
-	$(RUN)/python -m benchmarks.accuracy_turns_page
+	$(RUN)/python -m benchmarks.accuracy.turns $(ARGUMENTS)
+	$(RUN)/python -m benchmarks.accuracy.turns_page
 
 # All go on where they were stopped. ARGUMENTS: --stages NAMES (or all), --minutes N.
 bench-accuracy-smollm2: smollm2 peers-env
-	$(RUN)/python -m benchmarks.accuracy_smollm2 --questions $(ARGUMENTS)
-	$(RUN)/python -m benchmarks.accuracy_smollm2 $(ARGUMENTS)
-	PYTHONPATH=. $(PEERS)/bin/python -m benchmarks.accuracy_kvpress \
+	$(RUN)/python -m benchmarks.accuracy.smollm2.grid --questions $(ARGUMENTS)
+	$(RUN)/python -m benchmarks.accuracy.smollm2.grid $(ARGUMENTS)
+	PYTHONPATH=. $(PEERS)/bin/python -m benchmarks.accuracy.kvpress.answers \
 		--model "$$($(RUN)/kvc-trt fetch smollm2-135m-instruct)" --questions build/accuracy/accuracy-smollm2/questions.json
-	$(RUN)/python -m benchmarks.accuracy_smollm2_page
+	$(RUN)/python -m benchmarks.accuracy.smollm2.page
 
 # SELECT=quick|core|full, MINUTES=, ARGUMENTS=--fresh: see `python -m benchmarks.peers --help`.
 SELECT  ?= core

@@ -1,1 +1,1 @@
-"""Measurements: each module runs as `python -m benchmarks.NAME` in the root of a checkout."""
+"""Measurements: each benchmark runs as `python -m benchmarks.NAME` in the root of a checkout."""

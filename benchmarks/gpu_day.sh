@@ -56,7 +56,7 @@ if [ -n "$emulated" ]; then
     counters=${COUNTERS:-$points}
 else
     suffix="" switch="" KVC_TRT_KERNELS=$build/libkvc_kernels.so
-    # Points of every size; the whole sweeps are `python -m benchmarks.kernels` and `python -m benchmarks.torch_backend`.
+    # Points of every size; the whole sweeps are `python -m benchmarks.kernels` and `python -m benchmarks.torch.backend`.
     points="--points rocketkv/8/32768/1024 quest-matched/1/32768/512"
     sweep=${SWEEP:---batches 1 8 32 --contexts 32768 131072 --budgets 512 2048 $points --samples 15}
     torch_sweep=${TORCH_SWEEP:---batches 1 8 --contexts 32768 --budgets 512 $points --steps 10}
@@ -66,7 +66,8 @@ fi
 export KVC_TRT_KERNELS
 
 "$PY" -c 'import pytest
-from benchmarks import counters, kernels, torch_backend, torch_engine' || {
+from benchmarks.kernels import __main__, counters
+from benchmarks.torch import backend, engine' || {
     echo "error: $PY cannot import what the parts need; docs/gpu-day.md says how to bring it" >&2
     exit 3
 }
@@ -157,13 +158,13 @@ part() {
         ;;
     sanitize) sanitized ;;
     kernels) swept "timings of the kernels" "$PY" -m benchmarks.kernels $switch $sweep ;;
-    counters) swept "hardware counters" "$PY" -m benchmarks.counters $switch $counters ;;
+    counters) swept "hardware counters" "$PY" -m benchmarks.kernels.counters $switch $counters ;;
     engine)
-        swept "an engine on the torch backend" "$PY" -m benchmarks.torch_engine $switch ${bundled:+--engines engines} \
+        swept "an engine on the torch backend" "$PY" -m benchmarks.torch.engine $switch ${bundled:+--engines engines} \
             $engine
         ;;
     torch)
-        swept "timings of the torch backend" "$PY" -m benchmarks.torch_backend $switch --seconds "$(($(left) - 30))" \
+        swept "timings of the torch backend" "$PY" -m benchmarks.torch.backend $switch --seconds "$(($(left) - 30))" \
             $torch_sweep
         ;;
     esac

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from benchmarks import accuracy_kvpress as kvpress
-from benchmarks import accuracy_kvpress_presses as presses
-from benchmarks import accuracy_smollm2 as bench
-from benchmarks import accuracy_smollm2_stages as stages
+from benchmarks.accuracy.kvpress import answers as kvpress
+from benchmarks.accuracy.kvpress import presses
+from benchmarks.accuracy.smollm2 import grid as bench
+from benchmarks.accuracy.smollm2 import stages
 from kvc_trt import policies
 from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.grid import Variant

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import accuracy_smollm2_page as page
-from benchmarks.accuracy_smollm2_cells import KVPRESS, OURS, Answered, Comparison, Group, read
-from benchmarks.accuracy_smollm2_claims import signed, verdicts
-from benchmarks.accuracy_smollm2_stages import POOLS
+from benchmarks.accuracy.smollm2 import page
+from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered, Comparison, Group, read
+from benchmarks.accuracy.smollm2.claims import signed, verdicts
+from benchmarks.accuracy.smollm2.stages import POOLS
 from kvc_trt.accuracy.cell import mean
 from kvc_trt.errors import InputError
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from benchmarks import accuracy_kvpress as kvpress
-from benchmarks import accuracy_smollm2 as bench
-from benchmarks import accuracy_smollm2_resume as resume
 from benchmarks import machine
+from benchmarks.accuracy.kvpress import answers as kvpress
+from benchmarks.accuracy.smollm2 import grid as bench
+from benchmarks.accuracy.smollm2 import resume
 from kvc_trt.accuracy.results import Results
 from kvc_trt.tasks.dataset import VERSION
 

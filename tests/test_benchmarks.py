@@ -14,7 +14,8 @@ from unittest.mock import MagicMock
 import pytest
 
 import benchmarks
-from benchmarks import accuracy, machine, prefill_memory
+from benchmarks import machine, prefill_memory
+from benchmarks.accuracy import __main__ as accuracy
 from tests.small_model import SMALL
 
 MODULES = [one.name for one in pkgutil.walk_packages(benchmarks.__path__, "benchmarks.")]

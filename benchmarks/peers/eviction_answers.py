@@ -2,10 +2,10 @@
 
     build/peers/bin/python -m benchmarks.peers.eviction_answers --questions questions.json --model EXPORTED_DIR
 
-The questions are those of `python -m benchmarks.accuracy_smollm2 --questions`: token ids of prompts that end with the
-question, and the right answers. At equal time its eviction stores as many tokens as a policy's budget, at equal bytes
-as many as fit in what RocketKV stores at that budget, both caches counted in float32 (its own cache is in 8 bits, so
-it needs a quarter of them). Runs in the peers' environment. Writes benchmarks/results/peers-eviction.json with the
+The questions are those of `python -m benchmarks.accuracy.smollm2.grid --questions`: token ids of prompts that end with
+the question, and the right answers. At equal time its eviction stores as many tokens as a policy's budget, at equal
+bytes as many as fit in what RocketKV stores at that budget, both caches counted in float32 (its own cache is in 8 bits,
+so it needs a quarter of them). Runs in the peers' environment. Writes benchmarks/results/peers-eviction.json with the
 score of every question, after each of them: a stopped run goes on.
 """
 

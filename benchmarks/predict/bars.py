@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.kernel_cases import FP8, MODEL, NEW_TOKENS, Case
+from benchmarks.kernels.cases import FP8, MODEL, NEW_TOKENS, Case
 from benchmarks.predict.hardware import COPY_SHARE, EDGE_MICROSECONDS
 from kvc_trt.profile.floor import ACCELERATORS, Accelerator, StepCost, floor_seconds
 from kvc_trt.profile.model_size import prefill_operations, weight_bytes
@@ -19,7 +19,7 @@ ROTATION_MICROSECONDS = 0.6
 
 docs/decisions/0031-rotation-in-the-step.md says how it was found."""
 KERNELS = "python -m benchmarks.kernels"
-STEP = "python -m benchmarks.torch_backend"
+STEP = "python -m benchmarks.torch.backend"
 Snapshot = Mapping[str, Any]
 
 

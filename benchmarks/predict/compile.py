@@ -7,7 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from benchmarks.cubin import demangled, tool
+from benchmarks.kernels.cubin import demangled, tool
 from benchmarks.predict import sass
 from benchmarks.predict.hardware import ARCHITECTURE
 from benchmarks.predict.kernel_time import Compiled

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import kernel_calls
-from benchmarks.cubin import short_name, tool
-from benchmarks.kernel_cases import Case
+from benchmarks.kernels import calls as kernel_calls
+from benchmarks.kernels.cases import Case
+from benchmarks.kernels.cubin import short_name, tool
 from benchmarks.predict.sass import Frame
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.kernels.structs import EmulatedExecutions

@@ -15,7 +15,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from benchmarks.occupancy import resident_ctas
+from benchmarks.kernels.occupancy import resident_ctas
 from benchmarks.predict import chain, hardware, sass
 from benchmarks.predict.counts import Counts, RowSlots
 from benchmarks.predict.executions import Executed

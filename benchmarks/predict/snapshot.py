@@ -9,10 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks import kernel_launches, machine
-from benchmarks.kernel_cases import FP8, KV_HEADS, OPERATIONS, Case
-from benchmarks.kernel_launches import Launch
-from benchmarks.kernel_traffic import Traffic, call_traffic, launch_traffic
+from benchmarks import machine
+from benchmarks.kernels import launches as kernel_launches
+from benchmarks.kernels.cases import FP8, KV_HEADS, OPERATIONS, Case
+from benchmarks.kernels.launches import Launch
+from benchmarks.kernels.traffic import Traffic, call_traffic, launch_traffic
 from benchmarks.predict import compile as compiled_kernels
 from benchmarks.predict import hardware, kernel_time
 from benchmarks.predict.counts import RowSlots

@@ -1,5 +1,5 @@
 // What a thread and a block of each kernel take on each device, as nvcc has compiled it: kernel_resources.inc, which
-// benchmarks/kernel_resources.py writes.
+// benchmarks/kernels/resources.py writes.
 #pragma once
 
 #include "emulation/launch.h"

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from benchmarks import accuracy_turns, machine
-from benchmarks import accuracy_turns_page as page
+from benchmarks import machine
+from benchmarks.accuracy import turns as accuracy_turns
+from benchmarks.accuracy import turns_page as page
 from kvc_trt.accuracy.grid import SECOND_QUESTION, STORED_CONTEXT
 from kvc_trt.tasks.registry import task
 
@@ -71,7 +72,7 @@ def test_one_table_of_both_models():
 def test_the_pages_are_those_of_the_results():
     for path, text in page.texts(page.read(machine.RESULTS)).items():
         before, _, rest = path.read_text(encoding="utf-8").partition(page.BEGIN)
-        assert rest.partition(page.END)[0].strip() == text, f"{path}: python -m benchmarks.accuracy_turns_page"
+        assert rest.partition(page.END)[0].strip() == text, f"{path}: python -m benchmarks.accuracy.turns_page"
         assert before
 
 

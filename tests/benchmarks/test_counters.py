@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import counters
-from benchmarks.sweep import SweepPoint
+from benchmarks.kernels import counters
+from benchmarks.kernels.sweep import SweepPoint
 
 STEP = SweepPoint("rocketkv", 8, 32768, 1024)
 HEADER = (

@@ -188,13 +188,14 @@ def check_that_nothing_is_taken_for_a_measurement(document):
 
 
 def test_the_emulation_is_refused_as_a_gpus_library(emulated_library, monkeypatch, capsys):
-    from benchmarks import gpu, kernels
+    from benchmarks.gpu import choice
+    from benchmarks.kernels import __main__ as kernels
 
     monkeypatch.setenv("KVC_TRT_KERNELS", str(emulated_library.path))
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     with pytest.raises(SystemExit) as refused:
         kernels.main([])
-    assert refused.value.code == gpu.CANNOT
+    assert refused.value.code == choice.CANNOT
     assert "of executor emulation; `make plugins`" in capsys.readouterr().err
 
 

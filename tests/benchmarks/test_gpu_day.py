@@ -29,9 +29,9 @@ case "$*" in
 esac
 """
 PARTS = (
-    "cmake -S . -B", "cmake --build", "python -m pytest -m gpu -q -n ", "python -m benchmarks.torch_engine",
-    "python -m benchmarks.kernels --batches", "python -m benchmarks.torch_backend --seconds",
-    "python -m benchmarks.counters", "compute-sanitizer --tool memcheck", "compute-sanitizer --tool racecheck",
+    "cmake -S . -B", "cmake --build", "python -m pytest -m gpu -q -n ", "python -m benchmarks.torch.engine",
+    "python -m benchmarks.kernels --batches", "python -m benchmarks.torch.backend --seconds",
+    "python -m benchmarks.kernels.counters", "compute-sanitizer --tool memcheck", "compute-sanitizer --tool racecheck",
     "compute-sanitizer --tool synccheck",
 )  # fmt: skip
 
@@ -70,7 +70,7 @@ def test_one_call_does_everything_in_order(day, tmp_path):
 def test_parts_can_be_chosen_and_a_failure_does_not_end_the_day(day):
     status, calls, _ = day("compare", "engine", BAD="pytest", NO_XDIST="1")
     assert status == 1
-    assert [call.split()[2] for call in calls] == ["pytest", "benchmarks.torch_engine"]
+    assert [call.split()[2] for call in calls] == ["pytest", "benchmarks.torch.engine"]
     assert " -n " not in calls[0]
 
 
@@ -92,7 +92,7 @@ def test_what_the_time_does_not_suffice_for_is_said(day):
 def test_a_part_that_takes_too_long_leaves_the_others_their_time(day):
     status, calls, told = day("kernels", "engine", SLOW="benchmarks.kernels", PART_LIMIT="2")
     assert status == 1
-    assert [call.split()[2] for call in calls] == ["benchmarks.kernels", "benchmarks.torch_engine"]
+    assert [call.split()[2] for call in calls] == ["benchmarks.kernels", "benchmarks.torch.engine"]
     assert "stopped: timings of the kernels" in told
 
 

@@ -9,17 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import machine, points
-from benchmarks.emulated_gpu import NOTE, EmulatedGpu
-from benchmarks.points import Results
+from benchmarks import machine
+from benchmarks.gpu import points
+from benchmarks.gpu.emulated import NOTE, EmulatedGpu
+from benchmarks.gpu.points import Results
 
 SWEEP = """
 import os, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from benchmarks import machine
-from benchmarks.emulated_gpu import EmulatedGpu
-from benchmarks.points import Results
+from benchmarks.gpu.emulated import EmulatedGpu
+from benchmarks.gpu.points import Results
 
 machine.EMULATED = Path(sys.argv[1])
 results = Results("sweep", {}, EmulatedGpu(None), resume="--resume" in sys.argv, seconds=1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.sweep import SweepPoint, count, point
+from benchmarks.kernels.sweep import SweepPoint, count, point
 
 COUNTS = st.integers(1, 1 << 20)
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from benchmarks import accuracy_kvpress as bench
-from benchmarks import accuracy_kvpress_presses as presses
-from benchmarks.accuracy_kvpress_rows import ALONE, Rows
-from benchmarks.onednn_products import use_onednn
+from benchmarks.accuracy.kvpress import answers as bench
+from benchmarks.accuracy.kvpress import presses
+from benchmarks.accuracy.kvpress.onednn_products import use_onednn
+from benchmarks.accuracy.kvpress.rows import ALONE, Rows
 from tests.oracles.presses import import_presses, read
 
 import_presses()

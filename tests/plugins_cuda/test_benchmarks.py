@@ -7,13 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import cubin, gpu_timing, kernel_calls, kernel_cases, kernel_launches, kernel_resources, kernels
-from benchmarks.emulated_gpu import EmulatedGpu
-from benchmarks.kernel_cases import Case
-from benchmarks.kernel_launches import Launch
-from benchmarks.kernel_traffic import Traffic, call_traffic, kernel_traffic
-from benchmarks.occupancy import occupancy, resident_ctas
-from benchmarks.sweep import POINTS
+from benchmarks.gpu import timing as gpu_timing
+from benchmarks.gpu.emulated import EmulatedGpu
+from benchmarks.kernels import __main__ as kernels
+from benchmarks.kernels import calls as kernel_calls
+from benchmarks.kernels import cases as kernel_cases
+from benchmarks.kernels import cubin
+from benchmarks.kernels import launches as kernel_launches
+from benchmarks.kernels import resources as kernel_resources
+from benchmarks.kernels.cases import Case
+from benchmarks.kernels.launches import Launch
+from benchmarks.kernels.occupancy import occupancy, resident_ctas
+from benchmarks.kernels.sweep import POINTS
+from benchmarks.kernels.traffic import Traffic, call_traffic, kernel_traffic
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.profile.floor import H100, H200
 from kvc_trt.profile.traffic import row_traffic

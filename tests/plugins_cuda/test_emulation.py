@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from benchmarks.occupancy import MULTIPROCESSORS
+from benchmarks.kernels.occupancy import MULTIPROCESSORS
 from kvc_trt.kernels.c_library import ARCHITECTURES
 from tests.plugins_cuda import toys
 from tests.plugins_cuda.toys import SCHEDULES, Toys, aligned

@@ -13,7 +13,7 @@ from functools import cache
 
 import pytest
 
-from benchmarks.kernel_cases import NEW_TOKENS, Case
+from benchmarks.kernels.cases import NEW_TOKENS, Case
 from kvc_trt import policies
 from kvc_trt.kernels.c_library import ARCHITECTURES, KernelError
 from kvc_trt.kernels.library import KernelLibrary

@@ -7,11 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import gpu, kernel_cases, machine, torch_backend, torch_baselines, torch_cases, torch_engine
-from benchmarks.emulated_gpu import EmulatedGpu
-from benchmarks.points import Results
-from benchmarks.sweep import SweepPoint
-from benchmarks.torch_cases import Cell
+from benchmarks import machine
+from benchmarks.gpu import choice
+from benchmarks.gpu.emulated import EmulatedGpu
+from benchmarks.gpu.points import Results
+from benchmarks.kernels import cases as kernel_cases
+from benchmarks.kernels.sweep import SweepPoint
+from benchmarks.torch import backend as torch_backend
+from benchmarks.torch import baselines as torch_baselines
+from benchmarks.torch import cases as torch_cases
+from benchmarks.torch import engine as torch_engine
+from benchmarks.torch.cases import Cell
 from kvc_trt import reference
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.kernels.ops import kvc
@@ -84,7 +90,7 @@ def test_without_a_gpu_it_refuses_in_one_line(script, capsys):
         pytest.skip("there is a GPU")
     with pytest.raises(SystemExit) as refusal:
         script.main([])
-    assert refusal.value.code == gpu.CANNOT == 3
+    assert refusal.value.code == choice.CANNOT == 3
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1

@@ -1,0 +1,1 @@
+"""The same questions, answered by transformers and NVIDIA kvpress."""

@@ -1,0 +1,1 @@
+"""Answers of SmolLM2-135M-Instruct under every policy, beside kvpress's presses."""

@@ -1,0 +1,174 @@
+"""The two results of the real model's accuracy, read together: our policies' cells and kvpress's presses' cells.
+
+A question has the same place in the scores of every cell of its group, whoever answered it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.accuracy.kvpress.presses import ADAKV
+from benchmarks.accuracy.smollm2.stages import POOLS
+from kvc_trt.accuracy.cell import Mean, interval, mean, on_answered
+from kvc_trt.accuracy.pages.paired import difference
+from kvc_trt.errors import InputError
+from kvc_trt.policies import BASELINE
+
+OURS, KVPRESS = "kvc-trt", "kvpress"
+
+
+class Group(NamedTuple):
+    """One group of questions."""
+
+    task: str
+    mode: str
+    length: int
+    framing: str
+
+    @property
+    def framed(self) -> str:
+        """The framing in words."""
+        return "through the chat template" if self.framing == "chat" else "plain"
+
+    def __str__(self) -> str:
+        return f"{self.task}, {self.length:,} tokens, {self.mode}, {self.framed}"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What one method answered to a group's questions at one point."""
+
+    side: str
+    """OURS or KVPRESS."""
+    group: Group
+    method: str
+    """A policy, or a press."""
+    point: str
+    """budget 256, bytes of rocketkv 256, ratio 0.5, or full."""
+    stored: int
+    """Bytes of cache of one sequence, the answer included."""
+    scores: tuple[float, ...]
+    likelihood: bool
+    """Whether scores are negative log-likelihoods."""
+
+    @property
+    def mean(self) -> Mean:
+        """Over all questions."""
+        return mean(self.scores)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95 % interval of an accuracy."""
+        return interval(self.mean.value, len(self.scores))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that is known."""
+
+    ours: dict[str, Any]
+    """The result files as they are."""
+    theirs: dict[str, Any]
+    cells: tuple[Answered, ...]
+    absent: tuple[tuple[Group, str, int | None, str], ...]
+    """Groups, policies and budgets without an engine, and the reason."""
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """Those that were asked, in the order of the answers."""
+        return list(dict.fromkeys(cell.group for cell in self.cells if cell.side == OURS))
+
+    @cached_property
+    def _by_place(self) -> dict[tuple[str, Group, str, str], Answered]:
+        return {(cell.side, cell.group, cell.method, cell.point): cell for cell in self.cells}
+
+    def cell(self, side: str, group: Group, method: str, point: str) -> Answered | None:
+        """One cell, if it was asked."""
+        return self._by_place.get((side, group, method, point))
+
+    def full(self, group: Group, side: str = OURS) -> Answered | None:
+        """The whole cache."""
+        return self.cell(side, group, BASELINE, BASELINE)
+
+    def of(self, side: str, group: Group) -> list[Answered]:
+        """A side's cells of a group; the whole cache is left out, and what only tells why another cell is as it is."""
+        aside = (BASELINE, *POOLS)
+        return [one for one in self.cells if (one.side, one.group) == (side, group) and one.method not in aside]
+
+    def on_answered(self, cell: Answered) -> Mean | None:
+        """Accuracy on the questions that the same side's whole cache answers."""
+        full = self.full(cell.group, cell.side)
+        return None if full is None or cell.likelihood else on_answered(cell.scores, full.scores)
+
+    def lost(self, cell: Answered) -> Mean | None:
+        """The cell minus the same side's whole cache, question by question."""
+        full = self.full(cell.group, cell.side)
+        return None if full is None else difference(cell.scores, full.scores)
+
+
+def methods(cells: Sequence[Answered]) -> list[str]:
+    """The methods of some cells, in their order."""
+    return list(dict.fromkeys(cell.method for cell in cells))
+
+
+def read(ours: Path, theirs: Path | None) -> Comparison:
+    """Both results; the second may not be there yet. InputError where they are answers to other questions."""
+    mine = json.loads(ours.read_text(encoding="utf-8"))
+    other = json.loads(theirs.read_text(encoding="utf-8")) if theirs is not None and theirs.is_file() else {}
+    cells = [_ours(one) for one in mine["cells"] if one.get("scores")]
+    if other:
+        _check_same_questions(mine, other)
+        cells += _theirs(other)
+    absent = [(_group(c), c["policy"], c.get("token_budget"), c["reason"]) for c in mine["cells"] if "reason" in c]
+    return Comparison(mine, other, tuple(cells), tuple(absent))
+
+
+def _group(cell: dict[str, Any]) -> Group:
+    return Group(cell["task"], cell["mode"], cell["length"], cell["framing"])
+
+
+def _ours(cell: dict[str, Any]) -> Answered:
+    budget = cell.get("token_budget")
+    point = BASELINE if budget is None else f"budget {budget}"
+    return Answered(
+        OURS, _group(cell), cell["policy"], point, cell["row_bytes"], tuple(cell["scores"]),
+        cell["scored_by"] == "likelihood",
+    )  # fmt: skip
+
+
+def _theirs(result: dict[str, Any]) -> list[Answered]:
+    """kvpress's cells. AdaKV masks tokens and frees none: it stores what the whole cache stores."""
+    whole = {_group(one): one["kept"] for one in result["cells"] if one["press"] == BASELINE}
+    found = []
+    for cell in result["cells"]:
+        kept = whole[_group(cell)] if cell["press"] == ADAKV else cell["kept"]
+        stored = round(sum(kept) / len(kept)) + cell["output_tokens"]
+        found.append(
+            Answered(
+                KVPRESS, _group(cell), cell["press"], cell["label"], stored * result["bytes_per_token"],
+                tuple(cell["scores"]), cell["task"] == "log-summary",
+            )
+        )  # fmt: skip
+    return found
+
+
+def _check_same_questions(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    models = [one["settings"]["checkpoint"] for one in (ours, theirs)]
+    if models[0] != models[1]:
+        raise InputError(
+            f"kvpress's result: expected answers of checkpoint {models[0]}, found {models[1]}; "
+            "run make bench-accuracy-smollm2"
+        )
+    asked = {_group(one): one["dataset"] for one in ours["cells"] if one.get("scores")}
+    for cell in theirs["cells"]:
+        expected = asked.get(_group(cell), cell["dataset"])
+        if cell["dataset"] != expected:
+            raise InputError(
+                f"kvpress's result, {_group(cell)}: expected answers to data set {expected}, found {cell['dataset']}; "
+                "run make bench-accuracy-smollm2"
+            )

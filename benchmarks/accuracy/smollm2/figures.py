@@ -1,0 +1,104 @@
+"""The figures of docs/results/accuracy-smollm2.md: what is answered against what is stored, and against the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered, Comparison, Group, methods
+from benchmarks.accuracy.smollm2.stages import CLAIMED, OTHERS
+from kvc_trt.accuracy.figures import Style, new_figure, png
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MIB = 1 << 20
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
+"""Okabe and Ito's, told apart by every kind of colour vision."""
+_MARKERS = "os^DvPX<>h"
+_SAME = {"snapkv": "snapkv-gqa", "adakv-snapkv": "snapkv"}
+"""Presses and the policies that are most like them: they share a colour."""
+_NO_POLICY = Style("#009E73", "h", "-.")
+"""Of a press that is no policy, in a colour that no other press has."""
+Place = Callable[[Answered], float | None]
+"""Where a cell stands on the x axis; None leaves it out."""
+
+
+def against_bytes(found: Comparison, groups: Sequence[Group]) -> bytes:
+    """A row of panels per side: our policies above, kvpress's presses below, at what one sequence stores."""
+    return _figure(found, groups, lambda cell: cell.stored / _MIB, "MiB of cache for one sequence, answer included")
+
+
+def against_budget(found: Comparison, groups: Sequence[Group]) -> bytes:
+    """The same at equal token budgets."""
+
+    def budget(cell: Answered) -> float | None:
+        kind, _, number = cell.point.partition(" ")
+        return float(number) if kind == "budget" else None
+
+    return _figure(found, groups, budget, "token budget")
+
+
+def _figure(found: Comparison, groups: Sequence[Group], place: Place, label: str) -> bytes:
+    sides = [side for side in (OURS, KVPRESS) if any(found.of(side, group) for group in groups)]
+    places = [x for side in sides for group in groups for one in found.of(side, group) if (x := place(one))]
+    figure = new_figure(4.0 * len(groups) + 2.2, 3.5 * len(sides) + 0.3)
+    parts = figure.subfigures(len(sides), squeeze=False)[:, 0]
+    for part, side in zip(parts, sides, strict=True):
+        part.suptitle({OURS: "kvc-trt's policies", KVPRESS: "kvpress's presses"}[side], fontsize="small")
+        row = part.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+        handles = {}
+        for axes, group in zip(row, groups, strict=True):
+            _panel(axes, found, side, group, place)
+            axes.set_xlabel(label, fontsize="small")
+            axes.set_xlim(0.9 * min(places), 1.1 * max(places))
+            handles.update({name: one for one, name in zip(*axes.get_legend_handles_labels(), strict=True)})
+        likelihood = groups[0].task == "log-summary"
+        row[0].set_ylabel("nats above the whole cache" if likelihood else "answered, %", fontsize="small")
+        part.legend(handles.values(), handles.keys(), frameon=False, fontsize="small", loc="outside right center")
+    return png(figure)
+
+
+def _style(method: str) -> Style:
+    """By the method's place among our policies; one with settings of its own has its policy's colour."""
+    names = [one for one in (*CLAIMED, *OTHERS) if ":" not in one]
+    policy, changed, _ = method.partition(":")
+    if policy not in names:
+        return _NO_POLICY
+    place, count = names.index(policy), len(_COLOURS)
+    line = ":" if changed else ("-", "--", "-.")[place // count % 3]
+    return Style(_COLOURS[place % count], "*" if changed else _MARKERS[place % len(_MARKERS)], line)
+
+
+def _panel(axes: Axes, found: Comparison, side: str, group: Group, place: Place) -> None:
+    full, cells = found.full(group, side), found.of(side, group)
+    if full is not None:
+        level = 0.0 if full.likelihood else 100 * full.mean.value
+        axes.axhline(level, color="black", linewidth=1, linestyle=(0, (1, 1)), label="whole cache")
+    for method in methods(cells):
+        points = sorted((x, *_shown(found, one)) for one in cells if one.method == method and (x := place(one)))
+        if not points:
+            continue
+        style = _style(_SAME.get(method, method) if side == KVPRESS else method)
+        xs, values, below, above = zip(*points, strict=True)
+        axes.errorbar(
+            xs, values, yerr=(below, above), color=style.colour, marker=style.marker, linestyle=style.line,
+            label=method, markersize=4.5, linewidth=1.2, capsize=2, alpha=0.85,
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_title(f"{group.task}, {group.length:,} tokens,\n{group.mode}, {group.framing}", fontsize="small")
+    axes.tick_params(labelsize="small")
+    axes.grid(visible=True, which="major", alpha=0.3)
+    if full is None or not full.likelihood:
+        axes.set_ylim(-4, 104)
+
+
+def _shown(found: Comparison, cell: Answered) -> tuple[float, float, float]:
+    """A value, and how far its error reaches below and above it: Wilson's interval, or one standard error."""
+    if cell.likelihood:
+        lost = found.lost(cell)
+        assert lost is not None
+        return lost.value, lost.standard_error, lost.standard_error
+    (low, high), value = cell.interval, cell.mean.value
+    return 100 * value, 100 * max(0.0, value - low), 100 * max(0.0, high - value)

@@ -1,0 +1,165 @@
+"""docs/results/accuracy-turns.md and the table of docs/conversations.md: written from the results alone.
+
+    python -m benchmarks.accuracy.turns_page
+
+Nothing here depends on who wins. A difference between two forms is of the same questions, pair by pair.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.accuracy import turns as accuracy_turns
+from kvc_trt.accuracy.cell import Mean, interval, mean, paired_difference
+from kvc_trt.accuracy.grid import SECOND_QUESTION, STORED_CONTEXT
+from kvc_trt.atomic_files import write_whole
+from kvc_trt.policies import BASELINE
+
+PAGE = machine.ROOT / "docs" / "results" / "accuracy-turns.md"
+SUMMARY = machine.ROOT / "docs" / "conversations.md"
+BEGIN, END = "<!-- measured: begin (benchmarks/accuracy/turns_page.py writes this part) -->", "<!-- measured: end -->"
+FORMS = {
+    "query-aware": "one shot", SECOND_QUESTION: "turn", STORED_CONTEXT: "stored context",
+    "query-agnostic": "decode steps",
+}  # fmt: skip
+"""Modes, and the form in which the question reaches the model."""
+LATE = (SECOND_QUESTION, STORED_CONTEXT)
+"""Forms that are compared with one shot."""
+ENOUGH = 64
+"""Questions below which a difference is not judged."""
+NOTICEABLE = 2.0
+"""Standard errors."""
+
+Result = Mapping[str, Any]
+Scores = Mapping[tuple[str, str], Sequence[float]]
+"""By policy and mode."""
+
+
+def main() -> None:
+    """Write both pages."""
+    for path, text in texts(read(machine.RESULTS)).items():
+        write(path, text)
+        print(path)
+
+
+def read(directory: Path) -> dict[str, Result]:
+    """The results that are there, by model."""
+    found = {name: directory / f"{accuracy_turns.NAME}-{name}.json" for name in accuracy_turns.MODELS}
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in found.items() if path.is_file()}
+
+
+def texts(results: Mapping[str, Result]) -> dict[Path, str]:
+    """What stands between the marks of each page."""
+    if not results:
+        return dict.fromkeys((PAGE, SUMMARY), "Not measured yet.")
+    whole = "\n\n".join(part for name, result in results.items() for part in measured(name, result))
+    return {PAGE: whole, SUMMARY: summary(results)}
+
+
+def write(page: Path, text: str) -> None:
+    """Replace the text between the marks, which the page must have."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise SystemExit(f"error: {page} has no marks {BEGIN} ... {END}")
+    write_whole(page, f"{before}{BEGIN}\n\n{text}\n\n{END}{after}".encode())
+
+
+def measured(name: str, result: Result) -> Iterator[str]:
+    """The part of the page on one model."""
+    spent, settings, record = result["spent"], result["settings"], result["machine"]
+    first = result["cells"][0]
+    scores = scores_of(result)
+    yield f"## {name}"
+    yield (
+        f"`python -m benchmarks.accuracy.turns --models {name}`, commit {record['commit']}, kvc-trt "
+        f"{record['versions']['kvc_trt']}, ONNX Runtime {record['versions']['onnxruntime']}, {record['device']}; "
+        f"{spent['processor_seconds']:,} s of processor time.\n"
+        f"Task `{first['task']}`, {first['length']:,} tokens, {first['framing']}, weights {settings['weights']}, seed "
+        f"{settings['seed']}, greedy, at most {first['max_new_tokens']} tokens per answer. Percent of n questions with "
+        "Wilson's 95 % interval; the last columns compare the same questions in two forms."
+    )
+    lines = [
+        "| policy | budget | "
+        + " | ".join([*FORMS.values(), *(f"{FORMS[mode]} minus one shot" for mode in LATE)])
+        + " |",
+        "|---" * (2 + len(FORMS) + len(LATE)) + "|",
+    ]
+    for policy in dict.fromkeys(cell["policy"] for cell in result["cells"]):
+        cells = [_share(scores.get((policy, mode))) for mode in FORMS]
+        budget = next(
+            (c["token_budget"] for c in result["cells"] if c["policy"] == policy and "token_budget" in c), "-"
+        )
+        cells += [_difference(scores, policy, mode) for mode in LATE]
+        lines.append(f"| `{policy}` | {budget} | {' | '.join(cells)} |")
+    yield "\n".join(lines)
+    reasons = dict.fromkeys(
+        f"- `{c['policy']}`, {FORMS[c['mode']]}: {c['reason']}" for c in result["cells"] if "reason" in c
+    )
+    if reasons:
+        yield "<details><summary>Why n/a</summary>\n\n" + "\n".join(reasons) + "\n\n</details>"
+
+
+def summary(results: Mapping[str, Result]) -> str:
+    """One table of both models: what is answered in one shot, and as a turn."""
+    found = {name: scores_of(result) for name, result in results.items()}
+    heads = [f"{name}, {form}" for name in found for form in ("one shot", "turn")]
+    lines = ["| policy | " + " | ".join(heads) + " |", "|---" * (1 + len(heads)) + "|"]
+    for policy in dict.fromkeys(policy for scores in found.values() for policy, _ in scores):
+        cells = [
+            _short(scores.get((policy, mode))) for scores in found.values() for mode in ("query-aware", SECOND_QUESTION)
+        ]
+        lines.append(f"| `{policy}` | {' | '.join(cells)} |")
+    asked = "; ".join(
+        f"{name}: task `{one['cells'][0]['task']}`, {one['cells'][0]['length']:,} tokens, token budget "
+        f"{accuracy_turns.MODELS[name].budget}, n = {_asked(found[name])}"
+        for name, one in results.items()
+    )
+    return f"Percent ± one standard error. {asked}.\n\n" + "\n".join(lines)
+
+
+def scores_of(result: Result) -> dict[tuple[str, str], Sequence[float]]:
+    """The scores of the cells that have some."""
+    return {(cell["policy"], cell["mode"]): cell["scores"] for cell in result["cells"] if cell.get("scores")}
+
+
+def _asked(scores: Scores) -> str:
+    counts = sorted({len(one) for one in scores.values()})
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
+def _share(scores: Sequence[float] | None) -> str:
+    if scores is None:
+        return "n/a"
+    found = mean(scores)
+    low, high = interval(found.value, found.samples)
+    return f"{100 * found.value:.1f} % ({100 * low:.0f}-{100 * high:.0f}; {found.samples})"
+
+
+def _short(scores: Sequence[float] | None) -> str:
+    return "n/a" if scores is None else str(mean(scores))
+
+
+def _difference(scores: Scores, policy: str, late: str) -> str:
+    one_shot, turn = scores.get((policy, "query-aware")), scores.get((policy, late))
+    if not one_shot or not turn:
+        return "n/a"
+    count = min(len(one_shot), len(turn))
+    found = paired_difference(turn[:count], one_shot[:count])
+    return f"{100 * found.value:+.1f} ± {100 * found.standard_error:.1f}{_verdict(found, policy)}"
+
+
+def _verdict(found: Mean, policy: str) -> str:
+    if found.samples < ENOUGH:
+        return f" (n {found.samples}: not judged)"
+    if policy != BASELINE and abs(found.value) >= NOTICEABLE * found.standard_error > 0:
+        return ": fewer answers" if found.value < 0 else ": more answers"
+    return ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The GPU that sweeps measure, its emulation on a CPU, and their results point by point."""

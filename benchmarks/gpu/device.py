@@ -1,0 +1,91 @@
+"""The GPU that a benchmark measures: everything that a sweep asks of it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import timing as gpu_timing
+from benchmarks.gpu.timing import Call, Timing
+from kvc_trt.backends.torch.memory import free_bytes
+from kvc_trt.kernels.library import KernelLibrary
+
+
+class Gpu:
+    """This process's GPU."""
+
+    emulated = False
+
+    def __init__(self, library: KernelLibrary) -> None:
+        self.library = library
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors are made."""
+        return torch.device("cuda", torch.cuda.current_device())
+
+    @property
+    def name(self) -> str:
+        return torch.cuda.get_device_name()
+
+    @property
+    def l2_bytes(self) -> int:
+        return torch.cuda.get_device_properties(self.device).L2_cache_size
+
+    @property
+    def free_bytes(self) -> int:
+        return free_bytes(self.device)
+
+    def record(self) -> dict[str, Any]:
+        """As a result names it."""
+        return gpu_timing.device_record()
+
+    def copy_bandwidth(self) -> float:
+        """Bytes per second of a copy, read and written together."""
+        return gpu_timing.copy_bandwidth()
+
+    def measure(self, calls: Sequence[Call], samples: int) -> Timing:
+        """Time per call. Raises gpu_timing.Throttled."""
+        return gpu_timing.measure(calls, samples)
+
+    def kernel_times(self, calls: Sequence[Call]) -> dict[str, float]:
+        """Microseconds of each kernel in one call."""
+        return gpu_timing.kernel_times(calls)
+
+    def clocks(self) -> str:
+        """What the driver says about the clocks. Raises gpu_timing.Throttled."""
+        return gpu_timing.judge_clocks(gpu_timing.clock_reasons())
+
+    def synchronize(self) -> None:
+        """Wait for everything that was launched."""
+        torch.cuda.synchronize()
+
+    def release(self) -> None:
+        """Give freed memory back, so that the next point sees what is really free."""
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def watch_memory(self) -> int:
+        """Begin to look for the peak of allocated bytes; returns what is allocated now."""
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+
+    def peak_bytes(self) -> int:
+        """Most bytes that were allocated since `watch_memory`."""
+        return torch.cuda.max_memory_allocated()
+
+    def usable(self) -> bool:
+        """Whether this process can still use it: after an illegal access CUDA refuses every further call."""
+        try:
+            torch.zeros(1, device=self.device)
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return False
+        return True
+
+    def publishable(self, figures: Mapping[str, Any]) -> dict[str, Any]:
+        """The part of a point's figures that may be written into a result."""
+        return dict(figures)

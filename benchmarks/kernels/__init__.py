@@ -1,0 +1,1 @@
+"""Time, hardware counters and machine code of the CUDA kernels."""

@@ -1,0 +1,89 @@
+"""Which kernels one call launches, and how large: recorded by the emulated library, which runs the same launchers.
+
+Grids are functions of sizes alone, so no kernel runs, and the tensors are never touched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.kernels.cases import HEAD_SIZE, Case
+from kvc_trt.kernels.library import KernelLibrary
+from kvc_trt.kernels.ops import numbers_of
+from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.compaction.compact import COMPACT
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of one call."""
+
+    kernel: str
+    ctas: int
+    threads: int
+    dynamic_shared: int
+    begins_early: bool = False
+    """Whether it may begin before the launch before it has ended (programmatic dependent launch)."""
+
+
+def record(library: KernelLibrary, operation: str, case: Case) -> list[Launch]:
+    """Launches of one call of `compact`, `hybrid` or `dense` on the case's sizes."""
+    calls = {"compact": _compact, "hybrid": _hybrid, "dense": _dense}
+    return [
+        Launch(
+            entry.name.decode(),
+            _product(entry.grid),
+            _product(entry.block),
+            entry.dynamic_shared_bytes,
+            bool(entry.begins_early),
+        )
+        for entry in library.checked_launches_of(lambda: calls[operation](library, case))
+    ]
+
+
+def emulation(build: Path) -> KernelLibrary:
+    return KernelLibrary(build / "libkvc_emulation.so")
+
+
+def _compact(library: KernelLibrary, case: Case) -> None:
+    parameters = case.parameters
+    keys = _empty(case, case.batch, case.kv_heads, case.prompt, HEAD_SIZE)
+    library.compact(
+        _empty(case, case.batch, case.heads, parameters.window, HEAD_SIZE), keys, torch.empty_like(keys),
+        torch.zeros(case.batch, dtype=torch.int64), **numbers_of(COMPACT, parameters),
+    )  # fmt: skip
+
+
+def _hybrid(library: KernelLibrary, case: Case) -> None:
+    parameters = case.parameters
+    query, new, cache, lengths = _step(case, parameters.capacity)
+    bounds = _empty(case, case.batch, case.kv_heads, 2 * HEAD_SIZE, parameters.stored_pages(case.dtype))
+    if parameters.fp8_bounds:
+        bounds = torch.empty_like(bounds, dtype=torch.int8)
+    step = query, new, new, cache, torch.empty_like(cache), bounds, lengths
+    library.hybrid_attention(*step, **numbers_of(HYBRID_ATTENTION, parameters))
+
+
+def _dense(library: KernelLibrary, case: Case) -> None:
+    query, new, cache, lengths = _step(case, case.context)
+    library.dense_attention(query, new, new, cache, torch.empty_like(cache), lengths)
+
+
+def _step(case: Case, capacity: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    query = _empty(case, case.batch, case.heads, HEAD_SIZE)
+    new = _empty(case, case.batch, case.kv_heads, HEAD_SIZE)
+    cache = _empty(case, case.batch, case.kv_heads, capacity, HEAD_SIZE)
+    return query, new, cache, torch.zeros(case.batch, dtype=torch.int64)
+
+
+def _empty(case: Case, *shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=getattr(torch, case.dtype))
+
+
+def _product(sizes: ctypes.Array[ctypes.c_uint32]) -> int:
+    x, y, z = sizes
+    return int(x * y * z)

@@ -1,0 +1,51 @@
+"""Command lines of the GPU's sweeps: counts, and single points beside the product of the lists."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from benchmarks.kernels.cases import FP8
+from kvc_trt import policies
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One policy at one batch, context (prompt and answer together) and token budget."""
+
+    policy: str
+    """Its name, and a setting behind a colon."""
+    batch: int
+    context: int
+    budget: int
+
+    def __str__(self) -> str:
+        """As it is written on a command line."""
+        return f"{self.policy}/{self.batch}/{self.context}/{self.budget}"
+
+
+POINTS = (
+    SweepPoint("quest-matched", 1, 32768, 512),
+    SweepPoint(FP8, 8, 32768, 512),
+    SweepPoint(FP8, 32, 32768, 512),
+)
+"""Points of every sweep that its lists do not contain: the pages of an uncompressed cache, and bounds in fp8."""
+
+
+def count(text: str) -> int:
+    """A positive integer."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
+def point(text: str) -> SweepPoint:
+    """A point as POLICY/BATCH/CONTEXT/BUDGET."""
+    policy, *numbers = text.split("/")
+    if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected POLICY/BATCH/CONTEXT/BUDGET, as in {POINTS[0]}")
+    known = [name for name, _, _ in policies.available()]
+    if policy.partition(":")[0] not in known:
+        raise argparse.ArgumentTypeError(f"{text!r}: no policy {policy!r}; expected one of {', '.join(known)}")
+    return SweepPoint(policy, *map(count, numbers))

@@ -1,0 +1,132 @@
+"""Bytes that a kernel must move and products that it must compute, as formulas, and the floor in microseconds.
+
+Symbols: B batch, H query heads, G KV heads, D head size, W window, n prompt tokens, C capacity, P pages, m entries of a
+row, k tokens that a step reads, r channels that score pages, e bytes of an element. A byte counts as often as the
+algorithm needs it: K twice in a compaction (the statistics of a row must be known before its votes are), else once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.kernels.cases import HEAD_SIZE, HEADS, KV_HEADS, Case
+from kvc_trt.profile.floor import Accelerator
+
+FLOAT, INDEX = 4, 4
+FUSED = {"score_and_select": ("prepare_step", "page_scores", "select_tokens")}
+"""Kernels that stand for several: what those pass to each other never leaves the multiprocessors."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a launch or a call cannot do without."""
+
+    bytes: int
+    """Read and written."""
+    flops: int = 0
+    """Multiplications and additions that tensor cores can do."""
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.bytes + other.bytes, self.flops + other.flops)
+
+    def floor_microseconds(self, bandwidth: float, flops: float) -> float:
+        """The slower of moving the bytes and computing the products."""
+        return 1e6 * max(self.bytes / bandwidth, self.flops / flops)
+
+    def floor_on(self, accelerator: Accelerator) -> float:
+        """The floor by a GPU's published figures."""
+        return self.floor_microseconds(accelerator.bandwidth, accelerator.flops_16bit)
+
+
+def call_traffic(operation: str, case: Case) -> Traffic:
+    """One call of `compact`, `hybrid` or `dense`: inputs and results, without what passes from kernel to kernel.
+
+    Intermediates (scores, votes, partial outputs) are small enough for the second-level cache.
+    """
+    total = Traffic(0)
+    for name, kernel in kernel_traffic(operation, case).items():
+        total += Traffic(kernel.bytes - _intermediate_bytes(case).get(name, 0), kernel.flops)
+    return total
+
+
+def launch_traffic(operation: str, case: Case, kernel: str) -> Traffic:
+    """One launch of a call, also of a kernel that stands for several; nothing where it only reduces intermediates."""
+    kernels, between = kernel_traffic(operation, case), _intermediate_bytes(case)
+    total = kernels.get(kernel, Traffic(0))
+    for part in FUSED.get(kernel, ()):
+        total += Traffic(kernels[part].bytes - between.get(part, 0), kernels[part].flops)
+    return total
+
+
+def kernel_traffic(operation: str, case: Case) -> dict[str, Traffic]:
+    """Each kernel of one call by name; those that only reduce a few intermediates are left out."""
+    return {"compact": _compact, "hybrid": _hybrid, "dense": _dense}[operation](case)
+
+
+def _compact(case: Case) -> dict[str, Traffic]:
+    """Two passes over K [B,G,n,D], pooling and selection of the votes [B,G,n], and the gathering of what is kept."""
+    parameters, heads = case.parameters, case.batch * KV_HEADS
+    kept = min(case.prompt, parameters.prompt_budget)
+    moved = 2 * (kept + parameters.capacity) * HEAD_SIZE * case.item_bytes
+    bounds = 2 * parameters.stored_pages(case.dtype) * HEAD_SIZE * case.bound_bytes
+    gather = Traffic(heads * (moved + bounds + INDEX * parameters.capacity))
+    if not case.is_compacted:
+        return {"gather_cache": gather}
+    keys = Traffic(
+        heads * case.prompt * HEAD_SIZE * case.item_bytes,
+        2 * case.batch * HEADS * parameters.window * case.prompt * HEAD_SIZE,
+    )
+    votes = Traffic(heads * case.prompt * FLOAT)
+    return {
+        "observation_statistics": keys,
+        "observation_votes": keys + votes,
+        "pool_votes": votes + votes,
+        "select_prompt": votes,
+        "gather_cache": gather,
+    }
+
+
+def _hybrid(case: Case) -> dict[str, Traffic]:
+    """Append, page scores, selection, attention over k tokens. A row that fits its budget scores no pages."""
+    parameters, heads = case.parameters, case.batch * KV_HEADS
+    pages = -(-case.entries // parameters.page_size) if case.is_sparse else 0
+    raised, bounds = 2 * HEAD_SIZE * case.bound_bytes, parameters.top_r * pages * case.bound_bytes
+    scores = Traffic(case.batch * HEADS * pages * FLOAT)
+    selected = Traffic(heads * INDEX * parameters.selected_width)
+    return {
+        "prepare_step": Traffic(heads * raised) + _append(case),
+        "page_scores": Traffic(heads * bounds) + scores,
+        "select_tokens": scores + selected,
+        "sparse_attention": _attention(case, case.tokens_read),
+    }
+
+
+def _dense(case: Case) -> dict[str, Traffic]:
+    """Append, then attention over the uncompressed cache."""
+    return {"append": _append(case), "sparse_attention": _attention(case, case.dense_entries)}
+
+
+def _append(case: Case) -> Traffic:
+    """K and V of one token, read and written."""
+    return Traffic(4 * case.batch * KV_HEADS * HEAD_SIZE * case.item_bytes)
+
+
+def _attention(case: Case, tokens: int) -> Traffic:
+    """K and V of the tokens, query and output; two products."""
+    elements = 2 * KV_HEADS * tokens * HEAD_SIZE + 2 * HEADS * HEAD_SIZE
+    return Traffic(case.batch * elements * case.item_bytes, 4 * case.batch * HEADS * tokens * HEAD_SIZE)
+
+
+def _intermediate_bytes(case: Case) -> dict[str, int]:
+    """Bytes of each kernel that another kernel of the same call wrote or will read."""
+    heads = case.batch * KV_HEADS
+    votes = heads * case.prompt * FLOAT
+    pages = -(-case.entries // case.parameters.page_size) if case.is_sparse else 0
+    scores = case.batch * HEADS * pages * FLOAT
+    return {
+        "observation_votes": votes,
+        "pool_votes": 2 * votes,
+        "select_prompt": votes,
+        "page_scores": scores,
+        "select_tokens": scores,
+    }

@@ -1,0 +1,1 @@
+"""Speed and verification of the torch backend on a GPU."""
