@@ -22,8 +22,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from benchmarks import machine
-from kvc_trt.atomic_files import write_json
+from benchmarks import machine, store
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.graph.weights import EngineWeights
@@ -154,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "prompt": options.prompt,
         "steps": options.steps,
     }
-    write_json(machine.result_path("bound_formats", record), {"machine": record, "run": run, "formats": entries})
+    store.write_result("bound_formats", {"machine": record, "run": run, "formats": entries})
     for entry in entries:
         same, worst = (f"{100 * entry[name]:5.1f} %" for name in ("tokens_as_exact", "tokens_as_exact_5th_percentile"))
         attention = f"{100 * entry['attention_read']:5.1f} %"

@@ -28,7 +28,7 @@ import onnxruntime
 import psutil
 from onnx import ModelProto, TensorProto, helper
 
-from benchmarks import machine
+from benchmarks import store
 from kvc_trt import policies
 from kvc_trt.backends.onnxruntime.native import NativeOperators, native_operators
 from kvc_trt.graph import IR_VERSION
@@ -310,7 +310,7 @@ def main() -> None:
             result["attention_alone"] = rows
     if arguments.write:
         kind = "" if arguments.weights == "fp32" else f"_{arguments.weights}"
-        print(machine.write_result(f"decode_onnxruntime{kind}", result))
+        print(store.write_result(f"decode_onnxruntime{kind}", result))
 
 
 if __name__ == "__main__":

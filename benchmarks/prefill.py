@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks import machine
+from benchmarks import store
 from kvc_trt.backends import registry
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.operator_times import operator_times
@@ -114,7 +114,7 @@ def main() -> None:
             results.append(measure(path, arguments.tokens, arguments.threads, arguments.repeats, precision))
             print("\n".join(show(results[-1])), flush=True)
     if arguments.write:
-        print(machine.write_result("prefill", {"engines": results}))
+        print(store.write_result("prefill", {"engines": results}))
 
 
 if __name__ == "__main__":

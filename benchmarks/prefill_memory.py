@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import machine
+from benchmarks import store
 from benchmarks.decode_onnxruntime import MODEL, NEW_TOKENS, TOKEN_BUDGET
 from kvc_trt import policies
 from kvc_trt.backends.host_memory import watch_memory
@@ -93,7 +93,7 @@ def main() -> None:
         f"compaction {result['compaction_share']:.1%} of prefill (bar 10%)"
     )
     suffix = "" if arguments.tokens == 32768 else f"_{arguments.tokens}"
-    print(machine.write_result(f"prefill_memory{suffix}", {"prefill_memory": result}))
+    print(store.write_result(f"prefill_memory{suffix}", {"prefill_memory": result}))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks import machine
+from benchmarks import store
 from kvc_trt.backends.registry import open_engine, session_of
 from kvc_trt.profile.profiled_engine import random_prompts
 from kvc_trt.runtime import Request, Scheduler, Session
@@ -144,7 +144,7 @@ def main() -> None:
             f"joined after {one['seconds_to_join']:.1f} s, {one['seconds']:.1f} s in all ({one['cost']:+.1%}), "
             f"{one['processor_seconds']:.1f} s of processor, others {one['others_share']:.0%}"
         )
-    print(machine.write_result("slices", {"slices": result}))
+    print(store.write_result("slices", {"slices": result}))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks import machine
+from benchmarks import store
 from kvc_trt import Engine
 from kvc_trt.runtime import Request
 
@@ -210,7 +210,7 @@ def main() -> None:
             f"{one['tokens_per_pass']:.1f} tokens per pass, others {one['others_share']:.0%}"
         )
     print("different answers:", sum(one["different"] for one in result["prompts"]))
-    print(machine.write_result(given.name, {"speculate": result}))
+    print(store.write_result(given.name, {"speculate": result}))
 
 
 if __name__ == "__main__":

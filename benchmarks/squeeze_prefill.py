@@ -16,7 +16,6 @@ little, and shows what is left of the growth then.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 import time
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import machine
+from benchmarks import machine, store
 from benchmarks.decode_onnxruntime import MODEL, NEW_TOKENS, TOKEN_BUDGET
 from kvc_trt import policies
 from kvc_trt.backends.host_memory import watch_memory
@@ -154,8 +153,8 @@ def report(row: dict[str, Any]) -> None:
 def write(policy: str, row: dict[str, Any]) -> None:
     """Beside the lengths that were measured before, each with the commit that it ran at."""
     name = "squeeze_prefill" if policy == POLICY else f"squeeze_prefill_{policy}"
-    path = machine.RESULTS / f"{name}.json"
-    earlier = json.loads(path.read_text(encoding="utf-8"))["lengths"] if path.exists() else []
+    path = store.recorded_path(name)
+    earlier = store.read(path)["lengths"] if path.exists() else []
     others = [one for one in earlier if one["tokens"] != row["tokens"]]
     result = {
         "policy": policy,
@@ -164,7 +163,7 @@ def write(policy: str, row: dict[str, Any]) -> None:
         "paper_overhead": PAPER_OVERHEAD,
         "lengths": sorted([*others, row], key=lambda one: one["tokens"]),
     }
-    machine.write_result(name, result)
+    store.write_result(name, result)
 
 
 def main() -> None:

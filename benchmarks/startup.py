@@ -13,7 +13,7 @@ import sys
 import time
 from statistics import median
 
-from benchmarks import machine
+from benchmarks import store
 
 PLAN = ["plan", "--model", "llama3.1-8b", "--policy", "rocketkv", "--token-budget", "512", "--max-input-len", "131072"]
 COMMANDS = {"help": (["--help"], 0.3), "plan": (PLAN, 1.0)}
@@ -42,7 +42,7 @@ def main() -> None:
             "within_bar": median(samples) < bar,
         }
         print(f"{name}: {results[name]['median_s']:.3f} s (bar {bar} s)")
-    print(machine.write_result("startup", {"startup": results}))
+    print(store.write_result("startup", {"startup": results}))
 
 
 if __name__ == "__main__":

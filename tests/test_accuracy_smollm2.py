@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+from benchmarks import store
 from benchmarks.accuracy.kvpress import answers as kvpress
 from benchmarks.accuracy.kvpress import presses
 from benchmarks.accuracy.smollm2 import grid as bench
@@ -110,7 +111,7 @@ def test_answers_of_another_checkpoint_or_version_are_kept_apart(monkeypatch):
 
 def test_answers_stay_in_the_result_when_fewer_stages_are_asked(tmp_path, monkeypatch):
     monkeypatch.setattr(kvpress.metadata, "version", lambda name: "0.5.5")
-    monkeypatch.setattr(kvpress.machine, "result_path", lambda name, record: tmp_path / name)
+    monkeypatch.setattr(store, "result_path", lambda name, record: tmp_path / name)
     asked = {"settings": {"checkpoint": "c"}, "bytes_per_token": 10, "groups": []}
     path = kvpress.write_result(asked, [line_of(1), line_of(0), line_of(0, mode="other")])
     first, second = json.loads(path.read_text())["cells"]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import machine
+from benchmarks import store
 from benchmarks.accuracy.kvpress import answers as kvpress
 from benchmarks.accuracy.smollm2 import grid as bench
 from benchmarks.accuracy.smollm2 import resume
@@ -15,7 +15,7 @@ from kvc_trt.tasks.dataset import VERSION
 
 
 def result(name):
-    return json.loads((machine.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads((store.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def test_our_side_goes_on_from_what_it_wrote(tmp_path):
@@ -35,7 +35,7 @@ def test_our_side_goes_on_from_what_it_wrote(tmp_path):
 def test_kvpress_goes_on_from_what_it_wrote(tmp_path, monkeypatch):
     before = result(kvpress.NAME)
     monkeypatch.setattr(kvpress.metadata, "version", lambda name: before["machine"]["versions"]["kvpress"])
-    monkeypatch.setattr(kvpress.machine, "result_path", lambda name, record: tmp_path / name)
+    monkeypatch.setattr(store, "result_path", lambda name, record: tmp_path / name)
     path = resume.restore_kvpress(before, tmp_path)
     assert path.name == kvpress.lines_path(before).name
     written = json.loads(kvpress.write_result(before, kvpress.lines_of(path)).read_text())

@@ -13,15 +13,14 @@ stopped goes on where it was. Writes benchmarks/results/accuracy-turns-MODEL.jso
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
-from benchmarks.accuracy.__main__ import cells_in, record_of, total_spent
+from benchmarks import machine, store
+from benchmarks.accuracy.spent import Spent, record_of
 from kvc_trt import policies
 from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.cell import Cell
@@ -39,7 +38,6 @@ from kvc_trt.accuracy.grid import (
 from kvc_trt.accuracy.measure import QuestionDraw, measure
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
-from kvc_trt.atomic_files import write_whole
 from kvc_trt.progress import progress_on
 from kvc_trt.tasks.dataset import VERSION
 
@@ -109,30 +107,22 @@ def main() -> None:
 def measured(name: str, checkpoint: str | None, minutes: float | None) -> Path:
     """Ask what the kept results lack, and write the result."""
     asked, directory = MODELS[name], machine.ROOT / "build" / "accuracy" / f"{NAME}-{name}"
-    started, processor, before = time.monotonic(), time.process_time(), cells_in(directory)
-    until = None if minutes is None else started + 60 * minutes
+    until = None if minutes is None else time.monotonic() + 60 * minutes
     draw, progress = QuestionDraw(asked.samples, SEED, asked.max_new_tokens), progress_on()
-    with open_model(name, checkpoint=checkpoint, progress=progress) as model:
+    with Spent(directory) as run, open_model(name, checkpoint=checkpoint, progress=progress) as model:
         settings = {**model.describe(), **vars(draw), "tasks_version": VERSION}
-        try:
-            with Results(directory / RESULTS_FILE, settings) as results:
-                # A few questions in every form before the next ones: what is there of an interrupted run is even.
-                for count in range(BLOCK, asked.samples + BLOCK, BLOCK):
-                    some = QuestionDraw(asked.samples, SEED, asked.max_new_tokens, count)
-                    cells = measure(model, asked.variants, asked.groups, some, results, progress, until=until)
-        finally:
-            seconds, new = (time.monotonic() - started, time.process_time() - processor), cells_in(directory) - before
-            spent = total_spent(directory, *seconds, machine.commit() if new else None)
-    return write_result(name, settings, cells, spent)
+        with Results(directory / RESULTS_FILE, settings) as results:
+            # A few questions in every form before the next ones: what is there of an interrupted run is even.
+            for count in range(BLOCK, asked.samples + BLOCK, BLOCK):
+                some = QuestionDraw(asked.samples, SEED, asked.max_new_tokens, count)
+                cells = measure(model, asked.variants, asked.groups, some, results, progress, until=until)
+    return write_result(name, settings, cells, run.total)
 
 
 def write_result(name: str, settings: dict[str, Any], cells: Sequence[Cell], spent: dict[str, Any]) -> Path:
-    """One line per cell, with the score of every question."""
+    """The cells with the score of every question."""
     head = {"machine": record_of(spent), "settings": settings, "spent": spent}
-    lines = ",\n".join(f"    {json.dumps(_compact(cell))}" for cell in cells)
-    path = machine.result_path(f"{NAME}-{name}", head["machine"])
-    write_whole(path, f'{json.dumps(head, indent=2)[:-2]},\n  "cells": [\n{lines}\n  ]\n}}\n'.encode())
-    return path
+    return store.write_result(f"{NAME}-{name}", {**head, "cells": [_compact(cell) for cell in cells]})
 
 
 def _compact(cell: Cell) -> dict[str, Any]:

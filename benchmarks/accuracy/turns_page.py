@@ -7,12 +7,11 @@ Nothing here depends on who wins. A difference between two forms is of the same 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import machine, store
 from benchmarks.accuracy import turns as accuracy_turns
 from kvc_trt.accuracy.cell import Mean, interval, mean, paired_difference
 from kvc_trt.accuracy.grid import SECOND_QUESTION, STORED_CONTEXT
@@ -41,7 +40,7 @@ Scores = Mapping[tuple[str, str], Sequence[float]]
 
 def main() -> None:
     """Write both pages."""
-    for path, text in texts(read(machine.RESULTS)).items():
+    for path, text in texts(read(store.RESULTS)).items():
         write(path, text)
         print(path)
 
@@ -49,7 +48,7 @@ def main() -> None:
 def read(directory: Path) -> dict[str, Result]:
     """The results that are there, by model."""
     found = {name: directory / f"{accuracy_turns.NAME}-{name}.json" for name in accuracy_turns.MODELS}
-    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in found.items() if path.is_file()}
+    return {name: store.read(path) for name, path in found.items() if path.is_file()}
 
 
 def texts(results: Mapping[str, Result]) -> dict[Path, str]:

@@ -13,16 +13,14 @@ crash.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import machine, store
 from benchmarks.gpu.device import Gpu
-from kvc_trt.atomic_files import write_json
 
 GO_ON = 75
 """Exit status: not all points were measured, and this process cannot measure the others."""
@@ -43,10 +41,10 @@ class Results:
     def __init__(self, name: str, head: Mapping[str, Any], gpu: Gpu, *, resume: bool, seconds: float) -> None:
         record = machine.record()
         self._gpu, self._seconds = gpu, seconds
-        self.path = machine.emulated_path(name) if gpu.emulated else machine.result_path(name, record)
+        self.path = store.emulated_path(name) if gpu.emulated else store.result_path(name, record)
         self.document: dict[str, Any] = {"machine": record, **head}
         if resume and self.path.is_file():
-            self.document = json.loads(self.path.read_text(encoding="utf-8"))
+            self.document = store.read(self.path)
 
     @property
     def status(self) -> int:
@@ -101,7 +99,7 @@ class Results:
         os._exit(GO_ON)
 
     def _write(self) -> None:
-        write_json(self.path, self.document)
+        store.write(self.path, self.document)
 
 
 def label(identity: Mapping[str, Any]) -> str:

@@ -15,13 +15,14 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks import store
 from benchmarks.machine import ROOT
 from benchmarks.peers import page
 from benchmarks.peers.artefacts import Workplace, drop_other_engines, make
 from benchmarks.peers.floors import bandwidths
 from benchmarks.peers.points import SELECTIONS, Measurement, measurements
 from benchmarks.peers.rounds import estimate, measure_all
-from benchmarks.peers.store import Store
+from benchmarks.peers.runs import EMPTY, NAME, Runs
 from kvc_trt.backends.onnxruntime.native import native_operators
 from kvc_trt.backends.registry import backends
 
@@ -31,12 +32,12 @@ _DEFAULT_PYTHON = ROOT / "build" / "peers" / "bin" / "python"
 def main() -> None:
     arguments = _parser().parse_args()
     if arguments.page:
-        print(page.write(Store.recorded()))
+        print(page.write(store.recorded(NAME, "make bench-peers")))
         return
-    store = Store.open(fresh=arguments.fresh)
-    _measure(arguments, store)
-    if store.data["measurements"]:
-        print(page.write(store.data))
+    runs = Runs.open(NAME, EMPTY, fresh=arguments.fresh)
+    _measure(arguments, runs)
+    if runs.data["measurements"]:
+        print(page.write(runs.data))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,29 +55,29 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measure(arguments: argparse.Namespace, store: Store) -> None:
+def _measure(arguments: argparse.Namespace, runs: Runs) -> None:
     if not arguments.peers_python.exists():
         raise SystemExit(f"error: no {arguments.peers_python}; make peers-env, or --peers-python")
     place = Workplace(
         arguments.artefacts.resolve(), arguments.peers_python.absolute(), arguments.threads,
-        store.data["machine"]["commit"],
+        runs.data["machine"]["commit"],
     )  # fmt: skip
     drop_other_engines(place)
     chosen = _chosen(arguments)
     rounds = arguments.rounds or (1 if arguments.select == "quick" else 3)
     for measurement in chosen:
         make(measurement, place)
-    store.data["threads"] = arguments.threads
-    if not store.data["bandwidth"]:
-        store.data["bandwidth"] = bandwidths(arguments.threads)
-    expected = estimate(chosen, store, rounds)
+    runs.data["threads"] = arguments.threads
+    if not runs.data["bandwidth"]:
+        runs.data["bandwidth"] = bandwidths(arguments.threads)
+    expected = estimate(chosen, runs, rounds)
     print(
         f"{len(chosen)} measurements, {rounds} rounds: about {expected / 60:.0f} minutes, "
         f"of which {arguments.minutes:g} may be used",
         flush=True,
     )
     started = time.monotonic()
-    complete = measure_all(chosen, store, place, rounds=rounds, minutes=arguments.minutes)
+    complete = measure_all(chosen, runs, place, rounds=rounds, minutes=arguments.minutes)
     spent = (time.monotonic() - started) / 60
     left = "" if complete else "; the rest did not fit, the same command goes on"
     print(f"measured for {spent:.0f} minutes{left}", file=sys.stderr)

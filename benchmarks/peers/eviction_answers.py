@@ -24,9 +24,8 @@ import openvino
 import openvino_genai
 from transformers import AutoTokenizer
 
-from benchmarks import machine
+from benchmarks import machine, store
 from benchmarks.peers.runners.openvino_genai import ATTENTION_SINK, RECENT, scheduler
-from kvc_trt.atomic_files import write_json
 from kvc_trt.tasks.registry import task
 
 NAME = "peers-eviction"
@@ -90,8 +89,8 @@ def main() -> None:
     arguments = parser.parse_args()
     asked = json.loads(arguments.questions.read_text(encoding="utf-8"))
     record = machine.record()
-    path = machine.result_path(NAME, record)
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"] if path.exists() else []
+    path = store.result_path(NAME, record)
+    cells = store.cells_of(path)
     result = {"machine": record, "openvino_genai": openvino_genai.__version__, "cells": cells}
     deadline = time.monotonic() + 60 * arguments.minutes
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
@@ -107,7 +106,7 @@ def main() -> None:
             pipeline = open_pipeline(arguments.model, longest, point, arguments.threads)
             for score in answers(pipeline, tokenizer, group, len(cell["scores"]), count):
                 cell["scores"].append(score)
-                write_json(path, result)
+                store.write(path, result)
                 if time.monotonic() > deadline:
                     break
             print(f"{group['task']} {group['length']} {point.label}: {np.mean(cell['scores']):.3f}", flush=True)

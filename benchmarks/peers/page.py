@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import RESULTS, ROOT, UNCOMMITTED
+from benchmarks import store
+from benchmarks.machine import ROOT
 from benchmarks.peers.bars import FLOOR_BAR, bars
 from benchmarks.peers.rounds import BUSY
 from benchmarks.peers.shapes import SHAPES
@@ -23,7 +23,7 @@ _PAGE = ROOT / "docs" / "results" / "peers.md"
 def write(data: Mapping[str, Any]) -> Path:
     """Write the page; that of a changed tree lies beside its results, which git ignores."""
     dirty = str(data["machine"]["commit"]).endswith("-dirty")
-    page = UNCOMMITTED / _PAGE.name if dirty else _PAGE
+    page = store.UNCOMMITTED / _PAGE.name if dirty else _PAGE
     points = by_point(data["measurements"].values())
     pictures = _charts(points, page.parent if dirty else ROOT / "docs" / "images")
     images = [f"![{path.stem}]({os.path.relpath(path, page.parent)})" for path in pictures]
@@ -119,7 +119,7 @@ def _charts(points: Mapping[PointKey, Sequence[Row]], folder: Path) -> Iterable[
 
 def _answers() -> Iterable[str]:
     """What OpenVINO's eviction answers beside RocketKV, where both were asked the same questions."""
-    cells, ours = _cells("peers-eviction"), _cells("accuracy-smollm2")
+    cells, ours = (store.cells_of(store.recorded_path(name)) for name in ("peers-eviction", "accuracy-smollm2"))
     if not cells:
         return
     lines = [
@@ -144,11 +144,6 @@ def _answers() -> Iterable[str]:
 
 
 _SAME = ("task", "mode", "length", "framing")
-
-
-def _cells(name: str) -> list[dict[str, Any]]:
-    path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8"))["cells"] if path.exists() else []
 
 
 def _percent(scores: Sequence[float]) -> str:

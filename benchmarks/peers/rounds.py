@@ -15,29 +15,28 @@ from benchmarks.peers.contenders import NEW_TOKENS
 from benchmarks.peers.floors import floor_ms
 from benchmarks.peers.idle import Others
 from benchmarks.peers.points import Measurement
-from benchmarks.peers.store import Store
+from benchmarks.peers.runs import Runs
 from kvc_trt.profile.model_size import token_cache_bytes
 
 BUSY = 0.05
 """Share of the processor that others may have during a run that counts."""
 
 
-def expected_seconds(measurement: Measurement, store: Store) -> float:
+def expected_seconds(measurement: Measurement, runs: Runs) -> float:
     """How long one more run takes: as the ones before, or by the operations of its prefill."""
-    walls = [run["wall_seconds"] for run in store.runs(measurement)]
+    walls = [run["wall_seconds"] for run in runs.of(measurement)]
     return median(walls) if walls else measurement.expected_seconds()
 
 
-def estimate(measurements: Sequence[Measurement], store: Store, rounds: int) -> float:
+def estimate(measurements: Sequence[Measurement], runs: Runs, rounds: int) -> float:
     """Seconds of all runs that are still missing."""
     return sum(
-        max(0, rounds - len(store.runs(measurement))) * expected_seconds(measurement, store)
-        for measurement in measurements
+        max(0, rounds - len(runs.of(measurement))) * expected_seconds(measurement, runs) for measurement in measurements
     )
 
 
 def measure_all(
-    measurements: Sequence[Measurement], store: Store, place: Workplace, *, rounds: int, minutes: float
+    measurements: Sequence[Measurement], runs: Runs, place: Workplace, *, rounds: int, minutes: float
 ) -> bool:
     """Run every measurement up to `rounds` times; return whether all of it fitted into the minutes.
 
@@ -49,19 +48,19 @@ def measure_all(
         # Who begins changes from round to round, so that a machine that warms up favours nobody.
         begins = turn % max(1, len(measurements))
         for measurement in [*measurements[begins:], *measurements[:begins]]:
-            if len(store.runs(measurement)) > turn or measurement.key in store.data.get("failed", {}):
+            if len(runs.of(measurement)) > turn or measurement.key in runs.data.get("failed", {}):
                 continue
-            if time.monotonic() + expected_seconds(measurement, store) > deadline:
+            if time.monotonic() + expected_seconds(measurement, runs) > deadline:
                 complete = False
                 continue
-            found = _measure(measurement, store, place)
-            again = time.monotonic() + expected_seconds(measurement, store) <= deadline
+            found = _measure(measurement, runs, place)
+            again = time.monotonic() + expected_seconds(measurement, runs) <= deadline
             if found is not None and found["others_share"] > BUSY and again:
-                _measure(measurement, store, place)
+                _measure(measurement, runs, place)
     return complete
 
 
-def _measure(measurement: Measurement, store: Store, place: Workplace) -> dict[str, Any] | None:
+def _measure(measurement: Measurement, runs: Runs, place: Workplace) -> dict[str, Any] | None:
     """Run one measurement and keep it; None where the contender cannot do it, which is kept as well."""
     point, contender = measurement.point, measurement.contender
     target = make(measurement, place)
@@ -80,11 +79,11 @@ def _measure(measurement: Measurement, store: Store, place: Workplace) -> dict[s
     share, wall = others.share(), time.monotonic() - started
     if done.returncode:
         reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1][:300]
-        store.fail(measurement, reason)
+        runs.fail(measurement, reason)
         print(f"{measurement.key}: failed: {reason}", flush=True)
         return None
     run = {**json.loads(done.stdout.strip().splitlines()[-1]), "others_share": share, "wall_seconds": wall}
-    store.add(measurement, target, run, floor_ms(measurement, store.data["bandwidth"]))
+    runs.add(measurement, target, run, floor_ms(measurement, runs.data["bandwidth"]))
     print(
         f"{measurement.key}: first token {run['first_token_seconds']:.2f} s, {median(run['token_ms']):.2f} ms per "
         f"token, {run['peak_resident_bytes'] / 2**30:.2f} GiB, others {share:.0%}",

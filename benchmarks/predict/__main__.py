@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import store
 from benchmarks.predict import hardware, page
-from kvc_trt.atomic_files import write_json, write_whole
+from kvc_trt.atomic_files import write_whole
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     snapshot = Predictor(options.build).snapshot()
     result = page.read() if page.RESULT.is_file() else {}
     result = merged(result, snapshot, as_before=options.before)
-    write_json(page.RESULT, result)
+    store.write(page.RESULT, result)
     write_whole(page.PAGE, page.whole(page.PAGE.read_text(encoding="utf-8"), result).encode())
     print(page.predicted(result))
     return 0

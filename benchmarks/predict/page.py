@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from benchmarks import machine, store
 from benchmarks.predict.bars import Bar, bars, case_text
 from kvc_trt.methods.base.parameters import DEFAULT
 from kvc_trt.profile.floor import ACCELERATORS
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "kernels.md"
-RESULT = ROOT / "benchmarks" / "results" / "predicted" / "kernels.json"
+PAGE = machine.ROOT / "docs" / "kernels.md"
+RESULT = store.RESULTS / "predicted" / "kernels.json"
 BEGIN = "<!-- predicted: begin (python -m benchmarks.predict writes this part) -->"
 END = "<!-- predicted: end -->"
 Entry = Mapping[str, Any]
@@ -21,8 +19,7 @@ Entry = Mapping[str, Any]
 
 def read() -> dict[str, Any]:
     """The result as it was written."""
-    found: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8"))
-    return found
+    return store.read(RESULT)
 
 
 def whole(page: str, result: Entry) -> str:

@@ -15,15 +15,18 @@ import shlex
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-from benchmarks.machine import RESULTS, ROOT
+from benchmarks import store
+from benchmarks.machine import ROOT
 from benchmarks.serving import page
 from benchmarks.serving.engines import KINDS
 from benchmarks.serving.measure import measure, prepare
 from benchmarks.serving.place import Place
 from benchmarks.serving.points import QUICK, Point, selected
-from benchmarks.serving.store import Store, versions
+from benchmarks.store import Growing
 
+EMPTY: dict[str, Any] = {"command": "", "versions": {}, "points": {}}
 _STARTING_SECONDS = 45
 """Of one point beside its load: a server, a warm-up, a tool, and the answers that end last."""
 _QUICK_SECONDS, _QUICK_CLIENTS = 3.0, 4
@@ -32,7 +35,7 @@ _QUICK_SECONDS, _QUICK_CLIENTS = 3.0, 4
 def main() -> None:
     arguments = _parser().parse_args()
     if arguments.page:
-        print(page.write(Store.recorded()))
+        print(page.write(store.recorded(page.NAME, "make bench-serving")))
         return
     place = Place(
         arguments.work.resolve(), arguments.triton.absolute(), arguments.dynamo.absolute(), arguments.aiperf.absolute(),
@@ -47,27 +50,30 @@ def main() -> None:
         prepare(KINDS[kind], place)
     if arguments.prepare:
         return
-    store = Store.open(fresh=arguments.fresh, quick=arguments.quick)
-    store.data["command"] = shlex.join(["python", "-m", "benchmarks.serving", *sys.argv[1:]])
-    store.data["versions"] = versions(place)
-    _measure_all(points, place, store, arguments)
-    if store.data["points"]:
-        folder = None if store.path.parent == RESULTS else store.path.parent
-        print(page.write(store.data, folder))
+    # Results of a quick run are nobody's, and lie with those of changed code.
+    path = store.UNCOMMITTED / f"{page.NAME}-quick.json" if arguments.quick else None
+    result = Growing.open(page.NAME, EMPTY, fresh=arguments.fresh, path=path)
+    result.data["command"] = shlex.join(["python", "-m", "benchmarks.serving", *sys.argv[1:]])
+    result.data["versions"] = place.versions()
+    _measure_all(points, place, result, arguments)
+    if result.data["points"]:
+        folder = None if result.path.parent == store.RESULTS else result.path.parent
+        print(page.write(result.data, folder))
 
 
-def _measure_all(points: list[Point], place: Place, store: Store, arguments: argparse.Namespace) -> None:
+def _measure_all(points: list[Point], place: Place, result: Growing, arguments: argparse.Namespace) -> None:
     seconds = _QUICK_SECONDS if arguments.quick else 60 * arguments.minutes
     clients = _QUICK_CLIENTS if arguments.quick else arguments.clients
     deadline = time.monotonic() + 60 * arguments.within
     for point in points:
-        if point.name in store.data["points"]:
+        if point.name in result.data["points"]:
             continue
         if time.monotonic() + seconds + _STARTING_SECONDS > deadline:
             print(f"{point.name} and what follows do not fit; the same command goes on", file=sys.stderr)
             return
         found = measure(point, place, clients=clients, seconds=seconds)
-        store.add(point.name, found)
+        result.data["points"][point.name] = found
+        result.write()
         print(
             f"{point.name}: {found['answered']} of {found['sent']} answered in {found.get('seconds', 0):.0f} s, "
             f"{found.get('answer_tokens_per_second', 0):.1f} tokens/s, others {found['others_share']:.0%}",

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import RESULTS, ROOT
+from benchmarks import store
+from benchmarks.machine import ROOT
 from benchmarks.peers.rounds import BUSY
 from benchmarks.serving import plots
 from benchmarks.serving.engines import KINDS
 from kvc_trt.atomic_files import write_whole
 
+NAME = "serving"
 PAGE = ROOT / "docs" / "results" / "serving.md"
 Points = Mapping[str, Mapping[str, Any]]
 
@@ -253,6 +255,6 @@ def _notes(data: Mapping[str, Any]) -> str:
         )
     for name, one in data["points"].items():
         lines += [f"- {name}: {error}" for error in one["errors"]]
-    where = os.path.relpath(RESULTS / "serving.json", PAGE.parent)
+    where = os.path.relpath(store.recorded_path(NAME), PAGE.parent)
     lines.append(f"All figures: [`serving.json`]({where}). `make bench-serving` measures again, for longer.")
     return "\n".join(lines)

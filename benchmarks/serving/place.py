@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,3 +37,17 @@ class Place:
         """Return this process's environment with the operators that it runs itself, for servers and their workers."""
         native = native_operators()
         return {**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: NONE if native is None else str(native.path)}
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of the servers and the tools, as their environments have them."""
+        wanted = {
+            self.triton: ("nvidia-pytriton", "tritonclient"),
+            self.dynamo: ("ai-dynamo", "nixl-cu12"),
+            self.aiperf: ("aiperf",),
+        }
+        found = {"python": platform.python_version()}
+        for environment, packages in wanted.items():
+            asked = f"from importlib.metadata import version\nfor name in {packages!r}: print(name, version(name))"
+            said = subprocess.check_output([environment / "bin" / "python", "-c", asked], text=True)
+            found |= dict(line.split() for line in said.splitlines())
+        return found

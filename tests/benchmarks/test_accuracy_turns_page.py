@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import machine
+from benchmarks import store
 from benchmarks.accuracy import turns as accuracy_turns
 from benchmarks.accuracy import turns_page as page
 from kvc_trt.accuracy.grid import SECOND_QUESTION, STORED_CONTEXT
@@ -70,7 +70,7 @@ def test_one_table_of_both_models():
 
 
 def test_the_pages_are_those_of_the_results():
-    for path, text in page.texts(page.read(machine.RESULTS)).items():
+    for path, text in page.texts(page.read(store.RESULTS)).items():
         before, _, rest = path.read_text(encoding="utf-8").partition(page.BEGIN)
         assert rest.partition(page.END)[0].strip() == text, f"{path}: python -m benchmarks.accuracy.turns_page"
         assert before
@@ -95,7 +95,7 @@ def test_every_policy_that_engines_run_is_asked_in_one_shot_and_as_a_turn():
 def test_a_result_is_whole_json(tmp_path, monkeypatch):
     from kvc_trt.accuracy.cell import Cell
 
-    monkeypatch.setattr(machine, "result_path", lambda name, record: tmp_path / f"{name}.json")
+    monkeypatch.setattr(store, "result_path", lambda name, record: tmp_path / f"{name}.json")
     monkeypatch.setattr(accuracy_turns, "record_of", lambda spent: MACHINE)
     cells = [
         Cell("two-records", "turns", "query-aware", 512, "full", None, 0, "d", 5, scores=(1.0, 0.0), row_bytes=9),

@@ -9,13 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks import machine
-from benchmarks.peers import artefacts, page, rounds, store
+from benchmarks import machine, store
+from benchmarks.peers import artefacts, page, rounds
 from benchmarks.peers.bars import bars
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.floors import floor_ms, step_cost
 from benchmarks.peers.idle import Others
 from benchmarks.peers.points import CORE, FULL, QUICK, Measurement, Point, measurements
+from benchmarks.peers.runs import EMPTY, NAME, Runs
 from benchmarks.peers.shapes import M8, SHAPES, read_config, write_checkpoint
 from benchmarks.peers.summary import by_point, row
 from benchmarks.peers.worker import prompts
@@ -172,7 +173,7 @@ def test_answers_stand_beside_those_of_rocketkv(data, tmp_path, monkeypatch):
     ours = {**same, "policy": "rocketkv", "token_budget": 128, "scores": [1, 1, 1, 0, 0, 0]}
     for name, cell in (("peers-eviction", theirs), ("accuracy-smollm2", ours)):
         (tmp_path / f"{name}.json").write_text(json.dumps({"cells": [cell]}))
-    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    monkeypatch.setattr(store, "RESULTS", tmp_path)
     monkeypatch.setattr(page, "_PAGE", tmp_path / "peers.md")
     expected = "| niah, 2,048 tokens, chat | budget 128 | 128 | 50.0 ± 28.9 (4) | 75.0 ± 25.0 (4) |"
     assert expected in page.write(data).read_text()
@@ -182,28 +183,28 @@ def test_answers_stand_beside_those_of_rocketkv(data, tmp_path, monkeypatch):
 def results(tmp_path, monkeypatch):
     record = {"commit": "abc", "device": "A", "usable_cores": 2}
     monkeypatch.setattr(machine, "record", lambda: dict(record))
-    monkeypatch.setattr(machine, "result_path", lambda name, found: tmp_path / f"{name}.json")
+    monkeypatch.setattr(store, "result_path", lambda name, found: tmp_path / f"{name}.json")
     return record
 
 
 def test_a_run_goes_on_with_the_results_of_its_commit_alone(results, tmp_path):
-    first = store.Store.open(fresh=False)
+    first = Runs.open(NAME, EMPTY, fresh=False)
     first.data["bandwidth"] = {"copy_bytes_per_second": 1e9}
     artefact = tmp_path / "model"
     artefact.write_bytes(b"12345")
     measurement = Measurement(POINT, OURS)
     first.add(measurement, artefact, {**run(1, 2), "versions": {"kernels": "bodies"}}, floor_ms=0.5)
-    again = store.Store.open(fresh=False)
-    assert len(again.runs(measurement)) == 1
+    again = Runs.open(NAME, EMPTY, fresh=False)
+    assert len(again.of(measurement)) == 1
     assert again.data["measurements"][measurement.key]["disk_bytes"] == 5
     assert again.data["versions"] == {"kernels": "bodies"}
-    assert not store.Store.open(fresh=True).runs(measurement)
+    assert not Runs.open(NAME, EMPTY, fresh=True).of(measurement)
     results["commit"] = "other"
-    assert not store.Store.open(fresh=False).runs(measurement)
+    assert not Runs.open(NAME, EMPTY, fresh=False).of(measurement)
 
 
 def test_rounds_keep_to_their_minutes_and_repeat_a_busy_run(results, monkeypatch, tmp_path):
-    found = store.Store.open(fresh=True)
+    found = Runs.open(NAME, EMPTY, fresh=True)
     chosen, made = [Measurement(POINT, one) for one in (OURS, EVICTION)], []
 
     def measure(measurement, to, place):
@@ -220,7 +221,7 @@ def test_rounds_keep_to_their_minutes_and_repeat_a_busy_run(results, monkeypatch
 
 
 def test_a_measurement_that_cannot_run_is_noted_and_not_tried_again(results, tmp_path, monkeypatch):
-    found = store.Store.open(fresh=True)
+    found = Runs.open(NAME, EMPTY, fresh=True)
     found.data["bandwidth"] = {"read_bytes_per_second": 1e9}
     place = artefacts.Workplace(tmp_path, tmp_path / "no-python", 1, "abc")
     monkeypatch.setattr(rounds, "make", lambda measurement, place: tmp_path)
@@ -228,7 +229,7 @@ def test_a_measurement_that_cannot_run_is_noted_and_not_tried_again(results, tmp
     broken = Measurement(POINT, replace(OURS, runner="no_such_engine", name="broken"))
     assert rounds.measure_all([broken], found, place, rounds=2, minutes=5)
     assert "no_such_engine" in found.data["failed"][broken.key]
-    assert not found.runs(broken)
+    assert not found.of(broken)
 
 
 def test_engines_of_other_commits_are_dropped(tmp_path):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import machine
+from benchmarks import machine, store
 from benchmarks.gpu import points
 from benchmarks.gpu.emulated import NOTE, EmulatedGpu
 from benchmarks.gpu.points import Results
@@ -18,11 +18,11 @@ SWEEP = """
 import os, sys, time
 from pathlib import Path
 from types import SimpleNamespace
-from benchmarks import machine
+from benchmarks import store
 from benchmarks.gpu.emulated import EmulatedGpu
 from benchmarks.gpu.points import Results
 
-machine.EMULATED = Path(sys.argv[1])
+store.EMULATED = Path(sys.argv[1])
 results = Results("sweep", {}, EmulatedGpu(None), resume="--resume" in sys.argv, seconds=1)
 ending = {"hang": lambda: time.sleep(30), "crash": os.abort, "leave": dict, "after": dict}
 results.measure("results", [({"name": name}, ending[name]) for name in ("leave", sys.argv[2], "after")])
@@ -48,9 +48,9 @@ class Gpu(EmulatedGpu):
 
 @pytest.fixture
 def gpu(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "RESULTS", tmp_path)
-    monkeypatch.setattr(machine, "UNCOMMITTED", tmp_path)
-    monkeypatch.setattr(machine, "EMULATED", tmp_path / "emulated")
+    monkeypatch.setattr(store, "RESULTS", tmp_path)
+    monkeypatch.setattr(store, "UNCOMMITTED", tmp_path)
+    monkeypatch.setattr(store, "EMULATED", tmp_path / "emulated")
     return Gpu()
 
 

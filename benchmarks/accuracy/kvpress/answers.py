@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 
-from benchmarks import machine
+from benchmarks import machine, store
 from benchmarks.accuracy.kvpress.onednn_products import use_onednn
 from benchmarks.accuracy.kvpress.presses import Compressor, whole_rows
 from benchmarks.accuracy.kvpress.rows import Decoding, Layers, Rows
@@ -248,10 +248,7 @@ def write_result(asked: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -
     head["seconds"] = round(sum(line["seconds"] for line in lines))
     timed = [line["processor_seconds"] for line in lines if "processor_seconds" in line]
     head["processor_seconds_per_question"] = round(sum(timed) / len(timed), 2) if timed else None
-    body = ",\n".join(f"    {json.dumps(cell)}" for cell in cells.values())
-    path = machine.result_path(NAME, record)
-    write_whole(path, f'{json.dumps(head, indent=2)[:-2]},\n  "cells": [\n{body}\n  ]\n}}\n'.encode())
-    return path
+    return store.write_result(NAME, {**head, "cells": list(cells.values())})
 
 
 if __name__ == "__main__":

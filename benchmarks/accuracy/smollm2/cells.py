@@ -5,13 +5,13 @@ A question has the same place in the scores of every cell of its group, whoever 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks import store
 from benchmarks.accuracy.kvpress.presses import ADAKV
 from benchmarks.accuracy.smollm2.stages import POOLS
 from kvc_trt.accuracy.cell import Mean, interval, mean, on_answered
@@ -118,8 +118,8 @@ def methods(cells: Sequence[Answered]) -> list[str]:
 
 def read(ours: Path, theirs: Path | None) -> Comparison:
     """Both results; the second may not be there yet. InputError where they are answers to other questions."""
-    mine = json.loads(ours.read_text(encoding="utf-8"))
-    other = json.loads(theirs.read_text(encoding="utf-8")) if theirs is not None and theirs.is_file() else {}
+    mine = store.read(ours)
+    other = store.read(theirs) if theirs is not None and theirs.is_file() else {}
     cells = [_ours(one) for one in mine["cells"] if one.get("scores")]
     if other:
         _check_same_questions(mine, other)

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
-from benchmarks.accuracy.__main__ import cells_in, record_of, total_spent
+from benchmarks import machine, store
 from benchmarks.accuracy.smollm2.stages import (
     BUDGETS,
     CORE,
@@ -30,10 +29,11 @@ from benchmarks.accuracy.smollm2.stages import (
     Stage,
     estimate,
 )
-from kvc_trt.accuracy.answerers.policy_engines import PolicyEngines, open_model
+from benchmarks.accuracy.spent import Spent, record_of
 from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.measure import GroupMeasurement, QuestionDraw, measure
+from kvc_trt.accuracy.policy_engines import PolicyEngines, open_model
 from kvc_trt.accuracy.questions import QuestionSet, Vocabulary, ask, draw
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
@@ -52,18 +52,14 @@ def main() -> None:
     directory = machine.ROOT / "build" / "accuracy" / NAME
     names = list(STAGES if arguments.stages == ["all"] else arguments.stages)
     until = None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
-    started, processor, before = time.monotonic(), time.process_time(), cells_in(directory)
     with open_model(arguments.model, checkpoint=arguments.checkpoint, progress=progress_on()) as model:
         if arguments.questions:
             print(estimate(names))
             print(write_questions(model, names, directory))
             return
-        try:
+        with Spent(directory) as run:
             settings, cells = measured(model, names, directory, until)
-        finally:
-            seconds, new = (time.monotonic() - started, time.process_time() - processor), cells_in(directory) - before
-            spent = total_spent(directory, *seconds, machine.commit() if new else None)
-    print(write_result(settings, cells, spent))
+    print(write_result(settings, cells, run.total))
 
 
 def _parsed() -> argparse.Namespace:
@@ -94,12 +90,9 @@ def measured(
 
 
 def write_result(settings: dict[str, Any], cells: Sequence[Cell], spent: dict[str, Any]) -> Path:
-    """One line per cell, with the score of every question."""
+    """The cells with the score of every question."""
     head = {"machine": record_of(spent), "settings": settings, "spent": spent}
-    lines = ",\n".join(f"    {json.dumps(_compact(cell.to_json()))}" for cell in cells)
-    path = machine.result_path(NAME, head["machine"])
-    write_whole(path, f'{json.dumps(head, indent=2)[:-2]},\n  "cells": [\n{lines}\n  ]\n}}\n'.encode())
-    return path
+    return store.write_result(NAME, {**head, "cells": [_compact(cell.to_json()) for cell in cells]})
 
 
 def write_questions(model: PolicyEngines, names: Sequence[str], directory: Path) -> Path:

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
-from benchmarks.accuracy.__main__ import SPENT
+from benchmarks import machine, store
 from benchmarks.accuracy.kvpress.answers import NAME as KVPRESS_NAME
 from benchmarks.accuracy.smollm2.grid import NAME
+from benchmarks.accuracy.spent import SPENT
 from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
@@ -26,15 +26,16 @@ from kvc_trt.atomic_files import write_whole
 from kvc_trt.tasks.dataset import VERSION
 from kvc_trt.tasks.registry import task
 
+MEASURES = "make bench-accuracy-smollm2"
 PLACE = ("task", "mode", "length", "framing", "dataset", "output_tokens")
 """What kvpress's lines and cells say of their group."""
 
 
 def main() -> None:
     """Write both files where they are missing."""
-    kept, results = machine.ROOT / "build" / "accuracy", machine.RESULTS
-    print(restore_ours(json.loads((results / f"{NAME}.json").read_text(encoding="utf-8")), kept / NAME))
-    print(restore_kvpress(json.loads((results / f"{KVPRESS_NAME}.json").read_text(encoding="utf-8")), kept))
+    kept = machine.ROOT / "build" / "accuracy"
+    print(restore_ours(store.recorded(NAME, MEASURES), kept / NAME))
+    print(restore_kvpress(store.recorded(KVPRESS_NAME, MEASURES), kept))
 
 
 def restore_ours(result: Mapping[str, Any], directory: Path) -> Path:

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import store
 from benchmarks.serving import aiperf, dynamo_server, measure, page, perf_analyzer, plots, triton_server
 from benchmarks.serving.answered import Answered, figures, quantile
 from benchmarks.serving.engines import Expected
 from benchmarks.serving.load import Asked
 from benchmarks.serving.place import Place
 from benchmarks.serving.points import POINTS, selected
-from benchmarks.serving.store import Store
 from benchmarks.serving.watch import memory_figures
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -214,7 +214,7 @@ def test_the_page_says_where_the_time_was_too_short():
 
 
 def test_the_page_and_its_plots_are_those_of_the_results():
-    data = Store.recorded()
+    data = store.recorded(page.NAME, "make bench-serving")
     assert page.PAGE.read_text(encoding="utf-8") == page.text(data, "../images")
     for name, drawn in page.pictures(data["points"]).items():
         assert (ROOT / "docs" / "images" / name).read_text(encoding="utf-8") == drawn
@@ -247,9 +247,9 @@ def test_both_servers_are_loaded_by_their_tools(tmp_path):
         if not (path / "bin" / "python").exists():
             pytest.skip(f"there is no {path}: make {name}-env")
     program = (
-        "import sys; from pathlib import Path; from benchmarks import machine;"
+        "import sys; from pathlib import Path; from benchmarks import store;"
         "from benchmarks.serving import __main__, watch;"
-        "machine.UNCOMMITTED = Path(sys.argv.pop(1)); watch.SECONDS = 0.2; __main__.main()"
+        "store.UNCOMMITTED = Path(sys.argv.pop(1)); watch.SECONDS = 0.2; __main__.main()"
     )
     command = [sys.executable, "-c", program, str(tmp_path), "--quick", "--work", str(tmp_path / "work")]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=280)

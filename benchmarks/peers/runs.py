@@ -1,0 +1,44 @@
+"""The runs of every measurement, written after each so that the benchmark can go on later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.artefacts import disk_bytes
+from benchmarks.peers.points import Measurement
+from benchmarks.store import Growing
+
+NAME = "peers"
+EMPTY: dict[str, Any] = {"threads": 2, "bandwidth": {}, "versions": {}, "measurements": {}}
+
+
+class Runs(Growing):
+    """Runs by measurement, and what they have in common."""
+
+    def of(self, measurement: Measurement) -> list[dict[str, Any]]:
+        """Return the runs of one measurement, in the order of the rounds."""
+        entry = self.data["measurements"].get(measurement.key)
+        return [] if entry is None else entry["runs"]
+
+    def add(self, measurement: Measurement, artefact: Path, run: dict[str, Any], floor_ms: float) -> None:
+        """Keep one run and write the file."""
+        self.data["versions"].update(run.pop("versions"))
+        point, contender = measurement.point, measurement.contender
+        entry = self.data["measurements"].setdefault(
+            measurement.key,
+            {
+                "shape": point.shape.name, "weights": point.weights, "context": point.context, "batch": point.batch,
+                "contender": contender.name, "runner": contender.runner, "full_precision": contender.full_precision,
+                "reads": contender.reads,
+                "cache_bytes_per_number": contender.cache_bytes, "disk_bytes": disk_bytes(artefact),
+                "floor_ms": floor_ms, "runs": [],
+            },
+        )  # fmt: skip
+        entry["runs"].append(run)
+        self.write()
+
+    def fail(self, measurement: Measurement, reason: str) -> None:
+        """Note why a contender could not be measured."""
+        self.data.setdefault("failed", {})[measurement.key] = reason
+        self.write()
