@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy.smollm2 import page
+from benchmarks.accuracy.smollm2 import page, tables
 from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered, Comparison, Group, read
-from benchmarks.accuracy.smollm2.claims import signed, verdicts
-from benchmarks.accuracy.smollm2.stages import POOLS
+from benchmarks.accuracy.smollm2.claims import kind_of, smallest_stored
+from benchmarks.accuracy.smollm2.comparisons import BYTES, NO_MORE_BYTES, beside_policies, beside_presses, verdicts
+from benchmarks.accuracy.smollm2.figures import against_bytes
+from benchmarks.accuracy.smollm2.stages import POOLS, WIDE_POOL
+from benchmarks.page import IMAGES, signed
 from kvc_trt.accuracy.cell import mean
 from kvc_trt.errors import InputError
 
@@ -82,38 +86,67 @@ def found(tmp_path: Path) -> Comparison:
     return read(*paths)
 
 
+def rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(text.splitlines()))
+
+
+def cell(found: Comparison, **wanted: str) -> dict[str, str]:
+    """The one line of the cells' CSV with these values."""
+    (one,) = (row for row in rows(tables.cells(found)) if wanted.items() <= row.items())
+    return one
+
+
+def compared(found: Comparison, **wanted: str) -> list[tuple[str, str, str, str]]:
+    """Method, difference, standard error and verdict of the comparisons with these values."""
+    chosen = (row for row in rows(tables.comparisons(found)) if wanted.items() <= row.items())
+    return [(row["method"], row["difference"], row["standard_error"], row["verdict"]) for row in chosen]
+
+
 def test_a_policy_is_judged_on_what_the_full_cache_answers(found: Comparison):
-    cell = found.cell(OURS, GROUP, "rocketkv", "budget 256")
-    assert cell is not None
-    assert (cell.mean.value, found.on_answered(cell).value, found.on_answered(cell).samples) == (0.8, 1.0, 56)
-    text = page.measured(found)
-    assert "| `rocketkv` | budget 256 | 60.0 | 70 | 80.0 % (69-88) | +0.0 on each | 100.0 % (94-100; 56) |" in text
-    assert "| `rocketkv` | budget 256 | 60.0 | 2 | 2.250 ± 0.250 | +0.250 ± 0.250 |" in text
+    one = found.cell(OURS, GROUP, "rocketkv", "budget 256")
+    assert one is not None
+    assert (one.mean.value, found.on_answered(one).value, found.on_answered(one).samples) == (0.8, 1.0, 56)
+    row = cell(found, engine="kvc-trt", task="niah-single-1", method="rocketkv")
+    assert (row["point"], row["stored_bytes"], row["questions"]) == ("budget 256", str(60 * MIB), "70")
+    assert (row["mean"], row["low"], row["high"], row["minus_whole_cache"]) == ("0.8000", "0.6918", "0.8770", "0.0000")
+    kept = [row[name] for name in ("of_its_answers", "of_its_answers_low", "of_its_answers_high", "its_answers")]
+    assert kept == ["1.0000", "0.9358", "1.0000", "56"]
+    row = cell(found, engine="kvc-trt", task="log-summary", method="rocketkv")
+    assert (row["questions"], row["mean"], row["standard_error"]) == ("2", "2.2500", "0.2500")
+    assert (row["minus_whole_cache"], row["minus_whole_cache_error"], row["low"]) == ("0.2500", "0.2500", "")
+    assert "**One needle**: 100 % of 56 answers;" in page.measured(found)
 
 
 def test_policies_stand_beside_presses_at_equal_tokens_and_equal_bytes(found: Comparison):
-    text = page.measured(found)
-    assert "| `rocketkv` 256 | equal token budget | **+80.0 ± 4.8 (70)** |" in text
-    assert "| `rocketkv` 256 | equal bytes | +0.0 on each (70) | n/a | frees no bytes |" in text
-    assert "| `hybrid` 256 | equal token budget | +0.0 on each (70) | *-80.0 ± 4.8 (70)* |" in text
-    assert f"- {GROUP}, budget 256, equal token budget (n = 70): `rocketkv` is better than `snapkv`; not" in text
-    assert f"- {GROUP}, budget 256, equal bytes (n = 70): `rocketkv` is not distinguishable from `snapkv`." in text
+    place = {"task": "niah-single-1", "policy": "rocketkv"}
+    tokens = compared(found, **place, engine="kvpress", equal="equal token budget")
+    assert tokens[0] == ("snapkv", "0.8000", "0.0482", "better")
+    equal_bytes = compared(found, **place, equal="equal bytes")
+    absent = [("tova", "", "", "not asked"), ("adakv-snapkv", "", "", "frees no bytes")]
+    assert equal_bytes == [("snapkv", "0.0000", "0.0000", "equal"), *absent]
+    hybrid = compared(found, task="niah-single-1", policy="hybrid", equal="equal token budget")
+    assert hybrid[:2] == [("snapkv", "0.0000", "0.0000", "equal"), ("tova", "-0.8000", "0.0482", "worse")]
+    text = " ".join(page.measured(found).split())
+    presses = "kvpress. At *equal bytes*: **never better than** `snapkv` (nor worse in 1, with 0.44 of the bytes)."
+    assert presses in text
+    assert "At an *equal token budget*: **never better than** `tova` (nor worse in 1, with 0.19 of" in text
 
 
 def test_policies_stand_beside_each_other_at_equal_tokens_and_with_no_more_bytes(found: Comparison):
-    text = page.measured(found)
-    said = "`rocketkv` is better than `hybrid`; not distinguishable from `tova`."
-    assert f"- {GROUP}, budget 256 (n = 70): {said}" in text
-    assert f"- {GROUP}, budget 256 and others with no more bytes (n = 70): `rocketkv` is worse than `tova` 512." in text
+    text = " ".join(page.measured(found).split())
+    larger = "With *no more bytes*: **never better than** `tova` (worse in 1 of 1, with 0.37 of the bytes)."
+    equal = "**never better than** `tova` (nor worse in 1, with 0.18 of the bytes); better than `hybrid` (1 of 1)."
+    assert f"- Our policies. {larger} At an *equal token budget*: {equal}" in text
 
 
 def test_of_few_questions_nothing_is_said(found: Comparison):
-    """Two questions: neither a sentence nor a mark in the table; where the whole prompt fits, that is said."""
-    text, summary = page.measured(found), Group(**SUMMARY)
-    assert "| `rocketkv` 256 | equal token budget | -2.000 on each (2) |" in text
-    assert "| `rocketkv` 256 | equal bytes | the whole prompt fits |" in text
-    assert f"- {summary}, budget" not in text
-    assert "Of fewer than 64 questions nothing is said." in text
+    """Two questions: no verdict; where the whole prompt fits, that is said."""
+    place = {"task": "log-summary", "policy": "rocketkv"}
+    assert compared(found, **place, equal="equal token budget")[0] == ("snapkv", "-2.0000", "0.0000", "too few")
+    assert compared(found, **place, equal="equal bytes")[0] == ("snapkv", "", "", "the whole prompt fits")
+    text = page.measured(found)
+    assert "summary**" not in text
+    assert "nothing is" not in text
 
 
 def cells_of(*scores: tuple[float, ...], likelihood: bool = False) -> list[Answered]:
@@ -146,22 +179,19 @@ def test_an_error_that_says_nothing_is_not_written():
 
 
 def test_the_smallest_cache_is_one_from_which_on_every_larger_one_answers_too(found: Comparison):
-    """tova answers at 11 MiB, fails at 44 and answers at 66; AdaKV frees nothing."""
-    lines = [line for line in page.measured(found).splitlines() if line.startswith(f"- {GROUP}, k")]
-    asked = "n = 70, of which the whole cache answers 56 with 90.0 MiB; at most"
-    assert lines == [
-        f"- {GROUP}, kvc-trt ({asked} 2 points a method): `tova` 11.0, `rocketkv` 60.0; at no point: `hybrid`.",
-        f"- {GROUP}, kvpress ({asked} 3 points a method): `snapkv` 26.4, `tova` 66.4; "
-        "no smaller than the whole cache: `adakv-snapkv` 90.0.",
-    ]
+    """tova answers at 11 MiB, fails at 44 and answers at 66; AdaKV frees nothing, and hybrid never answers."""
+    text = " ".join(page.measured(found).split())
+    assert "of 90.0 MiB, 90 % take: `tova` 11.0, `rocketkv` 60.0; kvpress `snapkv` 26.4, `tova` 66.4." in text
+    assert smallest_stored(found, [one for one in found.of(OURS, GROUP) if one.method == "hybrid"]) is None
 
 
 def test_adakv_is_charged_what_it_stores(found: Comparison):
-    cell, full = found.cell(KVPRESS, GROUP, "adakv-snapkv", "budget 256"), found.full(GROUP, KVPRESS)
-    assert cell is not None
+    one, full = found.cell(KVPRESS, GROUP, "adakv-snapkv", "budget 256"), found.full(GROUP, KVPRESS)
+    assert one is not None
     assert full is not None
-    assert cell.stored == full.stored == 2048 * 46080
-    assert "| `adakv-snapkv` | budget 256 | 90.0 |" in page.measured(found)
+    assert one.stored == full.stored == 2048 * 46080
+    assert cell(found, method="adakv-snapkv")["stored_bytes"] == str(90 * MIB)
+    assert "| kvpress `adakv-snapkv` | - / 90.0 / - |" in page.measured(found)
 
 
 @pytest.mark.parametrize(("field", "value"), [("settings", {"checkpoint": "other"}), ("dataset", "other")])
@@ -178,37 +208,85 @@ def test_answers_to_other_questions_are_not_paired(found: Comparison, tmp_path: 
 def test_what_is_missing_is_said(found: Comparison):
     text = page.measured(found)
     assert "`needles` (19 % of its answers are here)" in text
-    assert "`answered` (12 % of its answers are here)" in text  # one of eight tasks
-    assert f"- {GROUP}: 70 of 70" in text
-    assert "| niah-single-1, query-aware, through the chat template | 80.0 % (69-88; 70) |" in text
-    assert "`snapkv` 128, niah-single-1" in text
-    assert "too small" in text
+    assert "`answered` (12 % of its answers are here)" in " ".join(text.split())  # one of eight tasks
+    assert "score 72 of 72 questions alike" in text
+    assert "| whole cache | 90.0 | 80 | 2.00 nats |" in text
+    assert cell(found, method="full", engine="kvc-trt", task="niah-single-1")["mean"] == "0.8000"
+    assert cell(found, method="snapkv", point="budget 128")["reason"] == "too small"
 
 
-def test_what_snapkv_depends_on_is_a_table_of_its_own(tmp_path: Path, found: Comparison):
-    assert "## SnapKV's pool and window" not in page.measured(found)
+def test_what_snapkv_depends_on_is_said(tmp_path: Path, found: Comparison):
+    assert "SnapKV's pool and window" not in page.measured(found)
     path = tmp_path / "more.json"
     changed = [ours(policy, 512, [1] * 12 + [0] * 4, 22) for policy in POOLS]
     path.write_text(json.dumps({**found.ours, "cells": [*found.ours["cells"], *changed]}))
-    text = page.measured(read(path, None))
-    assert "The whole cache answers 16 of them." in text
-    assert "| window 32, pool 63 | n/a | n/a | 12 (51-90) |" in text
-    assert "| `tova`: window 1, no pool, one list for all heads | n/a | 16 (81-100) | 16 (81-100) |" in text
+    more = read(path, None)
+    text = " ".join(page.measured(more).split())
+    assert "of the first 16 questions of one needle, of which the whole cache answers 16," in text
+    assert "pool 63: n/a, n/a, 12;" in text
+    assert "`tova`: n/a, 16, 16." in text
     assert "`snapkv-gqa:window=1`" not in text
+    assert cell(more, method="snapkv-gqa:window=1")["mean"] == "0.7500"
 
 
-def test_figures_are_drawn_for_answers_and_likelihoods(found: Comparison):
-    images = dict(page._images(found))
-    assert sorted(images) == [
-        f"accuracy-smollm2-{kind}-{axis}.png" for kind in ("answers", "likelihood") for axis in ("budget", "bytes")
+def test_plots_are_drawn_for_answers_and_likelihoods(found: Comparison):
+    groups = page.plotted(found)
+    assert [page.image(group).name for group in groups] == [
+        f"accuracy-smollm2-{task}-2048-query-aware.png" for task in ("niah-single-1", "log-summary")
     ]
-    assert all(image.startswith(b"\x89PNG") for image in images.values())
+    assert all(against_bytes(found, group).startswith(b"\x89PNG") for group in groups)
+
+
+@pytest.fixture(scope="module")
+def committed() -> Comparison:
+    return page.recorded()
+
+
+def test_the_page_is_that_of_the_results(committed: Comparison):
+    command = "python -m benchmarks.accuracy.smollm2.page"
+    assert page.MARKS.inside(page.PAGE) == page.measured(committed), command
+    for path, text in page.sidecars(committed).items():
+        assert path.read_text(encoding="utf-8") == text, command
+    drawn = {page.image(group) for group in page.plotted(committed)}
+    assert drawn == set(IMAGES.glob("accuracy-smollm2-*")), command
+
+
+def test_the_page_is_short(committed: Comparison):
+    assert len(page.PAGE.read_text(encoding="utf-8").splitlines()) <= 120
+    assert len(page.plotted(committed)) == 5
+
+
+def test_every_cell_is_in_the_csv(committed: Comparison):
+    assert len(rows(tables.cells(committed))) == len(committed.cells) + len(committed.absent)
+
+
+def test_what_the_page_begins_with_follows_from_the_results(committed: Comparison):
+    """Of needles that the prompt asks for: RocketKV is nowhere better than these, which store less."""
+    asked = [group for group in committed.groups if kind_of(group) == "query-aware"]
+    beside = [row for group in asked for row in beside_policies(committed, group) if row.alike == NO_MORE_BYTES]
+    for method in ("snapkv++", "tova", WIDE_POOL):
+        judged = [row for row in beside if row.method == method]
+        assert len(judged) == 12
+        assert {row.verdict for row in judged} <= {"equal", "worse"}
+        assert all(row.other.stored < row.mine.stored for row in judged)
+    late = [group for group in committed.groups if kind_of(group) != "query-aware" and committed.of(OURS, group)]
+    presses = [row for group in late for row in beside_presses(committed, group) if row.mine.method == "rocketkv"]
+    matched = {
+        (row.mine.group, row.method): "better" not in [
+            other.verdict for other in presses
+            if (other.mine.group, other.method, other.alike) == (row.mine.group, row.method, BYTES)
+        ]
+        for row in presses if row.alike == BYTES and row.other is not None
+    }  # fmt: skip
+    for group in late:
+        alike = [held for (one, _), held in matched.items() if one == group]
+        assert sum(alike) > len(alike) / 2
 
 
 def test_without_kvpress_the_page_is_ours_alone(found: Comparison, tmp_path: Path):
     alone = page.measured(read(tmp_path / "ours.json", tmp_path / "absent.json"))
-    assert "Beside kvpress" not in alone
-    assert "transformers read" not in alone
+    assert "kvpress" not in alone
+    assert "transformers" not in alone
 
 
 def test_what_the_whole_cache_does_not_answer_is_said_to_be_no_question_for_policies(tmp_path):
@@ -224,7 +302,8 @@ def test_what_the_whole_cache_does_not_answer_is_said_to_be_no_question_for_poli
     path = tmp_path / "ours.json"
     path.write_text(json.dumps(result))
     text = page.measured(read(path, None))
-    assert f"less than 10% of these, so policies are not asked them: {Group(**lines)} (0.0 %, n 16)." in text
+    said = "less than 10 % of these, so policies are not asked them: lines. Of others that it alone was asked, 1, it"
+    assert f"{said} answers 12 %." in " ".join(text.split())
 
 
 def test_of_points_with_equal_bytes_the_larger_budget_is_the_larger_one(tmp_path):
@@ -233,4 +312,5 @@ def test_of_points_with_equal_bytes_the_larger_budget_is_the_larger_one(tmp_path
     result = {"machine": MACHINE, "settings": settings, "spent": {"processor_seconds": 5}, "cells": cells}
     path = tmp_path / "ours.json"
     path.write_text(json.dumps(result))
-    assert "none; no smaller than the whole cache: `hybrid` 120.0." in page.measured(read(path, None))
+    found = read(path, None)
+    assert smallest_stored(found, found.of(OURS, GROUP)) == 120 * MIB

@@ -15,11 +15,16 @@ from benchmarks import store
 from benchmarks.accuracy.kvpress.presses import ADAKV
 from benchmarks.accuracy.smollm2.stages import POOLS
 from kvc_trt.accuracy.cell import Mean, interval, mean, on_answered
-from kvc_trt.accuracy.pages.paired import difference
+from kvc_trt.accuracy.grid import CHAT, MODES
+from kvc_trt.accuracy.paired import difference
 from kvc_trt.errors import InputError
 from kvc_trt.policies import BASELINE
 
 OURS, KVPRESS = "kvc-trt", "kvpress"
+WORDS = {"niah-single-1": "one needle", "niah-multikey-1-prose": "a needle among others", "log-summary": "a summary"}
+"""Tasks that policies are asked, in words."""
+SHORTEST = 2048
+"""Tokens of most groups."""
 
 
 class Group(NamedTuple):
@@ -34,6 +39,16 @@ class Group(NamedTuple):
     def framed(self) -> str:
         """The framing in words."""
         return "through the chat template" if self.framing == "chat" else "plain"
+
+    @property
+    def short(self) -> str:
+        """The group in few words: what most groups have in common, as SHORTEST has it, is not said."""
+        differs = [
+            (self.length != SHORTEST, f"{self.length:,} tokens"),
+            (self.mode != MODES[0], "question after compaction"),
+            (self.framing != CHAT, "plain prompt"),
+        ]
+        return ", ".join([WORDS.get(self.task, self.task), *(said for there, said in differs if there)])
 
     def __str__(self) -> str:
         return f"{self.task}, {self.length:,} tokens, {self.mode}, {self.framed}"

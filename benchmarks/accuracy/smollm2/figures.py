@@ -1,8 +1,7 @@
-"""The figures of docs/results/accuracy-smollm2.md: what is answered against what is stored, and against the budget."""
+"""The plots of docs/results/accuracy-smollm2.md: what is answered against the bytes that are stored."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered, Comparison, Group, methods
@@ -20,42 +19,21 @@ _SAME = {"snapkv": "snapkv-gqa", "adakv-snapkv": "snapkv"}
 """Presses and the policies that are most like them: they share a colour."""
 _NO_POLICY = Style("#009E73", "h", "-.")
 """Of a press that is no policy, in a colour that no other press has."""
-Place = Callable[[Answered], float | None]
-"""Where a cell stands on the x axis; None leaves it out."""
 
 
-def against_bytes(found: Comparison, groups: Sequence[Group]) -> bytes:
-    """A row of panels per side: our policies above, kvpress's presses below, at what one sequence stores."""
-    return _figure(found, groups, lambda cell: cell.stored / _MIB, "MiB of cache for one sequence, answer included")
-
-
-def against_budget(found: Comparison, groups: Sequence[Group]) -> bytes:
-    """The same at equal token budgets."""
-
-    def budget(cell: Answered) -> float | None:
-        kind, _, number = cell.point.partition(" ")
-        return float(number) if kind == "budget" else None
-
-    return _figure(found, groups, budget, "token budget")
-
-
-def _figure(found: Comparison, groups: Sequence[Group], place: Place, label: str) -> bytes:
-    sides = [side for side in (OURS, KVPRESS) if any(found.of(side, group) for group in groups)]
-    places = [x for side in sides for group in groups for one in found.of(side, group) if (x := place(one))]
-    figure = new_figure(4.0 * len(groups) + 2.2, 3.5 * len(sides) + 0.3)
-    parts = figure.subfigures(len(sides), squeeze=False)[:, 0]
-    for part, side in zip(parts, sides, strict=True):
-        part.suptitle({OURS: "kvc-trt's policies", KVPRESS: "kvpress's presses"}[side], fontsize="small")
-        row = part.subplots(1, len(groups), sharey=True, squeeze=False)[0]
-        handles = {}
-        for axes, group in zip(row, groups, strict=True):
-            _panel(axes, found, side, group, place)
-            axes.set_xlabel(label, fontsize="small")
-            axes.set_xlim(0.9 * min(places), 1.1 * max(places))
-            handles.update({name: one for one, name in zip(*axes.get_legend_handles_labels(), strict=True)})
-        likelihood = groups[0].task == "log-summary"
-        row[0].set_ylabel("nats above the whole cache" if likelihood else "answered, %", fontsize="small")
-        part.legend(handles.values(), handles.keys(), frameon=False, fontsize="small", loc="outside right center")
+def against_bytes(found: Comparison, group: Group) -> bytes:
+    """Our policies and kvpress's presses side by side, at what one sequence stores."""
+    sides = [side for side in (OURS, KVPRESS) if found.of(side, group)]
+    sizes = [cell.stored / _MIB for side in sides for cell in found.of(side, group)]
+    figure = new_figure(5.2 * len(sides), 5.6)
+    row = figure.subplots(1, len(sides), sharey=True, squeeze=False)[0]
+    for axes, side in zip(row, sides, strict=True):
+        _panel(axes, found, side, group)
+        axes.set_xlim(0.9 * min(sizes), 1.1 * max(sizes))
+        axes.set_xlabel("MiB of cache for one sequence, answer included")
+        axes.legend(frameon=False, fontsize="small", ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+    row[0].set_ylabel("nats a token above the whole cache" if group.task == "log-summary" else "questions answered, %")
+    figure.suptitle(str(group), fontsize="medium")
     return png(figure)
 
 
@@ -70,15 +48,13 @@ def _style(method: str) -> Style:
     return Style(_COLOURS[place % count], "*" if changed else _MARKERS[place % len(_MARKERS)], line)
 
 
-def _panel(axes: Axes, found: Comparison, side: str, group: Group, place: Place) -> None:
+def _panel(axes: Axes, found: Comparison, side: str, group: Group) -> None:
     full, cells = found.full(group, side), found.of(side, group)
     if full is not None:
         level = 0.0 if full.likelihood else 100 * full.mean.value
         axes.axhline(level, color="black", linewidth=1, linestyle=(0, (1, 1)), label="whole cache")
     for method in methods(cells):
-        points = sorted((x, *_shown(found, one)) for one in cells if one.method == method and (x := place(one)))
-        if not points:
-            continue
+        points = sorted((one.stored / _MIB, *_shown(found, one)) for one in cells if one.method == method)
         style = _style(_SAME.get(method, method) if side == KVPRESS else method)
         xs, values, below, above = zip(*points, strict=True)
         axes.errorbar(
@@ -87,8 +63,7 @@ def _panel(axes: Axes, found: Comparison, side: str, group: Group, place: Place)
         )  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_title(f"{group.task}, {group.length:,} tokens,\n{group.mode}, {group.framing}", fontsize="small")
-    axes.tick_params(labelsize="small")
+    axes.set_title({OURS: "kvc-trt's policies", KVPRESS: "kvpress's presses"}[side], fontsize="medium")
     axes.grid(visible=True, which="major", alpha=0.3)
     if full is None or not full.likelihood:
         axes.set_ylim(-4, 104)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.accuracy.smollm2.cells import OURS, Comparison, Group
+from benchmarks.accuracy.smollm2.cells import OURS, Answered, Comparison, Group
 from benchmarks.accuracy.smollm2.stages import BUDGETS, CORE, POOLS, WIDE_POOL
-from kvc_trt.accuracy.cell import interval, mean
+from benchmarks.page import bullet
 
 _NAMES = {
-    "snapkv-gqa": "window 32, pool 7 (the paper's)",
-    WIDE_POOL: "window 32, pool 17",
-    "snapkv-gqa:pool_kernel=31": "window 32, pool 31",
-    "snapkv-gqa:pool_kernel=63": "window 32, pool 63",
-    "snapkv-gqa:window=1": "window 1, pool 7",
-    "snapkv-gqa:window=8": "window 8, pool 7",
+    "snapkv-gqa": "window 32 and pool 7 (the paper's)",
+    WIDE_POOL: "pool 17",
+    "snapkv-gqa:pool_kernel=31": "pool 31",
+    "snapkv-gqa:pool_kernel=63": "pool 63",
+    "snapkv-gqa:window=1": "window 1",
+    "snapkv-gqa:window=8": "window 8",
     "snapkv-gqa:window=8:pool_kernel=17": "window 8, pool 17",
-    "tova": "`tova`: window 1, no pool, one list for all heads",
+    "tova": "`tova`",
 }
 assert set(POOLS) < set(_NAMES)
 
 
 def pools(found: Comparison) -> Iterator[str]:
-    """A table of the variants; nothing where they were not asked."""
+    """How many needles each variant answers; nothing where they were not asked."""
     stage = CORE["pools"]
     (asked,) = stage.groups
     group, count = Group(asked.task, asked.mode, asked.length, asked.framing), stage.asked
@@ -34,26 +34,17 @@ def pools(found: Comparison) -> Iterator[str]:
     }
     if not any((method, budget) in cells for method in POOLS for budget in BUDGETS):
         return
-    yield "## SnapKV's pool and window"
     full = found.full(group)
-    whole = "" if full is None else f" The whole cache answers {sum(full.scores[:count]):g} of them."
-    yield (
-        f"`snapkv-gqa` with its pool or its window changed, the first {count} questions of {group}: answered, and "
-        f"Wilson's 95 % interval in percent.{whole}"
-    )
-    lines = [
-        "| selection | " + " | ".join(f"budget {one}" for one in BUDGETS) + " |",
-        "|---" * (1 + len(BUDGETS)) + "|",
+    whole = "" if full is None else f", of which the whole cache answers {sum(full.scores[:count]):g}"
+    variants = [
+        f"{name}: {', '.join(_answered(cells.get((method, budget)), count) for budget in BUDGETS)}"
+        for method, name in _NAMES.items()
     ]
-    for method, name in _NAMES.items():
-        row = []
-        for budget in BUDGETS:
-            cell = cells.get((method, budget))
-            row.append("n/a" if cell is None else _answered(cell.scores[:count]))
-        lines.append(f"| {name} | " + " | ".join(row) + " |")
-    yield "\n".join(lines)
+    yield bullet(
+        f"**SnapKV's pool and window**: of the first {count} questions of {group.short}{whole}, `snapkv-gqa` "
+        f"answers, by budget: {'; '.join(variants)}."
+    )
 
 
-def _answered(scores: tuple[float, ...]) -> str:
-    low, high = interval(mean(scores).value, len(scores))
-    return f"{sum(scores):g} ({100 * low:.0f}-{100 * high:.0f})"
+def _answered(cell: Answered | None, count: int) -> str:
+    return "n/a" if cell is None else f"{sum(cell.scores[:count]):g}"
