@@ -13,14 +13,14 @@ from typing import Any
 
 from benchmarks import machine, store
 from benchmarks.accuracy import turns as accuracy_turns
-from kvc_trt.accuracy.cell import Mean, interval, mean, paired_difference
+from benchmarks.page import DOCS, Marks, measured_by, reasons, share, table
+from kvc_trt.accuracy.cell import Mean, mean, paired_difference
 from kvc_trt.accuracy.grid import SECOND_QUESTION, STORED_CONTEXT
-from kvc_trt.atomic_files import write_whole
 from kvc_trt.policies import BASELINE
 
-PAGE = machine.ROOT / "docs" / "results" / "accuracy-turns.md"
+PAGE = DOCS / "accuracy-turns.md"
 SUMMARY = machine.ROOT / "docs" / "conversations.md"
-BEGIN, END = "<!-- measured: begin (benchmarks/accuracy/turns_page.py writes this part) -->", "<!-- measured: end -->"
+MARKS = Marks.of("accuracy/turns_page.py")
 FORMS = {
     "query-aware": "one shot", SECOND_QUESTION: "turn", STORED_CONTEXT: "stored context",
     "query-agnostic": "decode steps",
@@ -41,7 +41,7 @@ Scores = Mapping[tuple[str, str], Sequence[float]]
 def main() -> None:
     """Write both pages."""
     for path, text in texts(read(store.RESULTS)).items():
-        write(path, text)
+        MARKS.replace(path, text)
         print(path)
 
 
@@ -59,15 +59,6 @@ def texts(results: Mapping[str, Result]) -> dict[Path, str]:
     return {PAGE: whole, SUMMARY: summary(results)}
 
 
-def write(page: Path, text: str) -> None:
-    """Replace the text between the marks, which the page must have."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, mark, after = rest.partition(END)
-    if not mark:
-        raise SystemExit(f"error: {page} has no marks {BEGIN} ... {END}")
-    write_whole(page, f"{before}{BEGIN}\n\n{text}\n\n{END}{after}".encode())
-
-
 def measured(name: str, result: Result) -> Iterator[str]:
     """The part of the page on one model."""
     spent, settings, record = result["spent"], result["settings"], result["machine"]
@@ -75,50 +66,38 @@ def measured(name: str, result: Result) -> Iterator[str]:
     scores = scores_of(result)
     yield f"## {name}"
     yield (
-        f"`python -m benchmarks.accuracy.turns --models {name}`, commit {record['commit']}, kvc-trt "
-        f"{record['versions']['kvc_trt']}, ONNX Runtime {record['versions']['onnxruntime']}, {record['device']}; "
+        f"{measured_by(f'python -m benchmarks.accuracy.turns --models {name}', record)}; "
         f"{spent['processor_seconds']:,} s of processor time.\n"
         f"Task `{first['task']}`, {first['length']:,} tokens, {first['framing']}, weights {settings['weights']}, seed "
         f"{settings['seed']}, greedy, at most {first['max_new_tokens']} tokens per answer. Percent of n questions with "
         "Wilson's 95 % interval; the last columns compare the same questions in two forms."
     )
-    lines = [
-        "| policy | budget | "
-        + " | ".join([*FORMS.values(), *(f"{FORMS[mode]} minus one shot" for mode in LATE)])
-        + " |",
-        "|---" * (2 + len(FORMS) + len(LATE)) + "|",
-    ]
+    heads = ["policy", "budget", *FORMS.values(), *(f"{FORMS[mode]} minus one shot" for mode in LATE)]
+    budgets = {cell["policy"]: str(cell["token_budget"]) for cell in result["cells"] if "token_budget" in cell}
+    rows = []
     for policy in dict.fromkeys(cell["policy"] for cell in result["cells"]):
-        cells = [_share(scores.get((policy, mode))) for mode in FORMS]
-        budget = next(
-            (c["token_budget"] for c in result["cells"] if c["policy"] == policy and "token_budget" in c), "-"
-        )
-        cells += [_difference(scores, policy, mode) for mode in LATE]
-        lines.append(f"| `{policy}` | {budget} | {' | '.join(cells)} |")
-    yield "\n".join(lines)
-    reasons = dict.fromkeys(
-        f"- `{c['policy']}`, {FORMS[c['mode']]}: {c['reason']}" for c in result["cells"] if "reason" in c
-    )
-    if reasons:
-        yield "<details><summary>Why n/a</summary>\n\n" + "\n".join(reasons) + "\n\n</details>"
+        shares = [_share(scores.get((policy, mode))) for mode in FORMS]
+        differences = [_difference(scores, policy, mode) for mode in LATE]
+        rows.append([f"`{policy}`", budgets.get(policy, "-"), *shares, *differences])
+    yield table(heads, rows)
+    yield from reasons(f"`{c['policy']}`, {FORMS[c['mode']]}: {c['reason']}" for c in result["cells"] if "reason" in c)
 
 
 def summary(results: Mapping[str, Result]) -> str:
     """One table of both models: what is answered in one shot, and as a turn."""
     found = {name: scores_of(result) for name, result in results.items()}
-    heads = [f"{name}, {form}" for name in found for form in ("one shot", "turn")]
-    lines = ["| policy | " + " | ".join(heads) + " |", "|---" * (1 + len(heads)) + "|"]
-    for policy in dict.fromkeys(policy for scores in found.values() for policy, _ in scores):
-        cells = [
-            _short(scores.get((policy, mode))) for scores in found.values() for mode in ("query-aware", SECOND_QUESTION)
-        ]
-        lines.append(f"| `{policy}` | {' | '.join(cells)} |")
+    heads = ["policy", *(f"{name}, {form}" for name in found for form in ("one shot", "turn"))]
+    modes = ("query-aware", SECOND_QUESTION)
+    rows = [
+        [f"`{policy}`", *(_short(scores.get((policy, mode))) for scores in found.values() for mode in modes)]
+        for policy in dict.fromkeys(policy for scores in found.values() for policy, _ in scores)
+    ]
     asked = "; ".join(
         f"{name}: task `{one['cells'][0]['task']}`, {one['cells'][0]['length']:,} tokens, token budget "
         f"{accuracy_turns.MODELS[name].budget}, n = {_asked(found[name])}"
         for name, one in results.items()
     )
-    return f"Percent ± one standard error. {asked}.\n\n" + "\n".join(lines)
+    return f"Percent ± one standard error. {asked}.\n\n{table(heads, rows)}"
 
 
 def scores_of(result: Result) -> dict[tuple[str, str], Sequence[float]]:
@@ -132,11 +111,7 @@ def _asked(scores: Scores) -> str:
 
 
 def _share(scores: Sequence[float] | None) -> str:
-    if scores is None:
-        return "n/a"
-    found = mean(scores)
-    low, high = interval(found.value, found.samples)
-    return f"{100 * found.value:.1f} % ({100 * low:.0f}-{100 * high:.0f}; {found.samples})"
+    return "n/a" if scores is None else share(mean(scores), f"; {len(scores)}")
 
 
 def _short(scores: Sequence[float] | None) -> str:

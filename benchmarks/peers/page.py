@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import store
 from benchmarks.machine import ROOT
+from benchmarks.page import DOCS, cells, plot, table, versions, written_by
 from benchmarks.peers.bars import FLOOR_BAR, bars
 from benchmarks.peers.rounds import BUSY
 from benchmarks.peers.shapes import SHAPES
@@ -17,7 +17,7 @@ from kvc_trt.accuracy.cell import mean
 from kvc_trt.atomic_files import write_whole
 from kvc_trt.pages.chart import COLOURS, Chart, Series
 
-_PAGE = ROOT / "docs" / "results" / "peers.md"
+_PAGE = DOCS / "peers.md"
 
 
 def write(data: Mapping[str, Any]) -> Path:
@@ -26,27 +26,27 @@ def write(data: Mapping[str, Any]) -> Path:
     page = store.UNCOMMITTED / _PAGE.name if dirty else _PAGE
     points = by_point(data["measurements"].values())
     pictures = _charts(points, page.parent if dirty else ROOT / "docs" / "images")
-    images = [f"![{path.stem}]({os.path.relpath(path, page.parent)})" for path in pictures]
-    text = "\n\n".join([_head(data), *_bars(points), *images, *_answers(), *_tables(points), _notes(data)]) + "\n"
+    images = [plot(path, page) for path in pictures]
+    text = "\n\n".join([_head(data), *_bars(points), *images, *_answers(), _fastest(points), _notes(data)]) + "\n"
     write_whole(page, text.encode())
+    write_whole(page.with_suffix(".csv"), figures(points).encode())
     return page
 
 
 def _head(data: Mapping[str, Any]) -> str:
     machine, bandwidth = data["machine"], data["bandwidth"]
-    versions = {**{name: machine["versions"][name] for name in ("kvc_trt", "onnxruntime")}, **data["versions"]}
     shapes = "\n".join(f"- **{shape.name}**: {shape.description}" for shape in SHAPES.values())
     return "\n".join(
         [
             "# Beside other engines on a CPU",
             "",
-            "<!-- written by `python -m benchmarks.peers`; change that, not this page -->",
+            written_by("python -m benchmarks.peers"),
             "",
             f"`make bench-peers` at commit {machine['commit']} on {machine['device']} "
             f"({', '.join(machine['vector_extensions'])}), {data['threads']} threads of {machine['usable_cores']} "
             f"cores, {machine['time_utc'][:10]}. Memory: {bandwidth['copy_bytes_per_second'] / 1e9:.1f} GB/s copied, "
             f"{bandwidth['read_bytes_per_second'] / 1e9:.1f} GB/s read.",
-            "Versions: " + ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + ".",
+            versions(machine, data["versions"]),
             "",
             shapes,
             "",
@@ -54,8 +54,7 @@ def _head(data: Mapping[str, Any]) -> str:
             "take turns. *First token* is the time of the prompt, compaction included; *step* is the time of one "
             "further token. Figures are medians over the runs, with the range where there is more than one. "
             "*Floor*: the bytes that a step of kvc-trt has to read over the faster of both bandwidths; the "
-            "others' formats differ, so theirs is not said. *Peak* is the highest resident memory of the process. Rows "
-            "are sorted by the step.",
+            "others' formats differ, so theirs is not said. *Peak* is the highest resident memory of the process.",
             "",
             "A format's name does not say the same bits everywhere: at int4, kvc-trt has blocks of 32 with a float16 "
             "scale, an int4 head (in a tied model: 8 bits) and a table in 8 bits; OpenVINO groups of 128, head and "
@@ -72,19 +71,18 @@ def _bars(points: Mapping[PointKey, Sequence[Row]]) -> Iterable[str]:
     found = list(bars(points))
     if not found:
         return
-    lines = ["| point | what | kvc-trt | peer | ratio | bar | |", "|---|---|---|---|---|---|---|"]
+    rows = []
     for one in found:
         a, b = one.figure(one.ours), one.figure(one.peer)
         limit = f"{one.limit:.2f}" + (f", or {FLOOR_BAR} x floor" if one.floor else "")
-        lines.append(
-            f"| {_point_name(one.point)} | {one.what} | {a:,.2f} {one.unit} ({one.ours.contender}) | "
-            f"{b:,.2f} {one.unit} ({one.peer.contender}) | {one.ratio:.2f} | {limit} | "
-            f"{'met' if one.met else '**missed**'} |"
-        )
+        mine, other = f"{a:,.2f} {one.unit} ({one.ours.contender})", f"{b:,.2f} {one.unit} ({one.peer.contender})"
+        verdict = "met" if one.met else "**missed**"
+        rows.append([_point_name(one.point), one.what, mine, other, f"{one.ratio:.2f}", limit, verdict])
+    bars_met = table(["point", "what", "kvc-trt", "peer", "ratio", "bar", ""], rows)
     yield (
         "## The bars\n\nOur best RocketKV configuration beside the best of the peer that the bar names, at the same "
         "precision: OpenVINO GenAI for the first token, its eviction to the same token budget for the step, llama.cpp "
-        "for memory and disk.\n\n" + "\n".join(lines)
+        f"for memory and disk.\n\n{bars_met}"
     )
 
 
@@ -119,14 +117,11 @@ def _charts(points: Mapping[PointKey, Sequence[Row]], folder: Path) -> Iterable[
 
 def _answers() -> Iterable[str]:
     """What OpenVINO's eviction answers beside RocketKV, where both were asked the same questions."""
-    cells, ours = (store.cells_of(store.recorded_path(name)) for name in ("peers-eviction", "accuracy-smollm2"))
-    if not cells:
+    asked, ours = (store.cells_of(store.recorded_path(name)) for name in ("peers-eviction", "accuracy-smollm2"))
+    if not asked:
         return
-    lines = [
-        "| questions | eviction keeps | stored tokens | answered | RocketKV at that budget |",
-        "|---|---|---|---|---|",
-    ]
-    for cell in cells:
+    rows = []
+    for cell in asked:
         _, _, budget = cell["point"].rpartition(" ")
         policy, tokens = ("full", None) if cell["point"] == "full" else ("rocketkv", int(budget))
         wanted = {"policy": policy, "token_budget": tokens, **{name: cell[name] for name in _SAME}}
@@ -135,11 +130,12 @@ def _answers() -> Iterable[str]:
         beside = _percent(same[0]["scores"][:count]) if same and len(same[0]["scores"]) >= count else "not asked"
         stored = "all" if cell["stored_tokens"] is None else f"{cell['stored_tokens']:,}"
         question = f"{cell['task']}, {cell['length']:,} tokens, {cell['framing']}"
-        lines.append(f"| {question} | {cell['point']} | {stored} | {_percent(cell['scores'])} | {beside} |")
+        rows.append([question, cell["point"], stored, _percent(cell["scores"]), beside])
+    heads = ["questions", "eviction keeps", "stored tokens", "answered", "RocketKV at that budget"]
     yield (
         "## Answers of OpenVINO's eviction\n\nSmolLM2-135M-Instruct, the questions of the accuracy bench, greedy. "
         "*Budget* keeps as many tokens as RocketKV may read per step; *bytes of rocketkv* as many as RocketKV stores "
-        "at that budget, both counted in float32.\n\n" + "\n".join(lines)
+        f"at that budget, both counted in float32.\n\n{table(heads, rows)}"
     )
 
 
@@ -152,29 +148,55 @@ def _percent(scores: Sequence[float]) -> str:
     return f"{found} ({found.samples})"
 
 
-def _tables(points: Mapping[PointKey, Sequence[Row]]) -> Iterable[str]:
-    for key, rows in points.items():
-        lines = [
-            f"## {_point_name(key)}",
-            "",
-            "| engine | first token, s | step, ms | floor, ms | of floor | peak, GiB | disk, MiB | runs |",
-            "|---|---|---|---|---|---|---|---|",
-        ]
-        lines += [
-            f"| {one.contender}{'' if one.quiet else ' †'} | {one.first_token_seconds:.2f}"
-            f"{_range(one.first_token_range, one.runs)} | {one.token_ms:.2f}{_range(one.token_range, one.runs)} | "
-            f"{_floor(one)} | {one.peak_gib:.2f} | {one.disk_mib:,.0f} | {one.runs} |"
-            for one in rows
-        ]
-        yield "\n".join(lines)
+def _fastest(points: Mapping[PointKey, Sequence[Row]]) -> str:
+    """At every point, our best step and the best of the others."""
+    rows = []
+    for key, measured in points.items():
+        quickest = [next((one for one in measured if one.ours == ours), None) for ours in (True, False)]
+        rows += [
+            [
+                _point_name(key), f"{one.contender}{'' if one.quiet else ' †'}",
+                f"{one.first_token_seconds:.2f}{_range(one.first_token_range, one.runs)}",
+                f"{one.token_ms:.2f}{_range(one.token_range, one.runs)}", *_floor(one), f"{one.peak_gib:.2f}",
+                f"{one.disk_mib:,.0f}", str(one.runs),
+            ]
+            for one in quickest
+            if one is not None
+        ]  # fmt: skip
+    heads = [
+        "point", "engine", "first token, s", "step, ms", "floor, ms", "of floor", "peak, GiB", "disk, MiB", "runs",
+    ]  # fmt: skip
+    return (
+        "## The fastest step of kvc-trt and of the others\n\n[peers.csv](peers.csv) has every engine that was measured "
+        f"at each point.\n\n{table(heads, rows)}"
+    )
+
+
+def figures(points: Mapping[PointKey, Sequence[Row]]) -> str:
+    """Every engine at every point, as CSV."""
+    heads = [
+        "shape", "weights", "context", "batch", "engine", "first_token_s", "first_token_s_least", "first_token_s_most",
+        "step_ms", "step_ms_least", "step_ms_most", "floor_ms", "peak_gib", "disk_mib", "runs", "quiet",
+    ]  # fmt: skip
+    return cells(
+        heads,
+        (
+            (
+                *key, one.contender, one.first_token_seconds, *one.first_token_range, one.token_ms, *one.token_range,
+                one.floor_ms if one.ours else None, one.peak_gib, one.disk_mib, one.runs, one.quiet,
+            )
+            for key, measured in points.items()
+            for one in measured
+        ),
+    )  # fmt: skip
 
 
 def _range(span: tuple[float, float], runs: int) -> str:
     return f" ({span[0]:.2f} to {span[1]:.2f})" if runs > 1 else ""
 
 
-def _floor(row: Row) -> str:
-    return f"{row.floor_ms:.2f} | {row.percent_of_floor:.0f} %" if row.ours else "- | -"
+def _floor(row: Row) -> tuple[str, str]:
+    return (f"{row.floor_ms:.2f}", f"{row.percent_of_floor:.0f} %") if row.ours else ("-", "-")
 
 
 def _point_name(key: PointKey) -> str:

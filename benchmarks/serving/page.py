@@ -9,13 +9,14 @@ from typing import Any
 
 from benchmarks import store
 from benchmarks.machine import ROOT
+from benchmarks.page import DOCS, versions, written_by
 from benchmarks.peers.rounds import BUSY
 from benchmarks.serving import plots
 from benchmarks.serving.engines import KINDS
 from kvc_trt.atomic_files import write_whole
 
 NAME = "serving"
-PAGE = ROOT / "docs" / "results" / "serving.md"
+PAGE = DOCS / "serving.md"
 Points = Mapping[str, Mapping[str, Any]]
 
 
@@ -71,19 +72,18 @@ def _caption(name: str) -> str:
 
 def _head(data: Mapping[str, Any]) -> str:
     machine = data["machine"]
-    versions = {name: machine["versions"][name] for name in ("kvc_trt", "onnxruntime")} | data["versions"]
     clients = sorted({one["clients"] for one in data["points"].values()})
     kinds = "\n".join(_kind(name) for name in dict.fromkeys(one["kind"] for one in data["points"].values()))
     return "\n".join(
         [
             "# Servers under load",
             "",
-            "<!-- written by `python -m benchmarks.serving`; change that, not this page -->",
+            written_by("python -m benchmarks.serving"),
             "",
             f"`{data['command']}` at commit {machine['commit']} on {machine['device']}, {machine['time_utc'][:10]}: "
             f"**{machine['usable_cores']} processor cores** for the server and the tool together, so these figures "
             "compare ways to serve on this machine and say nothing about a larger one.",
-            "Versions: " + ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + ".",
+            versions(machine, data["versions"]),
             "",
             "Real servers on loopback, loaded by real tools: `perf_analyzer` on tritonserver with an engine that "
             "`kvc-trt export triton` wrote (`triton-*`), `aiperf` on `kvc-trt serve` (`dynamo-*`), and on "

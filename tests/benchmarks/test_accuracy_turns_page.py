@@ -71,15 +71,14 @@ def test_one_table_of_both_models():
 
 def test_the_pages_are_those_of_the_results():
     for path, text in page.texts(page.read(store.RESULTS)).items():
-        before, _, rest = path.read_text(encoding="utf-8").partition(page.BEGIN)
-        assert rest.partition(page.END)[0].strip() == text, f"{path}: python -m benchmarks.accuracy.turns_page"
-        assert before
+        assert page.MARKS.inside(path) == text, f"{path}: python -m benchmarks.accuracy.turns_page"
+        assert not path.read_text(encoding="utf-8").startswith(page.MARKS.begin)
 
 
 def test_pages_without_marks_are_left_alone(tmp_path):
     (tmp_path / "page.md").write_text("no marks")
     with pytest.raises(SystemExit, match="has no marks"):
-        page.write(tmp_path / "page.md", "text")
+        page.MARKS.replace(tmp_path / "page.md", "text")
     assert (tmp_path / "page.md").read_text() == "no marks"
 
 

@@ -117,6 +117,17 @@ def test_the_page_has_the_figures_of_the_results_and_says_what_failed(data, tmp_
     assert "![" not in text
 
 
+def test_the_page_is_that_of_the_results(tmp_path, monkeypatch):
+    written = page._PAGE
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    monkeypatch.setattr(page, "ROOT", tmp_path)
+    monkeypatch.setattr(page, "_PAGE", tmp_path / "docs" / "results" / "peers.md")
+    again = page.write(store.recorded(NAME, "make bench-peers"))
+    for suffix in (".md", ".csv"):
+        expected = again.with_suffix(suffix).read_text(encoding="utf-8")
+        assert written.with_suffix(suffix).read_text(encoding="utf-8") == expected, "python -m benchmarks.peers --page"
+
+
 def contender(name):
     return next(one for one in CONTENDERS if one.name == name)
 
