@@ -119,6 +119,11 @@ def _number(value: object) -> object:
     return f"{value:.4f}" if isinstance(value, float) else "" if value is None else value
 
 
+def together(figures: Sequence[str]) -> str:
+    """Figures of one cell, such as one per budget; one alone where all are missing or the same."""
+    return figures[0] if len(set(figures)) == 1 else " / ".join(figures)
+
+
 def span(figures: Iterable[str]) -> str:
     """The first and the last of some figures, which are sorted; one alone where all are alike."""
     found = list(figures)

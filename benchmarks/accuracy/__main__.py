@@ -16,7 +16,9 @@ from typing import Any
 
 from benchmarks import machine, store
 from benchmarks.accuracy import page as accuracy_page
+from benchmarks.accuracy.page import DRAWN, MODEL, NAME, TAKEN
 from benchmarks.accuracy.spent import SPENT, Spent, record_of
+from benchmarks.page import IMAGES
 from kvc_trt import policies
 from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.grid import DEFAULT_TASKS, MODES, question_groups, variants
@@ -27,17 +29,12 @@ from kvc_trt.accuracy.run import evaluate, figures
 from kvc_trt.atomic_files import write_whole
 from kvc_trt.progress import progress_on
 
-MODEL = "retrieval-text"
 BUDGETS = (32, 64, 128)
 LENGTHS = (512, 1024)
 SAMPLES = 32
 LONGEST_ANSWERS = {"niah-single-1": 8, "niah-multikey-2": 8, "lines": 8, "niah-multivalue": 40, "niah-multiquery": 40}
 """What the shipped model needs to answer: policies that evict spend their budget on the answer's room too."""
 VARIATIONS = ("rocketkv:pool_kernel=63", "streaming-llm:positions=cache")
-IMAGES = machine.ROOT / "docs" / "images"
-PAGE = machine.ROOT / "docs" / "results" / "accuracy.md"
-DRAWN = ("budget", "tasks", "depth-niah-single-1")
-"""Figures of the page, by the beginning of their names; the report in build/accuracy/ holds all."""
 
 
 def main() -> None:
@@ -52,9 +49,10 @@ def main() -> None:
     with Spent(directory) as run:
         report = measured(directory, arguments.samples)
     spent = run.total
-    images = write_images(report)
-    print(write_result(report, spent))
-    print(accuracy_page.write(PAGE, report, images, record_of(spent), spent))
+    write_images(report)
+    path = write_result(report, spent)
+    print(path)
+    print(accuracy_page.write(store.read(path)))
     print(f"{spent['seconds'] / 60:.1f} minutes, {spent['processor_seconds']} s of processor time, all runs together")
     print(f"the whole report: {directory / 'report.html'}")
 
@@ -69,15 +67,11 @@ def measured(directory: Path, samples: int) -> AccuracyReport:
         return evaluate(model, variants(names, BUDGETS), grid, draw, directory, progress=progress)
 
 
-def write_images(report: AccuracyReport) -> list[Path]:
+def write_images(report: AccuracyReport) -> None:
     """The figures of the page, for the repository."""
-    written = []
     for name, image in figures(report).items():
         if name.startswith(DRAWN):
-            path = IMAGES / f"accuracy-{name}"
-            write_whole(path, image)
-            written.append(path)
-    return written
+            write_whole(IMAGES / f"accuracy-{name}", image)
 
 
 def write_result(report: AccuracyReport, spent: dict[str, Any]) -> Path:
@@ -92,8 +86,8 @@ def write_result(report: AccuracyReport, spent: dict[str, Any]) -> Path:
         for one in paper_order(report.cells)
     ]  # fmt: skip
     cells = [_compact(cell.to_json()) for cell in report.cells]
-    head = {"machine": record_of(spent), "settings": settings, "spent": spent, "order": order}
-    return store.write_result(f"accuracy-{MODEL}", {**head, "cells": cells})
+    head = {"machine": record_of(spent), "settings": settings, "spent": spent, "degrees_taken": TAKEN, "order": order}
+    return store.write_result(NAME, {**head, "cells": cells})
 
 
 def _compact(cell: dict[str, Any]) -> dict[str, Any]:

@@ -1,135 +1,179 @@
-"""docs/results/accuracy.md: the measured part, written between two marks; the text around them is kept."""
+"""docs/results/accuracy.md and its CSV file: the measured part is written from the result alone.
+
+python -m benchmarks.accuracy.page
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvc_trt.accuracy.cell import ENOUGH_ANSWERED
-from kvc_trt.accuracy.grid import QuestionGroup, Variant
-from kvc_trt.accuracy.pages.published import NOTICEABLE, Comparison, paper_order, summary
-from kvc_trt.accuracy.pages.report import AccuracyReport
+from benchmarks import store
+from benchmarks.page import DOCS, IMAGES, Marks, cells, measured_by, paragraph, plot, reasons, table, together
+from kvc_trt.accuracy.cell import Mean
+from kvc_trt.accuracy.published import NOTICEABLE, Comparison, summary
 from kvc_trt.atomic_files import write_whole
 from kvc_trt.policies import BASELINE
 
-BEGIN, END = "<!-- measured: begin (benchmarks/accuracy writes this part) -->", "<!-- measured: end -->"
+MODEL = "retrieval-text"
+NAME = f"accuracy-{MODEL}"
+PAGE, CELLS = DOCS / "accuracy.md", DOCS / "accuracy.csv"
+MARKS = Marks.of("accuracy")
+DRAWN = ("budget", "tasks", "depth-niah-single-1")
+"""Figures of the page, by the beginning of their names; the report in build/accuracy/ holds all."""
+COLUMNS = (
+    "task", "mode", "length", "policy", "token_budget", "row_bytes", "samples", "accuracy", "standard_error",
+    "evidence", "reason",
+)  # fmt: skip
+"""Of the CSV: what a cell of the result says of itself; `evidence` is whether it counts."""
+
+TAKEN = 1
+"""Degrees of freedom that `kvc_trt.accuracy.cell.mean` takes from a deviation; it took none before results said so."""
+Cell = Mapping[str, Any]
 
 
-def write(
-    page: Path, report: AccuracyReport, images: Sequence[Path], record: Mapping[str, Any], spent: Mapping[str, Any]
-) -> Path:
-    """Replace the text between the marks, which the page must have."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, mark, after = rest.partition(END)
-    if not mark:
-        raise SystemExit(f"error: {page} has no marks {BEGIN} ... {END}")
+def main() -> None:
+    """Write the page of the committed result."""
+    print(write(store.recorded(NAME, "make bench-accuracy")))
+
+
+def write(result: Mapping[str, Any]) -> Path:
+    """Write the measured part, and the cells beside the page."""
+    MARKS.replace(PAGE, measured(result))
+    write_whole(CELLS, csv_of(result).encode())
+    return PAGE
+
+
+def csv_of(result: Mapping[str, Any]) -> str:
+    """Every cell."""
+    return cells(COLUMNS, ([cell.get(name) for name in COLUMNS] for cell in result["cells"]))
+
+
+def measured(result: Mapping[str, Any]) -> str:
+    """What stands between the marks."""
+    modes = list(dict.fromkeys(cell["mode"] for cell in result["cells"]))
+    images = [IMAGES / f"accuracy-{kind}-{mode}.png" for mode in modes for kind in DRAWN]
     parts = [
-        _head(report, record, spent),
-        *_figures(images),
-        *_means(report),
-        *_order(report),
-        *_tasks(report),
-        *_rest(report),
+        _head(result),
+        "\n".join(plot(path, PAGE) for path in images),
+        *(part for mode in modes for part in _means(result["cells"], mode, result.get("degrees_taken", 0))),
+        *_order(result["order"]),
+        *_rest(result["cells"]),
     ]
-    text = "\n\n".join([BEGIN, *parts, END])
-    write_whole(page, f"{before}{text}{after}".encode())
-    return page
+    return "\n\n".join(parts)
 
 
-def _head(report: AccuracyReport, record: Mapping[str, Any], spent: Mapping[str, Any]) -> str:
-    settings, versions = report.settings, record["versions"]
+def _head(result: Mapping[str, Any]) -> str:
+    settings, record, spent = result["settings"], result["machine"], result["spent"]
     rooms = ", ".join(f"{task} {room}" for task, room in settings["max_new_tokens"].items())
-    return "\n".join(
-        [
-            f"`python -m benchmarks.accuracy`, commit {record['commit']}, kvc-trt {versions['kvc_trt']}, ONNX Runtime "
-            f"{versions['onnxruntime']}, {record['device']}, {record['usable_cores']} cores; "
-            f"{spent['processor_seconds']:,} s of processor time.",
-            f"Model {settings['model']} ({settings['weights']}), {settings['samples']} questions per task, length and "
-            f"mode, seed {settings['seed']}, greedy; longest answers in tokens: {rooms}.",
-            f"Cells are percent ± one standard error (questions). Cells count where the full cache answers at least "
-            f"{ENOUGH_ANSWERED} questions.",
-        ]
+    return paragraph(
+        f"{measured_by('python -m benchmarks.accuracy', record, str(record['usable_cores']) + ' cores')}; "
+        f"{spent['processor_seconds']:,} s of processor time. Model {settings['model']} ({settings['weights']}), "
+        f"{settings['samples']} questions per task, length and mode, seed {settings['seed']}, greedy; longest answers "
+        f"in tokens: {rooms}. Figures are percent ± one standard error (questions); [accuracy.csv](accuracy.csv) has "
+        "every task. Cells count where the full cache answers enough."
     )
 
 
-def _figures(images: Sequence[Path]) -> Iterable[str]:
-    for path in images:
-        yield f"![{path.stem}](../images/{path.name})"
+def _means(found: Sequence[Cell], mode: str, taken: int) -> Iterator[str]:
+    """A row per policy: the bytes that it stores, and a column per length and budget."""
+    here = [cell for cell in found if cell["mode"] == mode]
+    lengths = sorted({cell["length"] for cell in here})
+    budgets = sorted({cell["token_budget"] for cell in here if "token_budget" in cell})
+    heads = ["policy", *(f"KiB stored, {length:,} tokens" for length in lengths)]
+    heads += [f"{length:,} tokens, t = {budget}" for length in lengths for budget in budgets]
+    rows = []
+    for policy in dict.fromkeys(cell["policy"] for cell in here):
+        places = {
+            (length, budget): [
+                cell
+                for cell in here
+                if (cell["policy"], cell["length"]) == (policy, length)
+                and cell.get("token_budget") == (None if policy == BASELINE else budget)
+            ]
+            for length in lengths
+            for budget in budgets
+        }
+        stored = [together([_kib(places[length, budget]) for budget in budgets]) for length in lengths]
+        rows.append([f"`{policy}`", *stored, *(_mean(one, taken) for one in places.values())])
+    yield f"## Mean over the tasks that count, {mode}"
+    yield table(heads, rows)
 
 
-def _means(report: AccuracyReport) -> Iterable[str]:
-    for mode in report.modes:
-        yield f"## Mean over the tasks that count, {mode}"
-
-        def mean(length: int, variant: Variant, mode: str = mode) -> str:
-            found = report.average(mode, length, variant)
-            return "n/a" if found is None else f"{found[0]} ({found[0].samples})"
-
-        yield _table(report, mean)
+def _kib(found: Sequence[Cell]) -> str:
+    """Of the task with the longest answers."""
+    sizes = [cell["row_bytes"] for cell in found if "row_bytes" in cell]
+    return f"{max(sizes) / 1024:,.0f}" if sizes else "n/a"
 
 
-def _tasks(report: AccuracyReport) -> Iterable[str]:
-    for mode in report.modes:
-        for task in report.tasks:
-
-            def one(length: int, variant: Variant, mode: str = mode, task: str = task) -> str:
-                cell = report.cell(QuestionGroup(task, mode, length), variant)
-                if cell is None or not cell.scores:
-                    return "n/a"
-                return f"{cell.mean} ({cell.samples})" + ("" if cell.evidence else " not learned")
-
-            yield f"<details><summary>{task}, {mode}</summary>\n\n{_table(report, one)}\n\n</details>"
+def _mean(found: Sequence[Cell], taken: int) -> str:
+    """Of all questions of the tasks that count; none where one of these tasks has no answer."""
+    counted = [cell for cell in found if cell["evidence"]]
+    if not counted or not all("accuracy" in cell for cell in counted):
+        return "n/a"
+    pooled = pool([Mean(cell["accuracy"], cell["standard_error"], cell["samples"]) for cell in counted], taken)
+    return f"{pooled} ({pooled.samples})"
 
 
-def _table(report: AccuracyReport, cell: Any) -> str:
-    """A row per policy, a column per length and budget."""
-    columns = [(length, budget) for length in report.lengths for budget in report.budgets]
-    lines = [
-        "| policy | " + " | ".join(f"{length:,} tokens, t = {budget}" for length, budget in columns) + " |",
-        "|---" * (1 + len(columns)) + "|",
-    ]
-    for policy in report.policies:
-        cells = [cell(length, Variant(policy, None if policy == BASELINE else budget)) for length, budget in columns]
-        lines.append(f"| `{policy}` | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def pool(means: Sequence[Mean], taken: int) -> Mean:
+    """The mean of all scores that some means were taken of, and its standard error.
+
+    `taken` is what deviations were divided by less than the number of scores: TAKEN, or 0 in results without it.
+    """
+    count = sum(one.samples for one in means)
+    value = math.fsum(one.value * one.samples for one in means) / count
+    within = math.fsum(one.standard_error**2 * one.samples * (one.samples - taken) for one in means)
+    between = math.fsum(one.samples * (one.value - value) ** 2 for one in means)
+    return Mean(value, math.sqrt((within + between) / max(1, count - taken) / count), count)
 
 
-def _order(report: AccuracyReport) -> Iterable[str]:
-    comparisons = paper_order(report.cells)
+def _order(order: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    found = [
+        Comparison(
+            one["first"], one["second"], one["mode"], one["token_budget"],
+            Mean(one["difference"], one["standard_error"], one["questions"]), (),
+        )
+        for one in order
+    ]  # fmt: skip
     yield "## The order of the paper"
-    yield (
+    yield paragraph(
         "First minus second, in points, on the same questions of every group that counts and that both answered; a "
         f"difference below {NOTICEABLE:g} standard errors is none."
     )
-    yield "\n".join(f"- {line}" for line in summary(comparisons))
-    for mode in report.modes:
-        lines = [
-            f"| {mode} | " + " | ".join(f"t = {budget}" for budget in report.budgets) + " |",
-            "|---" * (1 + len(report.budgets)) + "|",
-        ]
-        for claim in dict.fromkeys((one.first, one.second) for one in comparisons):
-            found = {
-                one.token_budget: one for one in comparisons if (one.first, one.second, one.mode) == (*claim, mode)
-            }
-            cells = [_comparison(found.get(budget)) for budget in report.budgets]
-            lines.append(f"| `{claim[0]}` >= `{claim[1]}` | " + " | ".join(cells) + " |")
-        yield "\n".join(lines)
+    yield "\n".join(f"- {line}" for line in summary(found))
+    budgets = sorted({one.token_budget for one in found})
+    for mode in dict.fromkeys(one.mode for one in found):
+        rows = []
+        for claim in dict.fromkeys((one.first, one.second) for one in found):
+            asked = {one.token_budget: one for one in found if (one.first, one.second, one.mode) == (*claim, mode)}
+            rows.append([f"`{claim[0]}` >= `{claim[1]}`", *(_comparison(asked.get(budget)) for budget in budgets)])
+        yield table([mode, *(f"t = {budget}" for budget in budgets)], rows)
 
 
 def _comparison(one: Comparison | None) -> str:
     if one is None:
         return "n/a"
-    difference = f"{100 * one.difference.value:+.1f} ± {100 * one.difference.standard_error:.1f}"
+    # Two digits, which the result has: one digit of what is rounded already may be wrong.
+    difference = f"{100 * one.difference.value:+.2f} ± {100 * one.difference.standard_error:.2f}"
     return f"{difference} ({one.difference.samples}): {one.verdict}"
 
 
-def _rest(report: AccuracyReport) -> Iterable[str]:
-    if report.not_learned:
-        lines = [f"- {group}: the full cache answers {full} %" for group, full in report.not_learned]
+def _rest(found: Sequence[Cell]) -> Iterator[str]:
+    lines = [
+        f"- {cell['task']}, {cell['length']} tokens, {cell['mode']}: the full cache answers "
+        f"{Mean(cell['accuracy'], cell['standard_error'], cell['samples'])} %"
+        for cell in found
+        if cell["policy"] == BASELINE and not cell["evidence"]
+    ]
+    if lines:
         yield "## Not learned\n\n" + "\n".join(lines)
-    reasons: dict[str, None] = {}
-    for cell in report.not_applicable:
-        reasons.setdefault(f"- `{Variant(cell.policy, cell.token_budget)}`: {cell.reason}")
-    if reasons:
-        yield "<details><summary>Why n/a</summary>\n\n" + "\n".join(reasons) + "\n\n</details>"
+    why: dict[str, str] = {}
+    for cell in (one for one in found if "reason" in one):
+        why.setdefault(f"`{cell['policy']} {cell['token_budget']}`", cell["reason"])
+    yield from reasons(f"{variant}: {reason}" for variant, reason in why.items())
+
+
+if __name__ == "__main__":
+    main()

@@ -77,7 +77,7 @@ def measured(found: Comparison) -> str:
         + "\n".join(lists),
         "## Answers at the bytes that are stored",
         "\n".join(plot(image(group), PAGE) for group in plotted(found)),
-        f"## Every method at budgets {budgets}",
+        f"## Every method at budgets {budgets}; one figure where all are alike",
         tables.overview(found),
         "## How it was measured",
         _head(found),

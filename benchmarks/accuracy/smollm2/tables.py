@@ -81,16 +81,12 @@ def overview(found: Comparison) -> str:
                 for length in lengths
             ]
             figures = [[_figure(found, cell) for cell in cells] for cells in zip(*at, strict=True)]
-            rows.append([f"{prefix}`{method}`", *map(_together, (*sizes, *figures))])
+            rows.append([f"{prefix}`{method}`", *map(page.together, (*sizes, *figures))])
     return page.table(heads, rows)
 
 
 def _head(group: Group) -> str:
     return f"{group.short}, {'nats above' if group.task == 'log-summary' else '%'}"
-
-
-def _together(figures: Sequence[str]) -> str:
-    return "-" if set(figures) == {"-"} else " / ".join(figures)
 
 
 def _largest(cells: Sequence[Answered]) -> str:
