@@ -32,7 +32,7 @@ from benchmarks.gpu.points import Point, Results, add_arguments
 from benchmarks.kernels import calls as kernel_calls
 from benchmarks.kernels.cases import Case
 from benchmarks.kernels.sweep import POINTS, SweepPoint, point
-from kvc_trt.methods.parameters import DEFAULT
+from kvc_trt.methods.base.parameters import DEFAULT
 
 STEPS = (
     SweepPoint(DEFAULT, 1, 32768, 512), SweepPoint(DEFAULT, 8, 32768, 1024), SweepPoint(DEFAULT, 32, 32768, 2048),

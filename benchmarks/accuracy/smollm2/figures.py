@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered, Comparison, Group, methods
 from benchmarks.accuracy.smollm2.stages import CLAIMED, OTHERS
-from kvc_trt.accuracy.figures import Style, new_figure, png
+from kvc_trt.accuracy.pages.figures import Style, new_figure, png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

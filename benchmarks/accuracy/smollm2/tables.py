@@ -9,7 +9,7 @@ from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered, Compariso
 from benchmarks.accuracy.smollm2.comparisons import beside_policies, beside_presses
 from benchmarks.accuracy.smollm2.stages import BUDGETS
 from kvc_trt.accuracy.cell import interval
-from kvc_trt.accuracy.paired import difference
+from kvc_trt.accuracy.pages.paired import difference
 from kvc_trt.policies import BASELINE
 
 MIB = 1 << 20
