@@ -5,10 +5,9 @@ python -m benchmarks.decode_page            # after benchmarks.decode_onnxruntim
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import store
 from benchmarks.machine import ROOT
 from benchmarks.serving import plots
 
@@ -26,8 +25,7 @@ Row = dict[str, Any]
 
 def read(name: str) -> Row:
     """Return a committed result."""
-    result: Row = json.loads((machine.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    return result
+    return store.read(store.RESULTS / f"{name}.json")
 
 
 def picture(result: Row) -> str:

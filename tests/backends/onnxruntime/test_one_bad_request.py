@@ -42,7 +42,7 @@ class Run:
 
     def read_in_slices(self):
         """From now on, prompts are read in the shortest slices."""
-        self.scheduler._loop._slice_seconds = 1e-6
+        self.scheduler._worker._slice_seconds = 1e-6
 
     def finish(self):
         while self.scheduler.advance():
@@ -54,7 +54,7 @@ class Run:
         turn = self.scheduler.ask(self.conversation, TURN, max_new_tokens=4)
         self.finish()
         tickets = [*self.answers, turn]
-        rows = {one.last: one.row for one in self.scheduler._waiting.staying._rows}
+        rows = {one.last: one.row for one in self.scheduler._waiting.parked._rows}
         assert set(rows) == set(tickets), "nobody else has a row"
         contexts = [self.scheduler.session.take(rows[ticket]) for ticket in tickets]
         held = [
@@ -112,7 +112,7 @@ def a_turn_while_its_row_answers(run, path):
 
 
 def context_of(run):
-    (row,) = [one.row for one in run.scheduler._waiting.staying._rows]
+    (row,) = [one.row for one in run.scheduler._waiting.parked._rows]
     return run.scheduler.session.take(row)
 
 

@@ -188,7 +188,7 @@ def test_all_logits_of_a_turn_are_those_of_decode_steps(policy, programs):
     expected = []
     while stepping.queued(row):
         stepping.advance()
-        expected.append(stepping._places.find(row).answer.copy())
+        expected.append(stepping._slots.find(row).answer.copy())
     (row,) = turning.add([Request(prompt)])
     found = turning.turn_logits(row, text)
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
