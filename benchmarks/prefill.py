@@ -24,7 +24,7 @@ from benchmarks import store
 from kvc_trt.backends import registry
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.operator_times import operator_times
-from kvc_trt.backends.prefill_precision import PREFILL_PRECISIONS, PrefillPrecision
+from kvc_trt.backends.run_options import PREFILL_PRECISIONS, RunOptions
 from kvc_trt.engine.program import engine_program
 from kvc_trt.profile.profiled_engine import random_prompts
 
@@ -38,14 +38,15 @@ LEAST_SHARE = 0.01
 """Operators that take less of a prefill are not listed."""
 
 
-def measure(path: str, tokens: int, threads: int, repeats: int, precision: PrefillPrecision = "f32") -> dict[str, Any]:
+def measure(path: str, tokens: int, repeats: int, options: RunOptions) -> dict[str, Any]:
     """Return wall and CPU seconds of every run on every backend that can run the engine, and operators' shares."""
     engine = registry.open_engine(path)
     prompts, lengths = random_prompts(1, tokens, engine.model.vocab_size), np.array([tokens])
     executors = {}
     for name in CANDIDATES:
         if name in registry.runners(engine.backend) and registry.backend(name).probe().usable:
-            executors[name] = registry.backend(name).with_prefill(precision).open(engine, threads=threads)
+            registry.backend(name).check_options(options)
+            executors[name] = registry.backend(name).open(engine, options)
             executors[name].prefill(prompts[:, :WARM_UP], np.array([WARM_UP]))
     wall: dict[str, list[float]] = {name: [] for name in executors}
     processor: dict[str, list[float]] = {name: [] for name in executors}
@@ -54,14 +55,14 @@ def measure(path: str, tokens: int, threads: int, repeats: int, precision: Prefi
             started, used = time.perf_counter(), time.process_time()
             executor.prefill(prompts, lengths)
             wall[name].append(time.perf_counter() - started)
-            processor[name].append((time.process_time() - used) / threads)
+            processor[name].append((time.process_time() - used) / (options.threads or 1))
     return {
         "engine": engine.path.name,
         "weights": engine_program(engine).weight_format,
         "policy": engine.parameters.policy,
         "tokens": tokens,
-        "threads": threads,
-        "prefill_precision": precision,
+        "threads": options.threads,
+        "prefill_precision": options.prefill_precision,
         "backends": {
             name: {
                 "wall_s": wall[name],
@@ -71,19 +72,15 @@ def measure(path: str, tokens: int, threads: int, repeats: int, precision: Prefi
             }
             for name in executors
         },
-        "operator_shares": operator_shares(engine, tokens, threads, precision),
+        "operator_shares": operator_shares(engine, tokens, options),
     }
 
 
-def operator_shares(
-    engine: EngineDirectory, tokens: int, threads: int, precision: PrefillPrecision
-) -> dict[str, float]:
+def operator_shares(engine: EngineDirectory, tokens: int, options: RunOptions) -> dict[str, float]:
     """Return the share of a prefill that each operator takes on ONNX Runtime, largest first."""
     prompts = random_prompts(1, tokens, engine.model.vocab_size)
     with tempfile.TemporaryDirectory() as directory:
-        executor = OnnxRuntimeExecutor(
-            engine_program(engine), threads=threads, prefill_precision=precision, profile=Path(directory)
-        )
+        executor = OnnxRuntimeExecutor(engine_program(engine), options, profile=Path(directory))
         for _ in range(3):  # the first one is not counted
             executor.prefill(prompts, np.array([tokens]))
         times = operator_times(executor.end_profiling()["prefill"])
@@ -111,7 +108,8 @@ def main() -> None:
     results = []
     for path in arguments.engines:
         for precision in arguments.precisions:
-            results.append(measure(path, arguments.tokens, arguments.threads, arguments.repeats, precision))
+            options = RunOptions(threads=arguments.threads, prefill_precision=precision)
+            results.append(measure(path, arguments.tokens, arguments.repeats, options))
             print("\n".join(show(results[-1])), flush=True)
     if arguments.write:
         print(store.write_result("prefill", {"engines": results}))

@@ -22,6 +22,7 @@ from kvc_trt import policies
 from kvc_trt.backends.host_memory import watch_memory
 from kvc_trt.backends.onnxruntime.benchmark import function_times
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import Program
 from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.state import state_tensors
@@ -57,7 +58,7 @@ def measure(tokens: int, threads: int) -> dict[str, object]:
         weights = built.weights_path.stat().st_size
         prompts = random_prompts(1, tokens, MODEL.vocab_size)
         with watch_memory() as peak:
-            executor = OnnxRuntimeExecutor(built, threads=threads, profile=directory)
+            executor = OnnxRuntimeExecutor(built, RunOptions(threads=threads), profile=directory)
             assert executor.prefill_session is not None
             started = time.perf_counter()
             executor.prefill(prompts, np.array([tokens]))

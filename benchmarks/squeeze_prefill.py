@@ -31,6 +31,7 @@ from benchmarks.decode_onnxruntime import MODEL, NEW_TOKENS, TOKEN_BUDGET
 from kvc_trt import policies
 from kvc_trt.backends.host_memory import watch_memory
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import Program
 from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.state import state_tensors
@@ -63,7 +64,7 @@ def opened(parameters: PolicyParameters, weights_path: Path, threads: int) -> On
         lambda: build_prefill(MODEL, parameters, weights=weights),
         lambda: build_decode(MODEL, parameters, weights=weights),
     )
-    return OnnxRuntimeExecutor(program, threads=threads)
+    return OnnxRuntimeExecutor(program, RunOptions(threads=threads))
 
 
 class Prefill:

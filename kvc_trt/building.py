@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.backends.registry import ChosenBackend, backends, runners, select_backend
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.cache import cache_root
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.build import BuildResult, build_engine
@@ -99,7 +100,7 @@ def verified(result: BuildResult, checkpoint: Path | None, progress: Progress) -
     backend = runners(built_for)[0]
     if backend != built_for:
         progress.note(f"verification: {backend} runs the engine's weights; nothing here runs plans of {built_for}")
-    report = verify(result.engine, level="quick", backend=backend, checkpoint=checkpoint, progress=progress)
+    report = verify(result.engine, options=RunOptions(backend), level="quick", checkpoint=checkpoint, progress=progress)
     if report.passed:
         marker.parent.mkdir(mode=0o700, exist_ok=True)
         marker.touch()

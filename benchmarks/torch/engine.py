@@ -22,6 +22,7 @@ from benchmarks.gpu.choice import add_argument, chosen
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.points import FAILED, Point, Results, add_arguments
 from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.profile.request import ProfileRequest, default_contexts
 from kvc_trt.profile.run import profile_engine
@@ -47,14 +48,14 @@ def build(directory: Path, weights: str, options: argparse.Namespace) -> EngineD
 
 def verified(engine: EngineDirectory, level: str, options: argparse.Namespace) -> dict[str, Any]:
     """The report of one level."""
-    report = verify(engine, level=level, backend="torch", steps=options.steps)
+    report = verify(engine, RunOptions("torch"), level=level, steps=options.steps)
     print(report.as_text(), flush=True)
     return {**report.to_json(), "engine": engine.path.name}
 
 
 def profiled(engine: EngineDirectory, gpu: Gpu) -> dict[str, Any]:
     """A profile of the longest prompt."""
-    request = ProfileRequest(default_contexts(engine.parameters)[-1:], (1, 8), 50, 20.0, 3, 60.0, threads=1)
+    request = ProfileRequest(default_contexts(engine.parameters)[-1:], (1, 8), 50, 20.0, 3, 60.0, RunOptions(threads=1))
     return gpu.publishable(profile_engine(engine, request, NullProgress()))
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.api.engine import Engine
-from kvc_trt.api.opened import StrPath, as_path
+from kvc_trt.api.engine import Engine, StrPath, as_path
 from kvc_trt.config import configured
 from kvc_trt.progress import NullProgress, Progress
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-from kvc_trt.api.asked import AskedEngine
-from kvc_trt.api.opened import StrPath, as_path
+from kvc_trt.api.memory_plan import memory_plan
+from kvc_trt.api.prompts import Messages, chat_ids, chat_model, prompt_ids
+from kvc_trt.api.rules import requests_of
+from kvc_trt.backends.run_options import DEFAULTS, PrefillPrecision, RunOptions
 from kvc_trt.errors import InputError
 from kvc_trt.profile.request import (
     DEFAULT_BATCHES,
@@ -16,15 +21,28 @@ from kvc_trt.profile.request import (
     check_contexts,
     default_contexts,
 )
+from kvc_trt.progress import NullProgress, Progress
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from typing_extensions import Unpack
+
     from kvc_trt.accuracy.pages.report import AccuracyReport
+    from kvc_trt.api.rules import AnswerRules, PromptRules
+    from kvc_trt.engine import EngineDirectory
+    from kvc_trt.models import ModelConfig
+    from kvc_trt.policies import PolicyParameters
     from kvc_trt.proof import Proof
+    from kvc_trt.runtime import Context, Event, Output, Scheduler, Session
+    from kvc_trt.runtime.chat.conversation import Conversation
     from kvc_trt.verify.proofs.report import ProofReport
     from kvc_trt.verify.report import Report
 
+StrPath: TypeAlias = "str | PathLike[str]"
 
-class Engine(AskedEngine):
+
+class Engine:
     """An engine directory that was checked whole and can be asked, verified and profiled. Make one with `Engine.open`.
 
     What runs it is loaded at the first question and kept. Not safe for use from several threads.
@@ -35,6 +53,334 @@ class Engine(AskedEngine):
     ...     engine.generate("<record> lamp scarlet tiger lagos eight <query> lamp").text
     'scarlet tiger lagos eight'
     """
+
+    def __init__(
+        self, directory: EngineDirectory, options: RunOptions = DEFAULTS, *, progress: Progress | None = None
+    ) -> None:
+        from kvc_trt.backends.registry import runner
+
+        self.directory = directory
+        """The checked engine directory: its files, config.json and manifest."""
+        if options.backend is not None:
+            runner(directory.backend, options.backend)
+        self._options = options
+        self._progress = progress or NullProgress()
+        self._session: Session | None = None
+
+    @classmethod
+    def open(
+        cls,
+        path: StrPath,
+        *,
+        backend: str | None = None,
+        threads: int | None = None,
+        prefill_precision: PrefillPrecision = "f32",
+        prefix_bytes: int = 0,
+        speculate: str | None = None,
+        proofs: bool = False,
+        progress: Progress | None = None,
+    ) -> Engine:
+        """Check the whole directory and return the engine; nothing is loaded yet.
+
+        `backend` None runs it where it was built for, `threads` None on all cores. `prefill_precision`
+        "bf16" computes prefill in bfloat16, faster on processors that multiply it; decode stays in float32.
+        `prefix_bytes` are for what prompts have in common (see `share`). `speculate` "ngram", or "ngram:4" for drafts
+        of four tokens, checks several tokens at once where the text repeats itself; answers stay the same. With
+        `proofs`, answers can be asked for with a proof of what the caches kept and read (docs/proof.md), which makes
+        the graphs write it out. Raises InputError for an engine that is not intact or cannot run there, with the
+        command that rebuilds it.
+        """
+        from kvc_trt.backends.registry import open_engine
+        from kvc_trt.runtime.speculation.settings import Speculation
+
+        directory = open_engine(path, progress=progress)
+        options = RunOptions(
+            backend=backend,
+            threads=threads,
+            prefill_precision=prefill_precision,
+            prefix_bytes=prefix_bytes,
+            speculation=None if speculate is None else Speculation.parse(speculate),
+            proofs=proofs,
+        )
+        return cls(directory, options, progress=progress)
+
+    @property
+    def backend(self) -> str:
+        """What runs it; InputError where nothing does that was not asked for."""
+        from kvc_trt.backends.registry import runner
+
+        return self._options.backend or runner(self.directory.backend)
+
+    @property
+    def kernels(self) -> str | None:
+        """What computes the engine's `kvc` operators, such as "native operators (avx512)"; None for their bodies."""
+        from kvc_trt.backends.registry import backend
+
+        return backend(self.backend).kernels(self.directory)
+
+    @property
+    def path(self) -> Path:
+        """Path of the engine directory."""
+        return self.directory.path
+
+    @property
+    def model(self) -> ModelConfig:
+        """The model's configuration."""
+        return self.directory.model
+
+    @property
+    def parameters(self) -> PolicyParameters:
+        """The policy with every number that was derived for this engine."""
+        return self.directory.parameters
+
+    def session(self, max_batch_size: int = 1) -> Session:
+        """Load what runs the engine, and return a session with at least that many rows.
+
+        `generate` and `stream` use the same one. With it rows can join and leave one by one. Raises
+        UnsupportedEnvironment where this machine cannot run the engine.
+        """
+        from kvc_trt.backends.registry import session_of
+
+        if self._session is None:
+            self._session = session_of(
+                self.directory, self._options, max_batch_size=max_batch_size, progress=self._progress
+            )
+        elif self._session.max_batch_size < max_batch_size:
+            self._session.grow(max_batch_size)
+        return self._session
+
+    def scheduler(
+        self,
+        max_batch_size: int | None = None,
+        *,
+        prefill_slice_ms: float | None = None,
+        queue_limit: int | None = None,
+        stay_seconds: float | None = None,
+        conversations: bool = True,
+        memory_bytes: int | None = None,
+    ) -> Scheduler:
+        """Return a scheduler over the engine's session, which answers many callers at once; docs/scheduler.md.
+
+        Use it with `with`, or call `start` and `close`; until it is closed, ask nothing of the engine itself.
+        `max_batch_size` None is the number of rows that the engine was built for. `memory_bytes` limits what rows and
+        one prefill take together; None counts rows alone. Without `conversations` it starts sooner, and their first
+        turn waits longer. None leaves the other settings at their defaults. Raises
+        UnsupportedEnvironment where this machine cannot run the engine.
+        """
+        from kvc_trt.runtime.scheduler.scheduler import Scheduler
+
+        rows = self.directory.build.max_batch_size if max_batch_size is None else max_batch_size
+        session = self.session(rows)
+        memory = None if memory_bytes is None else memory_plan(self.directory, self._options, session, memory_bytes)
+        settings = {
+            "prefill_slice_ms": prefill_slice_ms, "queue_limit": queue_limit, "stay_seconds": stay_seconds,
+        }  # fmt: skip
+        given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+        return Scheduler(session, max_rows=rows, memory=memory, conversations=conversations, **given)
+
+    def rows_for(self, prompts: Sequence[object]) -> int:
+        """Rows that answer these prompts at once: as many as the engine was built for; the others wait."""
+        return max(1, min(len(prompts), self.directory.build.max_batch_size))
+
+    @overload
+    def generate(
+        self,
+        prompts: str | Sequence[int],
+        **rules: Unpack[PromptRules],
+    ) -> Output: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: list[str] | Sequence[Sequence[int]],
+        **rules: Unpack[PromptRules],
+    ) -> list[Output]: ...
+
+    def generate(
+        self,
+        prompts: str | Sequence[int] | list[str] | Sequence[Sequence[int]],
+        **rules: Unpack[PromptRules],
+    ) -> Output | list[Output]:
+        """Answer a prompt (text, or token ids); a list of prompts is a batch, and gives a list in its order.
+
+        `rules` are the fields of `PromptRules`; none of them takes the best token at each step, up to the engine's
+        max_output_len. An answer ends with `finish_reason` stop (an end token, or one of the texts `stop`), length
+        (`max_new_tokens`) or capacity (the cache is full). Raises InputError for any bad prompt before anything runs.
+        """
+        ids, is_batch = prompt_ids(self.directory, prompts, continues=rules.get("context") is not None)
+        requests = requests_of(ids, rules)
+        outputs = self.session(self.rows_for(requests)).generate(requests)
+        return outputs if is_batch else outputs[0]
+
+    def generate_in_slices(
+        self,
+        prompts: list[str] | Sequence[Sequence[int]],
+        *,
+        prefill_slice_ms: float,
+        **rules: Unpack[PromptRules],
+    ) -> list[Output]:
+        """Answer a batch as `generate` does, under the same `rules`, but let no prompt stop the rows that are answered.
+
+        A scheduler reads each prompt in slices of at most `prefill_slice_ms` milliseconds, with a step of the running
+        rows after each. Raises what `generate` raises.
+        """
+        ids, _ = prompt_ids(self.directory, prompts, continues=rules.get("context") is not None)
+        requests = requests_of(ids, rules)
+        rows = self.rows_for(requests)
+        with self.scheduler(
+            rows, prefill_slice_ms=prefill_slice_ms, queue_limit=len(requests), conversations=False
+        ) as scheduler:
+            tickets = [scheduler.submit(request) for request in requests]
+            return [ticket.result() for ticket in tickets]
+
+    def stream(
+        self,
+        prompts: str | Sequence[int] | list[str] | Sequence[Sequence[int]],
+        **rules: Unpack[PromptRules],
+    ) -> Iterator[Event]:
+        """Yield the answer token by token: `event.text` as it comes, `event.output` with the last token of an answer.
+
+        `event.row` is the prompt's place in a batch. Otherwise like `generate`. An iterator that is left early ends its
+        answers when it is closed; until then the engine answers nothing else.
+        """
+        ids, _ = prompt_ids(self.directory, prompts, continues=rules.get("context") is not None)
+        requests = requests_of(ids, rules)
+        return _numbered(self.session(self.rows_for(requests)).stream(requests))
+
+    def context(self, prompt: str | Sequence[int], *, context: Context | None = None) -> Context:
+        """Read a prompt (text, or token ids) and return what its caches hold, compressed by the policy.
+
+        With `context`, the prompt continues that one. `generate` and `stream` start from a context without computing
+        its tokens again. Raises InputError as they do.
+        """
+        ids, is_batch = prompt_ids(self.directory, prompt, continues=context is not None)
+        if is_batch:
+            raise InputError(f"a context is of one prompt, found a list of {len(ids)}")
+        session = self.session()
+        if session.rows:
+            raise ValueError(f"context needs an idle session, found rows {session.rows}")
+        (request,) = requests_of(ids, {"context": context})
+        (row,) = session.add([replace(request, keep_logits=True)])
+        try:
+            while session.queued(row):
+                session.advance()
+            return session.take(row)
+        finally:
+            if session.holds(row):  # a run that failed has taken it out
+                session.remove(row)
+
+    def turn_logits(self, text: str | Sequence[int], *, context: Context) -> NDArray[np.float32]:
+        """Read a text (or token ids) that continues a stored one as a turn; return the logits [tokens, vocab] after it.
+
+        Row i is of what follows the text's token i; `context.logits` is of its first token. So likelihoods of an answer
+        take one pass. Raises InputError for an engine that was built without `all_logits`, and as `generate` does.
+        """
+        ids, is_batch = prompt_ids(self.directory, text, continues=True)
+        if is_batch:
+            raise InputError(f"turn_logits is of one text, found a list of {len(ids)}")
+        session = self.session()
+        session.check_idle("turn_logits needs an idle session")
+        (row,) = session.add(requests_of([()], {"context": context}))
+        try:
+            return session.turn_logits(row, ids[0])
+        finally:
+            if session.holds(row):  # a run that failed has taken it out
+                session.remove(row)
+
+    def share(self, context: Context) -> None:
+        """Let every later prompt that begins with this context's text start from it; `reused_tokens` says that one did.
+
+        The least recently used make room within `prefix_bytes`. A policy that evicts has not seen what follows, which
+        can cost answers; where it keeps and reads everything, prompts are shared by themselves. Raises InputError for
+        another engine's context, and for one larger than `prefix_bytes`.
+        """
+        self.session().contexts.share(context)
+
+    def save_context(self, context: Context, path: StrPath, *, replace: bool = False) -> None:
+        """Write a context to a file, whole or not at all; with `replace` over an old one."""
+        from kvc_trt.contexts import write_context
+
+        write_context(Path(path), context, replace=replace)
+
+    def load_context(self, path: StrPath) -> Context:
+        """Read a context that an engine of the same weights and settings has saved.
+
+        Raises InputError for a file that is damaged or was changed, and for another engine's or policy's context.
+        """
+        from kvc_trt.contexts import packing_of, read_context
+
+        return read_context(Path(path), packing_of(self.directory))
+
+    @overload
+    def chat_prompt(self, messages: str | Messages, *, system: str | None = None) -> list[int]: ...
+
+    @overload
+    def chat_prompt(self, messages: Sequence[Messages], *, system: str | None = None) -> list[list[int]]: ...
+
+    def chat_prompt(
+        self, messages: str | Messages | Sequence[Messages], *, system: str | None = None
+    ) -> list[int] | list[list[int]]:
+        """Return the token ids that the model's chat template makes of messages, ready for `generate` and `stream`.
+
+        A message is a mapping with `role` (system, user, assistant or tool) and `content`; a text is one message of the
+        user, and a list of conversations is a batch. `system` becomes the first message. Raises InputError for a model
+        without a chat template, and for messages that it refuses.
+        """
+        ids, is_batch = chat_ids(self.directory, messages, system)
+        return ids if is_batch else ids[0]
+
+    @overload
+    def chat(
+        self,
+        messages: str | Messages,
+        *,
+        system: str | None = None,
+        **rules: Unpack[AnswerRules],
+    ) -> Output: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Messages],
+        *,
+        system: str | None = None,
+        **rules: Unpack[AnswerRules],
+    ) -> list[Output]: ...
+
+    def chat(
+        self,
+        messages: str | Messages | Sequence[Messages],
+        *,
+        system: str | None = None,
+        **rules: Unpack[AnswerRules],
+    ) -> Output | list[Output]:
+        """Answer messages (see `chat_prompt`) as the model was trained to; otherwise like `generate`.
+
+        `stream(engine.chat_prompt(messages))` gives the same answer token by token.
+        """
+        ids, is_batch = chat_ids(self.directory, messages, system)
+        requests = requests_of(ids, rules)
+        outputs = self.session(self.rows_for(requests)).generate(requests)
+        return outputs if is_batch else outputs[0]
+
+    def conversation(
+        self,
+        *,
+        system: str | None = None,
+        **rules: Unpack[AnswerRules],
+    ) -> Conversation:
+        """Return a conversation to `ask` question after question, each for one pass over what is new of it.
+
+        `system` is its first message; the other arguments are those of `generate`, for every answer. Until it is
+        closed, ask nothing of the engine itself. Raises InputError for an engine without a chat template, or one that
+        takes no turns, with the command that builds it again.
+        """
+        from kvc_trt.runtime.chat.conversation import Conversation
+
+        template, tokenizer = chat_model(self.directory)
+        (request,) = requests_of([()], rules)
+        ends = self.model.eos_token_ids
+        return Conversation(self.session(), template, tokenizer, end_token_ids=ends, system=system, rules=request)
 
     def verify(
         self,
@@ -76,14 +422,13 @@ class Engine(AskedEngine):
 
         return verify(
             self.directory,
+            replace(self._options, backend=self.backend),
             level=level,
-            backend=self.backend,
             kernels=as_path(kernels),
             steps=steps,
             samples=samples,
             checkpoint=as_path(checkpoint),
             seed=seed,
-            prefill_precision=self._prefill_precision,
             progress=self._progress,
         )
 
@@ -132,7 +477,6 @@ class Engine(AskedEngine):
         would take longer than `prefill_seconds`. The result holds plain values: times in milliseconds, sizes in bytes.
         Raises InputError, and UnsupportedEnvironment where nothing measures engines of this backend.
         """
-        from kvc_trt.machine import usable_cores
         from kvc_trt.profile.run import profile_engine
 
         request = ProfileRequest(
@@ -142,7 +486,35 @@ class Engine(AskedEngine):
             decode_seconds=decode_seconds,
             prefills=prefills,
             prefill_seconds=prefill_seconds,
-            threads=self._threads or usable_cores(),
-            prefill_precision=self._prefill_precision,
+            options=self._options,
         )
         return profile_engine(self.directory, request, self._progress)
+
+    def close(self) -> None:
+        """Give back what runs the engine; the next question loads it again."""
+        from kvc_trt.runtime.executor import ClosingExecutor
+
+        session, self._session = self._session, None
+        if session is not None and isinstance(session.executor, ClosingExecutor):
+            session.executor.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        backend = self._options.backend or self.directory.backend
+        return f"Engine({str(self.path)!r}, policy={self.parameters.policy!r}, backend={backend!r})"
+
+
+def as_path(path: StrPath | None) -> Path | None:
+    """Return the path as an object; None stays None."""
+    return None if path is None else Path(path)
+
+
+def _numbered(events: Generator[tuple[int, Event], None, None]) -> Iterator[Event]:
+    with contextlib.closing(events):
+        for index, event in events:
+            yield replace(event, row=index)

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Protocol
 
 from kvc_trt.backends.benchmark import Benchmark
 from kvc_trt.backends.harness import Harness
-from kvc_trt.backends.prefill_precision import PrefillPrecision, check_precision
 from kvc_trt.backends.probes import Probe
+from kvc_trt.backends.run_options import PrefillPrecision, RunOptions
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.engine.build import Makers
 from kvc_trt.engine.format import EVERY_GRAPH
@@ -135,13 +135,14 @@ class Backend(ABC):
         """Return whether it runs engines that were built for another backend."""
         return False
 
-    def with_prefill(self, precision: PrefillPrecision) -> Backend:
-        """Return the backend whose executors compute prefill so; InputError for a precision that it does not offer."""
-        check_precision(precision, self.prefill_precisions, self.name)
-        return self
+    def check_options(self, options: RunOptions) -> None:
+        """Raise InputError for an option that its executors do not offer."""
+        offered, asked = self.prefill_precisions, options.prefill_precision
+        if asked not in offered:
+            raise InputError(f"prefill precision {asked!r} on {self.name}; expected {' or '.join(offered)}")
 
-    def open(self, engine: EngineDirectory, *, threads: int | None = None, **options: Any) -> Executor:
-        """Return an executor of the engine, without loading anything. `threads` None leaves the number to it."""
+    def open(self, engine: EngineDirectory, options: RunOptions, **own: Any) -> Executor:
+        """Return an executor of the engine, without loading anything; `own` are options of its executor alone."""
         raise InputError(f"backend {self.name} runs no engines", hint=self.instead)
 
     def kernels(self, engine: EngineDirectory) -> str | None:
@@ -152,18 +153,18 @@ class Backend(ABC):
         """Return which parts of a policy run slowly for want of a kernel, in a line; None if there are none."""
         return None
 
-    def program_runner(self, weights_directory: Path, *, threads: int | None, share_prefill: bool) -> ProgramRunner:
+    def program_runner(self, weights_directory: Path, options: RunOptions, *, share_prefill: bool) -> ProgramRunner:
         """Return what opens engines in memory over the weights in a directory, if `runs_programs`.
 
         With `share_prefill`, what the prefills of the same prompts have in common is computed once and kept.
         """
         raise InputError(f"backend {self.name} runs no engines in memory")
 
-    def harness(self, engine: EngineDirectory, threads: int | None) -> Harness:
+    def harness(self, engine: EngineDirectory, options: RunOptions) -> Harness:
         """Return what verification needs of an engine on this backend."""
         raise InputError(f"backend {self.name} runs no engines", hint=self.instead)
 
-    def benchmark(self, engine: EngineDirectory, threads: int) -> Benchmark:
+    def benchmark(self, engine: EngineDirectory, options: RunOptions) -> Benchmark:
         """Return what profiling needs of an engine on this backend."""
         raise InputError(f"backend {self.name} runs no engines", hint=self.profile_instead)
 

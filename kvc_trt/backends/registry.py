@@ -12,13 +12,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.errors import InputError, UnsupportedEnvironment, did_you_mean
 
 if TYPE_CHECKING:
     from kvc_trt.backends.base import Backend
     from kvc_trt.backends.benchmark import Benchmark
     from kvc_trt.backends.harness import Harness
-    from kvc_trt.backends.prefill_precision import PrefillPrecision
     from kvc_trt.backends.probes import Probe
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.progress import Progress
@@ -108,65 +108,41 @@ def open_engine(path: str | PathLike[str], *, progress: Progress | None = None) 
 
 def open_session(
     engine_dir: str | PathLike[str],
+    options: RunOptions = DEFAULTS,
     *,
-    backend: str | None = None,
     max_batch_size: int = 1,
-    threads: int | None = None,
-    prefill_precision: PrefillPrecision = "f32",
-    speculate: str | None = None,
     progress: Progress | None = None,
     **executor_options: Any,
 ) -> Session:
     """Open a session over an engine directory, which is checked before anything is loaded.
 
-    `backend` None is the one that the engine was built for; torch runs the weights of any engine in PyTorch around the
-    kernels, and onnxruntime runs the graphs of engines that have them in its types. `threads` None leaves the number to
-    the executor (all cores). `prefill_precision` bf16 computes prefill in bfloat16 where the backend offers it.
-    `speculate` "ngram" or "ngram:TOKENS" checks drafts from the text itself. Further options go to the executor. Raises
-    InputError for an engine that is damaged or cannot do that, UnsupportedEnvironment if this machine cannot run it.
+    Backend torch runs the weights of any engine in PyTorch around the kernels, and onnxruntime runs the graphs of
+    engines that have them in its types. `executor_options` are for that backend's executor alone. Raises InputError for
+    an engine that is damaged or cannot do what the options say, UnsupportedEnvironment if this machine cannot run it.
     """
     engine = open_engine(engine_dir, progress=progress)
-    return session_of(
-        engine,
-        backend=backend,
-        max_batch_size=max_batch_size,
-        threads=threads,
-        prefill_precision=prefill_precision,
-        speculate=speculate,
-        progress=progress,
-        **executor_options,
-    )
+    return session_of(engine, options, max_batch_size=max_batch_size, progress=progress, **executor_options)
 
 
 def session_of(
     engine: EngineDirectory,
+    options: RunOptions = DEFAULTS,
     *,
-    backend: str | None = None,
     max_batch_size: int = 1,
-    threads: int | None = None,
-    prefill_precision: PrefillPrecision = "f32",
-    prefix_bytes: int = 0,
-    speculate: str | None = None,
-    proofs: bool = False,
     progress: Progress | None = None,
     **executor_options: Any,
 ) -> Session:
-    """Open a session over an open engine directory; otherwise like `open_session`.
-
-    `prefix_bytes` are for contexts of texts that prompts have in common. With `proofs`, requests can ask for a KV
-    proof; InputError for an engine that cannot give one.
-    """
+    """Open a session over an open engine directory; otherwise like `open_session`."""
     from kvc_trt.backends.reported_lists import open_with_lists
     from kvc_trt.contexts import packing_of
     from kvc_trt.progress import NullProgress
-    from kvc_trt.runtime import Session, Speculation
+    from kvc_trt.runtime import Session
 
-    speculation = None if speculate is None else Speculation.parse(speculate)
-    chosen = _supporting(runner(engine.backend, backend), engine).with_prefill(prefill_precision)
+    chosen = _able(runner(engine.backend, options.backend), engine, options)
     executor, lists = (
-        open_with_lists(engine, _giving_proofs(chosen, engine), threads, prefill_precision)
-        if proofs
-        else (chosen.open(engine, threads=threads, **executor_options), None)
+        open_with_lists(engine, _giving_proofs(chosen, engine), options)
+        if options.proofs
+        else (chosen.open(engine, options, **executor_options), None)
     )
     with (progress or NullProgress()).task("loading the engine", None):
         executor.load()
@@ -176,8 +152,8 @@ def session_of(
         max_batch_size,
         end_token_ids=engine.model.eos_token_ids,
         packing=packing_of(engine),
-        prefix_bytes=prefix_bytes,
-        speculation=speculation,
+        prefix_bytes=options.prefix_bytes,
+        speculation=options.speculation,
         lists=lists,
         progress=progress,
     )
@@ -191,15 +167,17 @@ def _giving_proofs(chosen: Backend, engine: EngineDirectory) -> Backend:
     return chosen
 
 
-def harness_for(
-    engine: EngineDirectory, backend: str, threads: int | None, prefill_precision: PrefillPrecision = "f32"
-) -> Harness:
+def harness_for(engine: EngineDirectory, options: RunOptions = DEFAULTS) -> Harness:
     """Return the engine's harness on a backend; InputError for a backend without the policy's kernels."""
-    return _supporting(backend, engine).with_prefill(prefill_precision).harness(engine, threads)
+    chosen = _able(options.backend or runner(engine.backend), engine, options)
+    return chosen.harness(engine, options)
 
 
-def benchmark_for(engine: EngineDirectory, threads: int, prefill_precision: PrefillPrecision = "f32") -> Benchmark:
-    """Return the engine's benchmark; UnsupportedEnvironment for a backend that does not run engines."""
+def benchmark_for(engine: EngineDirectory, options: RunOptions = DEFAULTS) -> Benchmark:
+    """Return the engine's benchmark on the backend that it was built for, whatever the options name.
+
+    UnsupportedEnvironment for a backend that does not run engines.
+    """
     built_for = backend(engine.backend)
     if not built_for.executes:
         *others, last = (name for name, each in backends().items() if each.executes)
@@ -207,15 +185,17 @@ def benchmark_for(engine: EngineDirectory, threads: int, prefill_precision: Pref
             f"{engine.path} was built for {engine.backend}; profile runs engines for {', '.join(others)} and {last}",
             hint=built_for.profile_instead,
         )
-    return built_for.with_prefill(prefill_precision).benchmark(engine, threads)
+    built_for.check_options(options)
+    return built_for.benchmark(engine, options)
 
 
-def _supporting(name: str, engine: EngineDirectory) -> Backend:
-    """Return the backend; InputError if it is unknown or does not support the policy."""
+def _able(name: str, engine: EngineDirectory, options: RunOptions) -> Backend:
+    """Return the backend; InputError if it is unknown, or does not support the engine's policy or the options."""
     from kvc_trt.engine.supported import check_supported
 
     found = backend(name)
     check_supported(engine.parameters, engine.model.num_hidden_layers, name, backends())
+    found.check_options(options)
     return found
 
 

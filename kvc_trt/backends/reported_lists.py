@@ -13,7 +13,7 @@ from kvc_trt.proof import MadeBy
 if TYPE_CHECKING:
     from kvc_trt.backends.base import Backend
     from kvc_trt.backends.harness import Array, ObservedExecutor, Watched
-    from kvc_trt.backends.prefill_precision import PrefillPrecision
+    from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.engine import EngineDirectory
 
 
@@ -42,17 +42,17 @@ class ExposedLists:
 
 
 def open_with_lists(
-    engine: EngineDirectory, backend: Backend, threads: int | None, prefill_precision: PrefillPrecision
+    engine: EngineDirectory, backend: Backend, options: RunOptions
 ) -> tuple[ObservedExecutor, ExposedLists]:
     """Return an executor and its lists; nothing is loaded yet.
 
     InputError for a policy whose lists do not say all that is kept and read, with the reason.
     """
-    harness = backend.harness(engine, threads)
+    harness = backend.harness(engine, options)
     compactions, selections = harness.compactions(), harness.selections()
     check_covered(engine, {op.cache for op in compactions}, {op.cache for op in selections}, "the engine's graphs")
     executor = harness.open(expose=sorted({op.outputs[-1] for op in (*compactions, *selections)}))
-    return executor, ExposedLists(executor, made_by(engine, prefill_precision), compactions, selections)
+    return executor, ExposedLists(executor, made_by(engine, options), compactions, selections)
 
 
 def check_covered(engine: EngineDirectory, kept: set[int], read: set[int], what: str) -> None:
@@ -71,10 +71,10 @@ def check_covered(engine: EngineDirectory, kept: set[int], read: set[int], what:
             raise InputError(f"KV proof: {what} do not say what steps read of cache {cache} under {policy}")
 
 
-def made_by(engine: EngineDirectory, prefill_precision: PrefillPrecision) -> MadeBy:
+def made_by(engine: EngineDirectory, options: RunOptions) -> MadeBy:
     """Return what proofs of an engine state of it."""
     found = fingerprint_of(engine)
     return MadeBy(
         found.engine, found.weights, found.model, found.parameters, found.model_name, found.policy_name,
-        prefill_precision,
+        options.prefill_precision,
     )  # fmt: skip

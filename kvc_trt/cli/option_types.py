@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import click
 import cloup
 
-from kvc_trt.backends.prefill_precision import PREFILL_PRECISIONS
+from kvc_trt.backends.run_options import PREFILL_PRECISIONS
 
 
 class Counts(click.ParamType):  # type: ignore[type-arg]  # generic only in recent versions of click

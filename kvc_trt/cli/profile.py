@@ -10,7 +10,7 @@ from typing import Any
 import click
 import cloup
 
-from kvc_trt.backends.prefill_precision import PrefillPrecision
+from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.cli.option_types import PREFILL_PRECISION, Counts
 from kvc_trt.cli.text.printing import json_option, print_json, progress
 from kvc_trt.sizes import readable_size

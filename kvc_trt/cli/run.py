@@ -13,8 +13,8 @@ import click
 import cloup
 
 from kvc_trt.atomic_files import check_new_file
-from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.backends.registry import names
+from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.cli.conversation import END, converse, on_terminal
 from kvc_trt.cli.option_types import PREFILL_PRECISION
 from kvc_trt.cli.prompts import read_prompts, warn_of_bare_text

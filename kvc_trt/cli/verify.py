@@ -10,8 +10,8 @@ import click
 import cloup
 from click.core import ParameterSource
 
-from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.backends.registry import names
+from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.cli.option_types import PREFILL_PRECISION, CountOrByName, Counts, Names
 from kvc_trt.cli.text import printing
 from kvc_trt.sizes import readable_size

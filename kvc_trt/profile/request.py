@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvc_trt.backends.prefill_precision import PrefillPrecision
+from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import PolicyParameters
 
@@ -29,8 +29,7 @@ class ProfileRequest:
     """Timed prefills per row of the result and side."""
     prefill_seconds: float
     """Time limit of one prefill; time to first token is left out if one is expected to take longer."""
-    threads: int
-    prefill_precision: PrefillPrecision = "f32"
+    options: RunOptions = DEFAULTS
 
 
 def default_contexts(parameters: PolicyParameters) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ def profile_engine(engine: EngineDirectory, request: ProfileRequest, progress: P
 
     Times in milliseconds, sizes in bytes, rates in tokens per second; fields that could not be measured are null.
     """
-    benchmark = benchmark_for(engine, request.threads, request.prefill_precision)
+    benchmark = benchmark_for(engine, request.options)
     before = _copy_bandwidth(benchmark, progress)
     sweep = run_sweep(engine, request, progress, benchmark)
     after = _copy_bandwidth(benchmark, progress)

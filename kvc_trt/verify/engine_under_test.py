@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvc_trt import policies
-from kvc_trt.backends.prefill_precision import PrefillPrecision
+from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.errors import InputError, VerificationFailed
 from kvc_trt.progress import Progress
 from kvc_trt.runtime.session.batch import Batch, batch_of
@@ -56,7 +56,7 @@ class EngineUnderTest:
     thresholds: Thresholds
     progress: Progress
     seed: int = 0
-    prefill_precision: PrefillPrecision = "f32"
+    options: RunOptions = DEFAULTS
     checkpoint_directory: Path | None = None
     halves: ErrorHalves = field(default_factory=ErrorHalves)
     near_ties: NearTies = field(default_factory=NearTies)

@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvc_trt.backends import registry
-from kvc_trt.backends.prefill_precision import PrefillPrecision
+from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.errors import InputError, VerificationFailed
 from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.kernels import use_library
@@ -39,35 +40,35 @@ if TYPE_CHECKING:
 
 def verify(
     engine: EngineDirectory,
+    options: RunOptions = DEFAULTS,
     *,
     level: str = "quick",
-    backend: str | None = None,
     kernels: str | Path | None = None,
     steps: int | None = None,
     samples: int | None = None,
     checkpoint: str | Path | None = None,
     seed: int = 0,
-    prefill_precision: PrefillPrecision = "f32",
     progress: Progress | None = None,
 ) -> Report:
     """Check an opened engine against the PyTorch reference and say what was found.
 
     `level` is quick, full, or one rung (ops, logits, tokens, retrieval); `steps` and `samples` override its sizes;
-    `checkpoint` is a Hugging Face directory or GGUF file with the unquantised weights. `backend` runs the engine (None:
-    the one it was built for); one that calls kernels takes those of library `kernels` (None: KVC_TRT_KERNELS, the
-    package's own, or the reference on the CPU). `prefill_precision` is that of its prefill. A failed check
-    is in the report, not raised. Raises InputError for a request that cannot be right.
+    `checkpoint` is a Hugging Face directory or GGUF file with the unquantised weights. A backend that calls
+    kernels takes those of library `kernels` (None: KVC_TRT_KERNELS, the package's own, or the reference on the CPU).
+    The number of threads follows from the model's size, not from the options. A failed check is in the report, not
+    raised. Raises InputError for a request that cannot be right.
     """
-    backend = backend or registry.runner(engine.backend)
+    backend = options.backend or registry.runner(engine.backend)
     if kernels is not None and not registry.backend(backend).calls_kernels:
         able = [f"--backend {name}" for name, each in registry.backends().items() if each.calls_kernels]
         raise InputError(f"--kernels {kernels}: --backend {backend} does not call it", hint=" or ".join(able))
     started = time.monotonic()
     plan = make_plan(level, engine.model, engine.parameters, steps=steps, samples=samples)
-    bars = thresholds_for(GraphWeights(engine.weights_path).precision, prefill_precision)
+    bars = thresholds_for(GraphWeights(engine.weights_path).precision, options.prefill_precision)
+    options = replace(options, backend=backend, threads=plan.threads)
     directory = None if checkpoint is None else Path(checkpoint)
     with contextlib.nullcontext() if kernels is None else use_library(kernels):
-        target = registry.harness_for(engine, backend, plan.threads, prefill_precision)
+        target = registry.harness_for(engine, options)
         tested = EngineUnderTest(
             engine,
             target,
@@ -75,7 +76,7 @@ def verify(
             bars,
             progress or NullProgress(),
             seed=seed,
-            prefill_precision=prefill_precision,
+            options=options,
             checkpoint_directory=directory,
         )
         report = _empty_report(tested)
@@ -92,6 +93,7 @@ def verify(
 def _empty_report(tested: EngineUnderTest) -> Report:
     """What is verified, and the figures that the rungs will fill in."""
     engine, parameters = tested.engine, tested.engine.parameters
+    precision = tested.options.prefill_precision
     return Report(
         engine=str(engine.path),
         level=tested.plan.level,
@@ -103,7 +105,7 @@ def _empty_report(tested: EngineUnderTest) -> Report:
             "max_input_len": parameters.max_input_len,
             "max_output_len": parameters.max_output_len,
             "seed": tested.seed,
-            **({} if tested.prefill_precision == "f32" else {"prefill": tested.prefill_precision}),
+            **({} if precision == "f32" else {"prefill": precision}),
             **tested.target.describe(),
         },
         thresholds=tested.thresholds.to_json(),
@@ -145,7 +147,7 @@ def _operators(tested: EngineUnderTest, rung: Rung) -> None:
             tested.target,
             tested.thresholds,
             seed=tested.seed,
-            prefill_precision=tested.prefill_precision,
+            options=tested.options,
         )
     rung.checks += checks
     observed = tested.observed

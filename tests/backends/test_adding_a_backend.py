@@ -45,14 +45,14 @@ class ThrowAwayBackend(Backend):
     def sources(self):
         return (Path(__file__),)
 
-    def open(self, engine, *, threads=None, **options):
-        return OnnxRuntimeExecutor(engine, threads=threads, **options)
+    def open(self, engine, options, **own):
+        return OnnxRuntimeExecutor(engine, options, **own)
 
-    def harness(self, engine, threads):
-        return OnnxRuntimeHarness(engine, threads)
+    def harness(self, engine, options):
+        return OnnxRuntimeHarness(engine, options)
 
-    def benchmark(self, engine, threads):
-        return OnnxRuntimeBenchmark(threads, engine.state[0].dtype)
+    def benchmark(self, engine, options):
+        return OnnxRuntimeBenchmark(options, engine.state[0].dtype)
 
 
 BACKEND = ThrowAwayBackend()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvc_trt.backends.registry import names, open_session, runners
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError
 from kvc_trt.runtime import Request
@@ -10,7 +11,7 @@ from tests.backends.compiled import as_compiled
 
 
 def test_an_engine_answers(tiny_engine):
-    session = open_session(tiny_engine, max_batch_size=2, threads=1)
+    session = open_session(tiny_engine, RunOptions(threads=1), max_batch_size=2)
     assert session.tokenizer is None
     assert session.executor.limits.max_input_len == 256
     outputs = session.generate([Request([3] * 100, 4, ignore_eos=True), Request([7], 2, ignore_eos=True)])
@@ -63,6 +64,6 @@ def test_the_rest_of_an_engine_of_tensorrt_llm_is_of_use(tiny_engine, capfd):
     assert run(["inspect", str(engine)]) == 0
     assert "built by kvc-trt" in (printed := capfd.readouterr().out)
     assert "for tensorrt-llm" in printed
-    session = open_session(engine, backend="torch")
+    session = open_session(engine, RunOptions("torch"))
     (output,) = session.generate([Request([3] * 100, 2, ignore_eos=True)])
     assert len(output.token_ids) == 2

@@ -30,10 +30,10 @@ def ladder(monkeypatch):
     report.as_text = lambda: f"passed: {report.passed}"
     state = SimpleNamespace(report=report, engines=[], backends=[])
 
-    def verify(engine, *, level, backend, checkpoint, progress):
+    def verify(engine, *, options, level, checkpoint, progress):
         assert (level, checkpoint) == ("quick", None)
         state.engines.append(engine.path)
-        state.backends.append(backend)
+        state.backends.append(options.backend)
         return report
 
     module = ModuleType("kvc_trt.verify.ladder")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.contexts import RowPacking, read_context, write_context
 from kvc_trt.errors import InputError
 from kvc_trt.runtime import Request, Sampling, Session
@@ -23,7 +24,7 @@ def program(request, make_program):
 
 def session_of(program, rows=1, executor=SharingExecutor, prefix_bytes=0):
     packing = RowPacking(program, FINGERPRINT)
-    return Session(executor(program, threads=1), None, rows, packing=packing, prefix_bytes=prefix_bytes)
+    return Session(executor(program, RunOptions(threads=1)), None, rows, packing=packing, prefix_bytes=prefix_bytes)
 
 
 def through_a_file(context, program, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from kvc_trt.backends.onnxruntime import native
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import read_graph
 from kvc_trt.graph.rewrites.native import NATIVE_NARROW_LINEAR, prepare, prepare_draft
 from kvc_trt.operators import KVC_DOMAIN
@@ -63,6 +64,6 @@ def test_bodies_wait_and_other_products_stay(programs):
 
 
 def test_native_products_need_no_packed_copy(native_library, programs):
-    executor = OnnxRuntimeExecutor(programs("full"), threads=1)
+    executor = OnnxRuntimeExecutor(programs("full"), RunOptions(threads=1))
     options = executor.draft_session.get_session_options()
     assert options.get_session_config_entry("session.disable_prepacking") == "1"

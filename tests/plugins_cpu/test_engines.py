@@ -15,6 +15,7 @@ from onnx.inliner import inline_selected_functions
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.native import VARIABLE, load
 from kvc_trt.backends.onnxruntime.operator_times import operator_times
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import Program, read_graph
 from kvc_trt.graph.rewrites.native import prepare
 from kvc_trt.operators import KVC_DOMAIN
@@ -32,7 +33,7 @@ STEPS = 12
 
 def decoded(program: Program, threads: int, expose: tuple[str, ...] = ()) -> dict[str, Any]:
     """The tokens of every step, the exposed lists of the last one, its logits and the state behind it."""
-    executor = OnnxRuntimeExecutor(program, threads=threads, expose=expose)
+    executor = OnnxRuntimeExecutor(program, RunOptions(threads=threads), expose=expose)
     executor.allocate(3)
     tokens, positions, lengths = filled(executor)
     first = tokens.copy()
@@ -89,7 +90,7 @@ def test_profiles_count_such_a_body_as_its_operator(
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(library))
     program = make_program("rocketkv, bounds in fp8")
-    executor = OnnxRuntimeExecutor(program, threads=1, profile=tmp_path)
+    executor = OnnxRuntimeExecutor(program, RunOptions(threads=1), profile=tmp_path)
     executor.allocate(3)
     tokens, positions, lengths = filled(executor)
     executor.decode(tokens, positions, lengths)
@@ -100,7 +101,7 @@ def test_profiles_count_such_a_body_as_its_operator(
 
 def turned(program: Program, threads: int) -> dict[str, Any]:
     """The logits, lengths and state of two rows after each of three turns, which compact where the policy does."""
-    executor = OnnxRuntimeExecutor(program, threads=threads)
+    executor = OnnxRuntimeExecutor(program, RunOptions(threads=threads))
     executor.allocate(2)
     prompts = np.zeros((2, 128), np.int64)
     lengths = np.array([100, 40])
@@ -145,7 +146,7 @@ def test_steps_write_where_the_buffers_are(
     make_program: Callable[..., Program], library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(library))
-    executor = OnnxRuntimeExecutor(make_program("rocketkv"), threads=1)
+    executor = OnnxRuntimeExecutor(make_program("rocketkv"), RunOptions(threads=1))
     executor.allocate(3)
     tokens, positions, lengths = filled(executor)
     before = {name: buffer.copy() for name, buffer in executor.buffers.items()}

@@ -9,6 +9,7 @@ import pytest
 
 from kvc_trt.backends.onnxruntime import native
 from kvc_trt.backends.registry import harness_for
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.backends.single_operator import SingleOperator
 from kvc_trt.graph.rewrites.native import prepare
 from kvc_trt.verify.rungs.operators import run_case
@@ -41,7 +42,7 @@ def test_native_operators_choose_rightly(
     loaded = native.load(library)
     engine = make_engine(parameters_for(policy, **POLICIES[policy]), turns=True)
     ran = set()
-    for operator, case, rule in underflowing(harness_for(engine, "onnxruntime", 1).operators(), engine):
+    for operator, case, rule in underflowing(harness_for(engine, RunOptions("onnxruntime", 1)).operators(), engine):
         outcome = run_case(NativeOperator(operator, loaded), case, rule)
         assert outcome.indices.compared
         assert not outcome.indices.wrong, f"{operator.name}: {outcome.indices.wrong}"

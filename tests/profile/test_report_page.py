@@ -10,6 +10,7 @@ import pytest
 
 from kvc_trt.backends.benchmark import CopyBandwidth
 from kvc_trt.backends.onnxruntime import benchmark
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.profile import run as profile_run
 from kvc_trt.profile.pages.report_page import html_bytes
 from kvc_trt.profile.request import ProfileRequest
@@ -17,7 +18,13 @@ from kvc_trt.progress import NullProgress
 from kvc_trt.sizes import readable_size
 
 REQUEST = ProfileRequest(
-    contexts=(96, 512), batches=(1, 2), steps=5, decode_seconds=5.0, prefills=1, prefill_seconds=60.0, threads=1
+    contexts=(96, 512),
+    batches=(1, 2),
+    steps=5,
+    decode_seconds=5.0,
+    prefills=1,
+    prefill_seconds=60.0,
+    options=RunOptions(threads=1),
 )
 
 

@@ -12,6 +12,7 @@ import pytest
 from kvc_trt.atomic_files import write_whole
 from kvc_trt.backends.benchmark import CopyBandwidth
 from kvc_trt.backends.onnxruntime import benchmark
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.profile import run as profile_run
 from kvc_trt.profile import sweep as profile_sweep
@@ -20,7 +21,13 @@ from kvc_trt.profile.request import ProfileRequest, check_contexts, default_cont
 from kvc_trt.progress import NullProgress
 
 REQUEST = ProfileRequest(
-    contexts=(96, 512), batches=(1, 2), steps=5, decode_seconds=5.0, prefills=1, prefill_seconds=60.0, threads=1
+    contexts=(96, 512),
+    batches=(1, 2),
+    steps=5,
+    decode_seconds=5.0,
+    prefills=1,
+    prefill_seconds=60.0,
+    options=RunOptions(threads=1),
 )
 SECTIONS = ("engine", "machine", "request_info", "performance", "streaming_metrics", "memory", "floor", "findings")
 
@@ -85,7 +92,7 @@ def test_a_prefill_that_would_take_too_long_is_left_out_and_said(engine, bandwid
     monkeypatch.setattr(
         profile_sweep._Sweeper, "_expected_prefill", lambda _, subject, context, batch: 1.0 if context < 100 else 61.0
     )
-    request = ProfileRequest((64, 512), (1,), 3, 5.0, 1, prefill_seconds=60.0, threads=1)
+    request = ProfileRequest((64, 512), (1,), 3, 5.0, 1, prefill_seconds=60.0, options=RunOptions(threads=1))
     result = profile_run.profile_engine(engine, request, NullProgress())
     by_context = {row["context"]: row for row in result["rows"] if row["side"] == "engine"}
     assert by_context[64]["median_ttft_ms"] is not None
@@ -97,14 +104,14 @@ def test_a_prefill_that_would_take_too_long_is_left_out_and_said(engine, bandwid
 
 
 def test_a_limit_of_zero_measures_no_prefill(engine, bandwidth):
-    request = ProfileRequest((64,), (1,), 3, 5.0, 1, prefill_seconds=0.0, threads=1)
+    request = ProfileRequest((64,), (1,), 3, 5.0, 1, prefill_seconds=0.0, options=RunOptions(threads=1))
     result = profile_run.profile_engine(engine, request, NullProgress())
     assert {row["median_ttft_ms"] for row in result["rows"]} == {None}
 
 
 def test_a_twin_that_does_not_fit_is_left_out_and_said(engine, bandwidth, monkeypatch):
     monkeypatch.setattr(profile_sweep, "_fits", lambda subject, rows: subject.name == "engine")
-    request = ProfileRequest((128,), (1,), 3, 5.0, 1, 60.0, 1)
+    request = ProfileRequest((128,), (1,), 3, 5.0, 1, 60.0, RunOptions(threads=1))
     result = profile_run.profile_engine(engine, request, NullProgress())
     (row,) = result["rows"]
     assert row["side"] == "engine"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.state import state_tensors
@@ -21,7 +22,7 @@ def test_entries_bounds_and_padding(engine, context):
     torch = pytest.importorskip("torch")
     from kvc_trt.reference import page_bounds
 
-    subject = open_profiled("engine", engine_program(engine), OnnxRuntimeBenchmark(1, "float32"))
+    subject = open_profiled("engine", engine_program(engine), OnnxRuntimeBenchmark(RunOptions(threads=1), "float32"))
     DecodeRun(subject, 2, context)
     parameters, buffers = engine.parameters, subject.executor.buffers
     kept = min(context, parameters.prompt_budget)
@@ -40,7 +41,7 @@ def test_entries_bounds_and_padding(engine, context):
 
 
 def test_a_run_starts_again_before_the_cache_is_full(engine):
-    subject = open_profiled("engine", engine_program(engine), OnnxRuntimeBenchmark(1, "float32"))
+    subject = open_profiled("engine", engine_program(engine), OnnxRuntimeBenchmark(RunOptions(threads=1), "float32"))
     run = DecodeRun(subject, 1, engine.parameters.max_input_len)
     seconds = [run.step_seconds() for _ in range(engine.parameters.max_output_len + 3)]
     assert all(second > 0 for second in seconds)
@@ -53,7 +54,7 @@ def test_a_twin_for_a_shorter_prompt_has_shorter_caches(engine):
     twin = twin_for(program, 100)
     assert {tensor.shape[1] for tensor in twin.state} == {132}
     assert twin.parameters.policy == "full"
-    subject = open_profiled("dense", twin, OnnxRuntimeBenchmark(1, "float32"))
+    subject = open_profiled("dense", twin, OnnxRuntimeBenchmark(RunOptions(threads=1), "float32"))
     assert subject.prefill_seconds(random_prompts(2, 100, engine.model.vocab_size)) > 0
     assert DecodeRun(subject, 2, 100).step_seconds() > 0
 
@@ -68,7 +69,9 @@ def test_caches_of_every_policy_can_be_filled_and_stepped(engine, policy, contex
     if policy == "duo-attention":  # a layer with two caches of unlike size
         scores = [[1.0] + [0.0] * (engine.model.num_key_value_heads - 1)] * engine.model.num_hidden_layers
         settings |= {"token_budget": 256, "sinks": 4, "recent": 60, "head_scores": scores}
-    subject = open_profiled(policy, _program(engine, resolve(policy, **settings)), OnnxRuntimeBenchmark(1, "float32"))
+    subject = open_profiled(
+        policy, _program(engine, resolve(policy, **settings)), OnnxRuntimeBenchmark(RunOptions(threads=1), "float32")
+    )
     caches = {tensor.cache for tensor in subject.program.state}
     if policy == "duo-attention":
         assert len(caches) > engine.model.num_hidden_layers
@@ -77,7 +80,7 @@ def test_caches_of_every_policy_can_be_filled_and_stepped(engine, policy, contex
 
 def test_heavy_hitters_know_the_position_of_every_entry(engine):
     parameters = resolve("h2o", model=engine.model, token_budget=64, max_input_len=512, max_output_len=8)
-    subject = open_profiled("h2o", _program(engine, parameters), OnnxRuntimeBenchmark(1, "float32"))
+    subject = open_profiled("h2o", _program(engine, parameters), OnnxRuntimeBenchmark(RunOptions(threads=1), "float32"))
     DecodeRun(subject, 1, 512)
     positions, scores = (subject.executor.buffers[f"{kind}.0"] for kind in ("slot_positions", "scores"))
     assert positions.shape[-1] == 65

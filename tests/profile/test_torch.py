@@ -12,6 +12,7 @@ import kvc_trt.backends.onnxruntime.benchmark
 import kvc_trt.backends.torch.benchmark
 from kvc_trt.backends.benchmark import CopyBandwidth
 from kvc_trt.backends.registry import benchmark_for
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.backends.torch.benchmark import TimedDecoder
 from kvc_trt.cli.profile import _profile_text
 from kvc_trt.engine.program import engine_program, twin_program
@@ -25,7 +26,7 @@ from kvc_trt.profile.sweep import standing_memory
 from kvc_trt.progress import NullProgress
 from kvc_trt.runtime.executor import GreedyExecutor
 
-REQUEST = ProfileRequest((96, 512), (1, 2), 3, 5.0, prefills=1, prefill_seconds=60.0, threads=1)
+REQUEST = ProfileRequest((96, 512), (1, 2), 3, 5.0, prefills=1, prefill_seconds=60.0, options=RunOptions(threads=1))
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +83,7 @@ def test_a_gpu_is_named_in_place_of_the_processor():
 
 
 def test_weights_lie_in_memory_once_for_both_sides_and_are_what_is_counted(torch_engine):
-    program, place = engine_program(torch_engine), benchmark_for(torch_engine, 1)
+    program, place = engine_program(torch_engine), benchmark_for(torch_engine, RunOptions(threads=1))
     engine = open_profiled("engine", program, place)
     dense = open_profiled("dense", twin_program(program), place)
     assert engine.executor.weights is dense.executor.weights
@@ -97,13 +98,13 @@ def test_weights_lie_in_memory_once_for_both_sides_and_are_what_is_counted(torch
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_floor_counts_weights_as_they_are_read(dtype, torch_engine):
     """A file in bfloat16 is read in float32 on a CPU."""
-    found = benchmark_for(torch_engine, 1)
+    found = benchmark_for(torch_engine, RunOptions(threads=1))
     found._weights.embedding = found._weights.embedding.to(dtype)
     assert found.weight_format(engine_program(torch_engine)) == {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
 
 
 def test_nothing_is_compacted_in_a_dense_engine(torch_engine):
-    place = benchmark_for(torch_engine, 1)
+    place = benchmark_for(torch_engine, RunOptions(threads=1))
     dense = open_profiled("dense", twin_program(torch_engine), place)
     assert place.compaction(dense.program, random_prompts(1, 64, 50), 1) is None
 
@@ -121,7 +122,7 @@ def test_a_prefill_that_does_not_fit_is_left_out_and_said(torch_engine, monkeypa
 
 
 def test_every_compaction_is_timed(torch_engine):
-    place = benchmark_for(torch_engine, 1)
+    place = benchmark_for(torch_engine, RunOptions(threads=1))
     subject = open_profiled("engine", engine_program(torch_engine), place)
     times = place.compaction(subject.program, random_prompts(2, 300, 50), 2)
     assert 0 < times.part < times.run

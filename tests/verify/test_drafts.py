@@ -9,6 +9,7 @@ import pytest
 
 from kvc_trt.backends.onnxruntime.draft_pass import DraftPass
 from kvc_trt.backends.registry import harness_for
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.progress import NullProgress
 from kvc_trt.verify.engine_under_test import EngineUnderTest
@@ -30,7 +31,7 @@ READ, ERROR, LEFT = "drafts: tokens read", "drafts: max logit error", "drafts: t
 
 def drafts_of(engine, backend="onnxruntime", steps=14, **changes):
     plan = replace(make_plan("logits", engine.model, engine.parameters, steps=steps), **changes)
-    target = harness_for(engine, backend, 1)
+    target = harness_for(engine, RunOptions(backend, 1))
     tested = EngineUnderTest(engine, target, plan, thresholds_for("fp32"), NullProgress())
     return {check.name: check for check in check_drafts(tested)}
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kvc_trt.backends.registry import harness_for
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.progress import NullProgress
 from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.plan import make_plan
@@ -18,7 +19,9 @@ from kvc_trt.verify.thresholds import thresholds_for
 def tested(request, make_engine, parameters_for):
     engine = make_engine(parameters_for(request.param))
     plan = make_plan("logits", engine.model, engine.parameters, steps=3)
-    return EngineUnderTest(engine, harness_for(engine, "onnxruntime", 1), plan, thresholds_for("fp32"), NullProgress())
+    return EngineUnderTest(
+        engine, harness_for(engine, RunOptions("onnxruntime", 1)), plan, thresholds_for("fp32"), NullProgress()
+    )
 
 
 SELECTING = pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from kvc_trt import policies
 from kvc_trt.backends.harness import EngineOperator
 from kvc_trt.backends.registry import harness_for
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.engine_run import observe
@@ -61,7 +62,7 @@ def failing(engine, target):
 @pytest.mark.parametrize("damage", ["one more", "NaN"])
 def test_every_output_of_every_operator_is_checked(damage, backend, make_engine, parameters_for):
     engine = make_engine(parameters_for(skip_layers=1))
-    target = harness_for(engine, backend, 1)
+    target = harness_for(engine, RunOptions(backend, 1))
     operators = target.operators()
     assert {operator.name for operator in operators} == set(OUTPUTS)
     assert failing(engine, target) == set()
@@ -83,7 +84,7 @@ METHODS = (
 @pytest.mark.parametrize("policy", METHODS)
 def test_every_output_of_a_methods_own_operators_is_checked(policy, make_engine, parameters_for):
     engine = make_engine(parameters_for(policy))
-    target = harness_for(engine, "onnxruntime", 1)
+    target = harness_for(engine, RunOptions("onnxruntime", 1))
     assert failing(engine, target) == set()
     own = [operator for operator in target.operators() if operator.name not in OUTPUTS]
     assert own
@@ -104,7 +105,7 @@ def test_engines_of_longer_caches_than_cases_usually_have(policy, together, make
     monkeypatch.setattr(inputs, "_MOST_ELEMENTS", 1 << 26 if together else 1)
     engine = make_engine(parameters_for(policy, skip_layers=0))
     assert engine.parameters.capacity > 40
-    assert not failing(engine, harness_for(engine, "onnxruntime", 1))
+    assert not failing(engine, harness_for(engine, RunOptions("onnxruntime", 1)))
     cases = list(step_cases(engine.model, engine.parameters, "float32", 0))
     assert all(len(case.cache_lengths) == 1 for case in cases) is not together
     assert len({case.name for case in cases}) == (2 if policy == "full" else 5)
@@ -120,14 +121,16 @@ def test_prompts_of_heavy_hitters_are_no_longer_than_the_longest_case():
 
 def test_the_page_bounds_that_quest_starts_from_are_checked(make_engine, parameters_for):
     engine = make_engine(parameters_for("quest", skip_layers=0))
-    (compact,) = (one for one in harness_for(engine, "onnxruntime", 1).operators() if one.name == "KvcCompact")
+    (compact,) = (
+        one for one in harness_for(engine, RunOptions("onnxruntime", 1)).operators() if one.name == "KvcCompact"
+    )
     damaged = Damaged(compact, OUTPUTS["KvcCompact"].index("bounds"), "one more")
     assert failing(engine, SimpleNamespace(truncates=False, operators=lambda: [damaged])) == {"KvcCompact caches"}
 
 
 def test_a_nan_in_the_running_engine_is_not_hidden_by_the_steps_after_it(make_engine, parameters_for):
     engine = make_engine(parameters_for())
-    target = harness_for(engine, "torch", 1)
+    target = harness_for(engine, RunOptions("torch", 1))
     executor_class = type(target.open())
 
     class Damaging(executor_class):
@@ -139,7 +142,7 @@ def test_a_nan_in_the_running_engine_is_not_hidden_by_the_steps_after_it(make_en
                 found[0, 0, 0] = np.nan
             return found
 
-    target.open = lambda expose=(): Damaging(engine, threads=1, expose=expose)
+    target.open = lambda expose=(): Damaging(engine, RunOptions(threads=1), expose=expose)
     batch = batch_of(random_prompts(MODEL, [60], 0))
     assert not observe(engine, target, batch, 3).output_error <= 1e-5
 

@@ -8,6 +8,7 @@ import pytest
 from kvc_trt import build
 from kvc_trt.accuracy.answerers.answerer import mean_negative_log_likelihood
 from kvc_trt.backends.registry import harness_for, open_engine
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.tasks import framing
 from kvc_trt.tasks.registry import task
@@ -41,7 +42,7 @@ def test_a_summary_is_likelier_after_the_whole_log_than_after_its_end(engine):
     how = framing.chat(engine.tokenizer, engine.chat_template)
     sample = task("log-summary").sample(seed=0, index=0, target_tokens=CONTEXT + 128, encode=how.encode)
     prompt, summary = how.ids(sample, query_aware=True).context, how.continuation(sample)
-    twin = harness_for(engine, "onnxruntime", None).open_twin()
+    twin = harness_for(engine, RunOptions("onnxruntime")).open_twin()
 
     def surprise(ids) -> float:
         fed = np.array(summary[:-1], np.int64)[:, None]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvc_trt.backends.registry import harness_for
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.progress import NullProgress
 from kvc_trt.verify.engine_under_test import EngineUnderTest
@@ -28,7 +29,7 @@ POLICIES = (
 
 def turns_of(engine, backend="onnxruntime", **changes):
     plan = replace(make_plan("logits", engine.model, engine.parameters), **changes)
-    target = harness_for(engine, backend, 1)
+    target = harness_for(engine, RunOptions(backend, 1))
     tested = EngineUnderTest(engine, target, plan, thresholds_for("fp32"), NullProgress())
     return {check.name: check.passed for check in check_turns(tested)}
 
@@ -80,7 +81,7 @@ def test_torch_is_judged_too(make_engine, parameters_for):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_output_of_every_operator_of_a_turn_is_checked(policy, make_engine, parameters_for):
     engine = make_engine(parameters_for(policy), turns=True)
-    target = harness_for(engine, "onnxruntime", 1)
+    target = harness_for(engine, RunOptions("onnxruntime", 1))
     assert failing(engine, target) == set()
     own = [operator for operator in target.operators() if not operators()[operator.name].native]
     assert own

@@ -10,6 +10,7 @@ import torch
 
 from kvc_trt.backends.harness import EngineOperator
 from kvc_trt.backends.registry import harness_for
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.methods.base.isolated_runs import AttendedEntries, ExactList, ExpectedEntries
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.methods.heavy_hitters import HeavyHitters
@@ -37,7 +38,7 @@ def cases(policy, make_engine, parameters_for, edit=None):
     by_prompt = "," in policy  # takes no turns
     parameters = parameters_for(policy.partition(",")[0], **POLICIES[policy])
     engine = make_engine(parameters, edit=edit, turns=not by_prompt)
-    return underflowing(harness_for(engine, "onnxruntime", 1).operators(), engine)
+    return underflowing(harness_for(engine, RunOptions("onnxruntime", 1)).operators(), engine)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kvc_trt.backends.registry import harness_for
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.backends.single_operator import SingleOperator
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.methods.base.registry import operators
@@ -40,7 +41,7 @@ class KernelOperator:
 def test_kernels_choose_rightly(policy: str, emulation: KernelLibrary, make_engine, parameters_for) -> None:
     engine = make_engine(parameters_for(policy, **POLICIES[policy]), turns=True)
     ran = set()
-    for operator, case, rule in underflowing(harness_for(engine, "onnxruntime", 1).operators(), engine):
+    for operator, case, rule in underflowing(harness_for(engine, RunOptions("onnxruntime", 1)).operators(), engine):
         outcome = run_case(KernelOperator(operator, emulation), case, rule)
         assert outcome.indices.compared
         assert not outcome.indices.wrong, f"{operator.name}: {outcome.indices.wrong}"

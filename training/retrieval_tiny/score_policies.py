@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from kvc_trt.backends.registry import open_session
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.tasks.key_value import generate
 from kvc_trt.verify.rungs.retrieval import Accuracy, answers, score
 from training.retrieval_tiny.evaluate import CONTEXTS, PLACEMENTS
@@ -42,7 +43,7 @@ def build(directory: Path, policy: str, token_budget: int | None) -> Path:
 
 def accuracies(engine: Path, *, samples: int, pairs: int, seed: int) -> list[Accuracy]:
     """Greedy exact match per placement and context, placements outermost."""
-    session = open_session(engine, max_batch_size=ROWS, threads=1)
+    session = open_session(engine, RunOptions(threads=1), max_batch_size=ROWS)
     found = []
     for placement in PLACEMENTS:
         for context in CONTEXTS:

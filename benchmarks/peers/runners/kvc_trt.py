@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.peers.stopwatch import Answer, Stopwatch
 from kvc_trt import Engine
 from kvc_trt.backends.registry import open_engine, session_of
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.runtime import Request
 
 
@@ -18,9 +19,9 @@ class Model:
         directory, options = open_engine(request["artefact"]), dict(request["options"])
         backend = options.pop("backend", "onnxruntime")
         self._session = session_of(
-            directory, backend=backend, max_batch_size=request["batch"], threads=request["threads"], **options
+            directory, RunOptions(backend, request["threads"], **options), max_batch_size=request["batch"]
         )
-        kernels = Engine(directory, backend=backend).kernels
+        kernels = Engine(directory, RunOptions(backend)).kernels
         self.versions = {} if kernels is None else {"kvc_trt operators": kernels}
 
     def answer(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Answer:

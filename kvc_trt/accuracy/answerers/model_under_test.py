@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kvc_trt.accuracy.answerers.answerer import Answerer, SessionAnswerer, full_row_bytes, rows_for
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.backends.registry import harness_for
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.errors import InputError
 from kvc_trt.policies import BASELINE
 from kvc_trt.runtime.executor import threads_for
@@ -72,7 +73,7 @@ class BuiltEngine:
         from kvc_trt.tasks.tokenizer import load_task_tokenizer
 
         self._engine, self._backend = engine, backend
-        self._target = harness_for(engine, backend, threads_for(engine.model))
+        self._target = harness_for(engine, RunOptions(backend, threads_for(engine.model)))
         self.config: ModelConfig = engine.model
         path = engine.tokenizer_path
         self.tokenizer: TaskTokenizer | None = None if path is None else load_task_tokenizer(str(path))

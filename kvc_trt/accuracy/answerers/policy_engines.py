@@ -14,6 +14,7 @@ from kvc_trt.accuracy.answerers.model_under_test import Room
 from kvc_trt.accuracy.answerers.reference import Prefills, ReferenceAnswerer
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.backends.registry import program_backend
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.cache import cache_root
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.format import WEIGHTS_FILE
@@ -53,7 +54,9 @@ class PolicyEngines:
         self.tokenizer: TaskTokenizer | None = load_task_tokenizer(str(files[0])) if files else None
         self.template: Template | None = ChatTemplate.load(files[0].parent) if files else None
         self._backend = program_backend()
-        self._runner = self._backend.program_runner(directory, threads=threads or usable_cores(), share_prefill=True)
+        self._runner = self._backend.program_runner(
+            directory, RunOptions(threads=threads or usable_cores()), share_prefill=True
+        )
         self.workers = 1 if threads is None else usable_cores()
         copied = GraphWeights(self._path).quantised
         self._stays_open = not copied or self._path.stat().st_size <= COPIED_WEIGHTS

@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvc_trt.backends.base import FP8, Backend
-from kvc_trt.backends.prefill_precision import PREFILL_PRECISIONS, PrefillPrecision, check_precision
 from kvc_trt.backends.probes import Probe, import_package
+from kvc_trt.backends.run_options import PREFILL_PRECISIONS
 from kvc_trt.engine.resolved_build import host_weights
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
     from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
     from kvc_trt.backends.onnxruntime.prefill.shared_prefill import OnnxRuntimePrograms
+    from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.engine.model_choice import ModelChoice
     from kvc_trt.engine.resolved_build import WeightKind
@@ -40,14 +41,6 @@ class OnnxRuntimeBackend(Backend):
     runs_programs = True
     prefill_precisions = PREFILL_PRECISIONS
     measures_break_even = True
-
-    def __init__(self, prefill_precision: PrefillPrecision = "f32") -> None:
-        self._prefill_precision = prefill_precision
-
-    def with_prefill(self, precision: PrefillPrecision) -> OnnxRuntimeBackend:
-        """Return a backend whose executors compute prefill so."""
-        check_precision(precision, self.prefill_precisions, self.name)
-        return type(self)(precision)
 
     def probe(self) -> Probe:
         """Check for the package in a version whose scatter works in place, and for native operators."""
@@ -75,11 +68,11 @@ class OnnxRuntimeBackend(Backend):
         """Return whether the other backend's engines consist of graphs in types that its kernels support."""
         return other.files == self.files
 
-    def open(self, engine: EngineDirectory, *, threads: int | None = None, **options: Any) -> OnnxRuntimeExecutor:
+    def open(self, engine: EngineDirectory, options: RunOptions, **own: Any) -> OnnxRuntimeExecutor:
         """Return an executor that loads each graph when it is first needed."""
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
-        return OnnxRuntimeExecutor(engine, threads=threads, **{"prefill_precision": self._prefill_precision, **options})
+        return OnnxRuntimeExecutor(engine, options, **own)
 
     def packed_copies(self, weights: str, size: float, *, drafts: bool) -> tuple[str, ...]:
         """Return whether steps, and passes over drafts, have a packed copy with the native operators that are here."""
@@ -100,25 +93,24 @@ class OnnxRuntimeBackend(Backend):
         return None if found is None else found.describe(fp8_bounds=engine.parameters.fp8_bounds)
 
     def program_runner(
-        self, weights_directory: Path, *, threads: int | None, share_prefill: bool
+        self, weights_directory: Path, options: RunOptions, *, share_prefill: bool
     ) -> OnnxRuntimePrograms:
         """Return what opens graphs that were built in memory."""
         from kvc_trt.backends.onnxruntime.prefill.shared_prefill import OnnxRuntimePrograms, SharedPrefill
 
-        return OnnxRuntimePrograms(threads, SharedPrefill(weights_directory) if share_prefill else None)
+        return OnnxRuntimePrograms(options, SharedPrefill(weights_directory) if share_prefill else None)
 
-    def harness(self, engine: EngineDirectory, threads: int | None) -> OnnxRuntimeHarness:
+    def harness(self, engine: EngineDirectory, options: RunOptions) -> OnnxRuntimeHarness:
         """Return a harness over the graphs and the operators cut out of them."""
         from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
 
-        return OnnxRuntimeHarness(engine, threads, self._prefill_precision)
+        return OnnxRuntimeHarness(engine, options)
 
-    def benchmark(self, engine: EngineDirectory, threads: int) -> OnnxRuntimeBenchmark:
+    def benchmark(self, engine: EngineDirectory, options: RunOptions) -> OnnxRuntimeBenchmark:
         """Return the benchmark of this machine's CPU and memory."""
         from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
 
-        dtype, fp8_bounds = engine.state[0].dtype, engine.parameters.fp8_bounds
-        return OnnxRuntimeBenchmark(threads, dtype, self._prefill_precision, fp8_bounds=fp8_bounds)
+        return OnnxRuntimeBenchmark(options, engine.state[0].dtype, fp8_bounds=engine.parameters.fp8_bounds)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,9 +37,10 @@ from kvc_trt.backends.host_memory import measure_copy_bandwidth, watch_memory
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.native import native_operators
 from kvc_trt.backends.onnxruntime.operator_times import is_node, operator_of, operator_times
-from kvc_trt.backends.prefill_precision import PrefillPrecision
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.program import Program
+from kvc_trt.machine import usable_cores
 from kvc_trt.methods.base.operator_runs import prompt_runs
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
@@ -55,17 +57,15 @@ class OnnxRuntimeBenchmark:
 
     weight_copies = 1
 
-    def __init__(
-        self, threads: int, dtype: str, prefill_precision: PrefillPrecision = "f32", *, fp8_bounds: bool = False
-    ) -> None:
-        """Measure engines whose caches have this type, on this number of threads."""
-        self._prefill_precision, self._fp8_bounds = prefill_precision, fp8_bounds
-        self._threads = threads
-        self._dtype = dtype
+    def __init__(self, options: RunOptions, dtype: str, *, fp8_bounds: bool = False) -> None:
+        """Measure engines whose caches have this type."""
+        self._threads = options.threads or usable_cores()
+        self._options = replace(options, threads=self._threads)
+        self._dtype, self._fp8_bounds = dtype, fp8_bounds
 
     def open(self, program: Program) -> Any:
         """Return an executor; graphs are loaded when they are first run."""
-        return OnnxRuntimeExecutor(program, threads=self._threads, prefill_precision=self._prefill_precision)
+        return OnnxRuntimeExecutor(program, self._options)
 
     def fill(self, executor: Any, rows: Mapping[str, Array]) -> None:
         """Write the rows into the buffers."""
@@ -108,12 +108,7 @@ class OnnxRuntimeBenchmark:
         if not compacts(program):
             return None
         with TemporaryDirectory() as directory:
-            executor = OnnxRuntimeExecutor(
-                program,
-                threads=self._threads,
-                prefill_precision=self._prefill_precision,
-                profile=Path(directory),
-            )
+            executor = OnnxRuntimeExecutor(program, self._options, profile=Path(directory))
             prefill_seconds(executor, prompts[:, :1])  # starts threads and allocates, outside of the run that counts
             for _ in range(repeats):
                 prefill_seconds(executor, prompts)
@@ -122,7 +117,7 @@ class OnnxRuntimeBenchmark:
     def operators(self, program: Program, steps: Callable[[Any], object]) -> list[OperatorTime]:
         """Read them from ONNX Runtime's profile. Recording costs time, so only their shares are meaningful."""
         with TemporaryDirectory() as directory:
-            executor = OnnxRuntimeExecutor(program, threads=self._threads, profile=Path(directory))
+            executor = OnnxRuntimeExecutor(program, self._options, profile=Path(directory))
             steps(executor)
             return operator_times(executor.end_profiling()["decode"])
 
@@ -130,7 +125,7 @@ class OnnxRuntimeBenchmark:
         """Return the number of threads, what computes the operators, and the arithmetic of prefill."""
         native = native_operators(self._dtype)
         operators = "bodies" if native is None else native.describe(fp8_bounds=self._fp8_bounds)
-        return {"threads": self._threads, "operators": operators, "prefill_precision": self._prefill_precision}
+        return {"threads": self._threads, "operators": operators, "prefill_precision": self._options.prefill_precision}
 
 
 def prefill_memory(program: Program, rows: int, tokens: int) -> float:

@@ -13,14 +13,15 @@ from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, prepar
 from kvc_trt.backends.onnxruntime.native import BF16, NativeOperators, native_operators
 from kvc_trt.backends.onnxruntime.packed_copies import passes_pack, steps_pack
 from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
-from kvc_trt.backends.prefill_precision import PREFILL_PRECISIONS, PrefillPrecision, check_precision
+from kvc_trt.backends.run_options import DEFAULTS, PrefillPrecision, RunOptions
 from kvc_trt.engine.program import Graph, Program, engine_program, read_graph, split_by_graph
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.machine import usable_cores
 from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT
 
 if TYPE_CHECKING:
-    from onnxruntime import InferenceSession, IOBinding, RunOptions
+    from onnxruntime import InferenceSession, IOBinding
+    from onnxruntime import RunOptions as RunSettings
 
     from kvc_trt.backends.onnxruntime.prefill.sliced_prefill import SlicedPrefill
     from kvc_trt.engine import EngineDirectory
@@ -31,9 +32,8 @@ GRAPHS = ("prefill", "decode", "extend", "draft")
 class EngineSessions:
     """The graphs of one engine, or of a `Program` derived from one. Each is loaded when it is first needed.
 
-    `threads` None takes ONNX Runtime's default (all cores). `prefill_precision` bf16 needs native operators on a
-    processor that multiplies bfloat16; UnsupportedEnvironment elsewhere. `profile` is a directory for ONNX Runtime's
-    own profile.
+    Prefill in bf16 needs native operators on a processor that multiplies bfloat16; UnsupportedEnvironment elsewhere.
+    `profile` is a directory for ONNX Runtime's own profile.
     `expose` names internal values for `exposed`: index lists (`indices.{layer}` of prefill, `selected.{layer}` of
     decode, of the extend and of the draft graph), or any other value of a graph.
     """
@@ -41,9 +41,8 @@ class EngineSessions:
     def __init__(
         self,
         engine: EngineDirectory | Program,
+        options: RunOptions = DEFAULTS,
         *,
-        threads: int | None = None,
-        prefill_precision: PrefillPrecision = "f32",
         profile: Path | None = None,
         expose: Collection[str] = (),
     ) -> None:
@@ -52,8 +51,7 @@ class EngineSessions:
         program = engine if isinstance(engine, Program) else engine_program(engine)
         self.program = program
         self._limits = program.limits
-        self._threads = threads
-        self._prefill_precision = prefill_precision
+        self._options = options
         self._check_precision()
         self._profile = profile
         self._weights = SharedWeights(program.weights_path)
@@ -80,9 +78,8 @@ class EngineSessions:
         Prepacking would gain under 10%. The body of a quantised product unpacks its weights once per run, which costs
         little for a long prompt; packed copies for both graphs would take more memory than the model.
         """
-        return self._load(
-            "prefill", self.program.prefill, self._expose_prefill, prepack=False, prefill=self._prefill_precision
-        )
+        precision = self._options.prefill_precision
+        return self._load("prefill", self.program.prefill, self._expose_prefill, prepack=False, prefill=precision)
 
     @cached_property
     def decode_session(self) -> InferenceSession:
@@ -135,14 +132,14 @@ class EngineSessions:
         from kvc_trt.graph.prefill_parts import cut_prefill
 
         options = LoadOptions(
-            self._threads, prepack=False, dtype=self.program.dtype, prefill=self._prefill_precision, prepared=True,
-            shares_buffers=True, by_bodies=self.program.by_bodies,
+            self._options.threads, prepack=False, dtype=self.program.dtype, prefill=self._options.prefill_precision,
+            prepared=True, shares_buffers=True, by_bodies=self.program.by_bodies,
         )  # fmt: skip
         # The graph is cut as it would run whole: what native operators join is joined in its parts too.
         parts = cut_prefill(prepared_graph(self.program.prefill, options, self._expose_prefill), self._expose_prefill)
         loader = PartLoader(parts, self.program.weights_path.parent, self._weights, options)
         trials = Trials(self.program.largest_budget, self._limits.max_sequence_len)
-        return SlicedPrefill(parts, loader, trials, self._threads or usable_cores(), self._expose_prefill)
+        return SlicedPrefill(parts, loader, trials, self._options.threads or usable_cores(), self._expose_prefill)
 
     def exposed(self, name: str) -> NDArray[Any]:
         """Return an exposed value of the latest run of its graph; index lists are INT32 [B,G,width]."""
@@ -155,8 +152,7 @@ class EngineSessions:
 
     def _check_precision(self) -> None:
         """Raise UnsupportedEnvironment where this library or processor cannot compute prefill as asked."""
-        check_precision(self._prefill_precision, PREFILL_PRECISIONS, "onnxruntime")
-        if self._prefill_precision == "bf16":
+        if self._options.prefill_precision == "bf16":
             native = self._native
             if native is None or native.instructions != BF16:
                 found = "the operators' bodies" if native is None else native.describe()
@@ -177,15 +173,15 @@ class EngineSessions:
     ) -> InferenceSession:
         prefix = None if self._profile is None else self._profile / name
         options = LoadOptions(
-            self._threads, prepack, prefix, self.program.dtype, prefill, self._weights, few_tokens=few_tokens,
+            self._options.threads, prepack, prefix, self.program.dtype, prefill, self._weights, few_tokens=few_tokens,
             by_bodies=self.program.by_bodies,
         )  # fmt: skip
         return load_graph(graph, self.program.weights_path.parent, options, expose)
 
     def _run(
-        self, session: InferenceSession, binding: IOBinding, expose: list[str], options: RunOptions | None = None
+        self, session: InferenceSession, binding: IOBinding, expose: list[str], settings: RunSettings | None = None
     ) -> None:
-        run_bound(session, binding, options)
+        run_bound(session, binding, settings)
         if expose:
             values = binding.get_outputs()[-len(expose) :]
             self._exposed.update((name, value.numpy()) for name, value in zip(expose, values, strict=True))

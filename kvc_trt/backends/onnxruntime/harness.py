@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.backends.harness import EngineOperator, Watched
 from kvc_trt.backends.onnxruntime.native import native_operators
-from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.backends.single_operator import single_operators
 from kvc_trt.engine.program import Program, engine_program, twin_program
 from kvc_trt.graph.state import CacheSite, cache_sites
@@ -21,16 +20,15 @@ if TYPE_CHECKING:
     from onnx import NodeProto
 
     from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+    from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.engine import EngineDirectory
 
 
 class OnnxRuntimeHarness:
     """The engine's graphs; operators are cut out of them."""
 
-    def __init__(
-        self, engine: EngineDirectory, threads: int | None, prefill_precision: PrefillPrecision = "f32"
-    ) -> None:
-        self._engine, self._threads, self._prefill_precision = engine, threads, prefill_precision
+    def __init__(self, engine: EngineDirectory, options: RunOptions) -> None:
+        self._engine, self._options = engine, options
 
     @property
     def truncates(self) -> bool:
@@ -54,9 +52,7 @@ class OnnxRuntimeHarness:
     def _executor(self, program: Program, expose: Collection[str] = ()) -> OnnxRuntimeExecutor:
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
-        return OnnxRuntimeExecutor(
-            program, threads=self._threads, prefill_precision=self._prefill_precision, expose=expose
-        )
+        return OnnxRuntimeExecutor(program, self._options, expose=expose)
 
     @cached_property
     def _attends_by_bodies(self) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvc_trt.backends.onnxruntime.native import NativeOperators, native_operators
-from kvc_trt.backends.prefill_precision import PrefillPrecision
+from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.engine.program import Graph, read_graph
 from kvc_trt.errors import UnsupportedEnvironment
 

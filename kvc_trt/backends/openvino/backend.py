@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kvc_trt.backends.openvino.benchmark import OpenVinoBenchmark
     from kvc_trt.backends.openvino.executor import OpenVinoExecutor
     from kvc_trt.backends.openvino.harness import OpenVinoHarness
+    from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.engine import EngineDirectory
 
 SUPPORTED = "2026.4"
@@ -45,24 +46,23 @@ class OpenVinoBackend(OnnxRuntimeBackend):
         """Return those of ONNX Runtime, which runs the steps, behind OpenVINO's own of the prefill graph."""
         return ("prompts", *super().packed_copies(weights, size, drafts=drafts))
 
-    def open(self, engine: EngineDirectory, *, threads: int | None = None, **options: Any) -> OpenVinoExecutor:
+    def open(self, engine: EngineDirectory, options: RunOptions, **own: Any) -> OpenVinoExecutor:
         """Return an executor that loads each graph when it is first needed."""
         from kvc_trt.backends.openvino.executor import OpenVinoExecutor
 
-        return OpenVinoExecutor(engine, threads=threads, **{"prefill_precision": self._prefill_precision, **options})
+        return OpenVinoExecutor(engine, options, **own)
 
-    def harness(self, engine: EngineDirectory, threads: int | None) -> OpenVinoHarness:
+    def harness(self, engine: EngineDirectory, options: RunOptions) -> OpenVinoHarness:
         """Return a harness over the graphs and the operators cut out of them."""
         from kvc_trt.backends.openvino.harness import OpenVinoHarness
 
-        return OpenVinoHarness(engine, threads, self._prefill_precision)
+        return OpenVinoHarness(engine, options)
 
-    def benchmark(self, engine: EngineDirectory, threads: int) -> OpenVinoBenchmark:
+    def benchmark(self, engine: EngineDirectory, options: RunOptions) -> OpenVinoBenchmark:
         """Return the benchmark of this machine's CPU and memory."""
         from kvc_trt.backends.openvino.benchmark import OpenVinoBenchmark
 
-        dtype, fp8_bounds = engine.state[0].dtype, engine.parameters.fp8_bounds
-        return OpenVinoBenchmark(threads, dtype, self._prefill_precision, fp8_bounds=fp8_bounds)
+        return OpenVinoBenchmark(options, engine.state[0].dtype, fp8_bounds=engine.parameters.fp8_bounds)
 
 
 BACKEND = OpenVinoBackend()

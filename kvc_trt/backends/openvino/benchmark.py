@@ -18,7 +18,7 @@ class OpenVinoBenchmark(OnnxRuntimeBenchmark):
 
     def open(self, program: Program) -> Any:
         """Return an executor; graphs are loaded when they are first run."""
-        return OpenVinoExecutor(program, threads=self._threads, prefill_precision=self._prefill_precision)
+        return OpenVinoExecutor(program, self._options)
 
     def compaction(self, program: Program, prompts: NDArray[np.int64], repeats: int) -> PartOfRun | None:
         """Return None: OpenVINO's profile does not say which nodes came from which operator."""

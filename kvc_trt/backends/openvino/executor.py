@@ -12,7 +12,7 @@ from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.openvino.lowering import Constants, Target
 from kvc_trt.backends.openvino.paged_attention import AttentionHeads
 from kvc_trt.backends.openvino.prefill import CompiledGraph
-from kvc_trt.backends.prefill_precision import PREFILL_PRECISIONS, PrefillPrecision, check_precision
+from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.engine.program import Program, read_graph
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class OpenVinoExecutor(OnnxRuntimeExecutor):
     """The `Executor` of one engine, or of a `Program` derived from one. Each graph is loaded when it is first needed.
 
-    `threads` None takes all cores. Without `keep_prefill` the prefill graph is compiled anew for each prefill, and its
+    Without `keep_prefill` the prefill graph is compiled anew for each prefill, and its
     weights and temporaries need no memory while tokens are decoded. `expose` names internal values for `exposed`, as in
     `EngineSessions`.
     """
@@ -30,15 +30,14 @@ class OpenVinoExecutor(OnnxRuntimeExecutor):
     def __init__(
         self,
         engine: EngineDirectory | Program,
+        options: RunOptions = DEFAULTS,
         *,
-        threads: int | None = None,
-        prefill_precision: PrefillPrecision = "f32",
         keep_prefill: bool = True,
         expose: Collection[str] = (),
     ) -> None:
-        super().__init__(engine, threads=threads, prefill_precision=prefill_precision, expose=expose)
+        super().__init__(engine, options, expose=expose)
         self._keep_prefill = keep_prefill
-        self._target = target_of(self.program, threads, prefill_precision)
+        self._target = target_of(self.program, options)
 
     @property
     def cuts_prefill(self) -> bool:
@@ -57,7 +56,7 @@ class OpenVinoExecutor(OnnxRuntimeExecutor):
         return CompiledGraph(model, constants, self._target)
 
     def _check_precision(self) -> None:
-        check_precision(self._prefill_precision, PREFILL_PRECISIONS, "openvino")
+        """Do nothing: OpenVINO computes in bf16 on any processor."""
 
     def _load_prefill(self) -> None:
         if self._keep_prefill:
@@ -69,8 +68,8 @@ class OpenVinoExecutor(OnnxRuntimeExecutor):
             del self.compiled_prefill
 
 
-def target_of(program: Program, threads: int | None, precision: PrefillPrecision = "f32") -> Target:
-    """Return what the form of a program's prefill graph depends on; InputError for an unknown precision."""
+def target_of(program: Program, options: RunOptions) -> Target:
+    """Return what the form of a program's prefill graph depends on."""
     model = program.model
     heads = AttentionHeads(model.num_attention_heads, model.num_key_value_heads, model.head_size)
-    return Target(heads, program.dtype, precision, threads)
+    return Target(heads, program.dtype, options.prefill_precision, options.threads)

@@ -56,14 +56,12 @@ class OpenVinoHarness(OnnxRuntimeHarness):
     """The engine's graphs; operators are cut out of them."""
 
     def _executor(self, program: Program, expose: Collection[str] = ()) -> OpenVinoExecutor:
-        return OpenVinoExecutor(
-            program, threads=self._threads, prefill_precision=self._prefill_precision, expose=expose
-        )
+        return OpenVinoExecutor(program, self._options, expose=expose)
 
     def operators(self) -> list[EngineOperator]:
         """Return the operators of the graphs' nodes, each on the library that runs its graph."""
         engine = self._engine
-        target = target_of(engine_program(engine), self._threads, self._prefill_precision)
+        target = target_of(engine_program(engine), self._options)
         sites, dtype = cache_sites(engine.model, engine.parameters), engine.state[0].dtype
         prefill = single_operators(engine.prefill_path, dtype, sites)
         others = [graph for graph in (engine.decode_path, engine.extend_path) if graph is not None]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kvc_trt.backends.openvino.foreign import ForeignOperator
 from kvc_trt.backends.openvino.paged_attention import AttentionHeads, paged_attention
 from kvc_trt.backends.openvino.quantised import CONTRIBUTED, OURS, quantised_product, quantised_rows
-from kvc_trt.backends.prefill_precision import PrefillPrecision
+from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.backends.single_operator import SingleOperator, single_operators
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN

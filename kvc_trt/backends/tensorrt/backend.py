@@ -12,6 +12,7 @@ from kvc_trt.backends.probes import Probe
 from kvc_trt.backends.tensorrt.format import WITH_DESCRIPTIONS, no_turns, target_problem
 
 if TYPE_CHECKING:
+    from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.backends.tensorrt.benchmark import TensorRtBenchmark
     from kvc_trt.backends.tensorrt.harness import TensorRtHarness
     from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
@@ -77,19 +78,19 @@ class TensorRtBackend(Backend):
         """Return the source files that lower and compile the graphs."""
         return (path for pattern in COMPILING for path in Path(__file__).parent.glob(pattern))
 
-    def open(self, engine: EngineDirectory, *, threads: int | None = None, **options: Any) -> TensorRtExecutor:
+    def open(self, engine: EngineDirectory, options: RunOptions, **own: Any) -> TensorRtExecutor:
         """Return an executor that loads the plans onto the GPU when they are first needed."""
         from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
 
-        return TensorRtExecutor(engine, threads=threads, **options)
+        return TensorRtExecutor(engine, **own)
 
-    def harness(self, engine: EngineDirectory, threads: int | None) -> TensorRtHarness:
+    def harness(self, engine: EngineDirectory, options: RunOptions) -> TensorRtHarness:
         """Return a harness over the plans, and over graphs built in memory to expose their values."""
         from kvc_trt.backends.tensorrt.harness import TensorRtHarness
 
-        return TensorRtHarness(engine, threads)
+        return TensorRtHarness(engine, options)
 
-    def benchmark(self, engine: EngineDirectory, threads: int) -> TensorRtBenchmark:
+    def benchmark(self, engine: EngineDirectory, options: RunOptions) -> TensorRtBenchmark:
         """Return the benchmark of the GPU that the plans are for."""
         from kvc_trt.backends.tensorrt.benchmark import TensorRtBenchmark
 

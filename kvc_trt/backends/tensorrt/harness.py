@@ -19,6 +19,7 @@ from kvc_trt.errors import InputError
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.backends.single_operator import SingleOperator
     from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
     from kvc_trt.backends.tensorrt.running.loading import Toolkit
@@ -64,10 +65,10 @@ class TensorRtOperator:
 class TensorRtHarness:
     """The engine through `TensorRtExecutor`."""
 
-    def __init__(self, engine: EngineDirectory, threads: int | None) -> None:
+    def __init__(self, engine: EngineDirectory, options: RunOptions) -> None:
         check_rows(engine.build.max_batch_size, str(engine.path))
         self._engine = engine
-        self._graphs = OnnxRuntimeHarness(engine, threads)
+        self._graphs = OnnxRuntimeHarness(engine, options)
         """Harness over the engine's graphs, which contain the operators."""
 
     @property

@@ -12,6 +12,7 @@ from kvc_trt.engine.supported import missing_division, missing_graph
 from kvc_trt.errors import InputError
 
 if TYPE_CHECKING:
+    from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.backends.torch.benchmark import TorchBenchmark
     from kvc_trt.backends.torch.harness import TorchHarness
     from kvc_trt.engine import EngineDirectory
@@ -64,7 +65,7 @@ class TorchBackend(Backend):
         """Return whether the other backend's engines keep their weights in the weight file."""
         return WEIGHTS_FILE in other.files.values()
 
-    def open(self, engine: EngineDirectory, *, threads: int | None = None, **options: Any) -> Executor:
+    def open(self, engine: EngineDirectory, options: RunOptions, **own: Any) -> Executor:
         """Return an executor on the device of the kernel library in use, or on one such device per rank."""
         ranks = engine.build.tensor_parallel
         if ranks is not None:
@@ -72,33 +73,33 @@ class TorchBackend(Backend):
             from kvc_trt.backends.torch.parallel.group import RankGroup
             from kvc_trt.engine.program import engine_program
 
-            group = RankGroup(engine.model, engine.weights_path, ranks, threads=threads, **options)
+            group = RankGroup(engine.model, engine.weights_path, ranks, threads=options.threads, **own)
             return ParallelExecutor(engine_program(engine), group)
         from kvc_trt.backends.torch.executor import TorchExecutor
 
-        return TorchExecutor(engine, threads=threads, **options)
+        return TorchExecutor(engine, options, **own)
 
     def kernels(self, engine: EngineDirectory) -> str | None:
         """Return how many ranks share the engine's KV heads, or what runs without kernels; None if neither."""
         ranks = engine.build.tensor_parallel
         return super().kernels(engine) if ranks is None else f"{ranks} ranks"
 
-    def harness(self, engine: EngineDirectory, threads: int | None) -> TorchHarness:
+    def harness(self, engine: EngineDirectory, options: RunOptions) -> TorchHarness:
         """Return a harness over the weights and the kernels, the nodes where kernels are missing, or the ranks."""
         ranks = engine.build.tensor_parallel
         if ranks is not None:
             from kvc_trt.backends.torch.parallel.harness import ParallelHarness
 
-            return ParallelHarness(engine, ranks, threads)
+            return ParallelHarness(engine, ranks, options)
         if policy_path(engine.model, engine.parameters) is not None:
             from kvc_trt.backends.torch.node_harness import NodeHarness
 
-            return NodeHarness(engine, threads)
+            return NodeHarness(engine, options)
         from kvc_trt.backends.torch.harness import TorchHarness
 
-        return TorchHarness(engine, threads)
+        return TorchHarness(engine, options)
 
-    def benchmark(self, engine: EngineDirectory, threads: int) -> TorchBenchmark:
+    def benchmark(self, engine: EngineDirectory, options: RunOptions) -> TorchBenchmark:
         """Return the benchmark of the kernel library's device; InputError for an engine that runs on several."""
         ranks = engine.build.tensor_parallel
         if ranks is not None:
@@ -108,7 +109,7 @@ class TorchBackend(Backend):
             )
         from kvc_trt.backends.torch.benchmark import TorchBenchmark
 
-        return TorchBenchmark(engine, threads)
+        return TorchBenchmark(engine, options)
 
     def rank_memory(
         self, model: ModelConfig, parameters: PolicyParameters, rows: int, ranks: int, *, turns: bool

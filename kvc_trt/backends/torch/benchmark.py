@@ -14,6 +14,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -35,9 +36,11 @@ from kvc_trt.engine.program import Program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.kernels.loading import current_library
+from kvc_trt.machine import usable_cores
 from kvc_trt.models.random_weights import RandomWeights
 
 if TYPE_CHECKING:
+    from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.methods.base.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
@@ -91,13 +94,14 @@ class TorchBenchmark:
 
     weight_copies = 1
 
-    def __init__(self, engine: EngineDirectory, threads: int) -> None:
-        self._engine, self._threads = engine, threads
+    def __init__(self, engine: EngineDirectory, options: RunOptions) -> None:
+        self._engine, self._threads = engine, options.threads or usable_cores()
+        self._options = replace(options, threads=self._threads)
         self._device = choose_device()
 
     def open(self, program: Program) -> TorchExecutor:
         """Return an executor that shares the weights in memory."""
-        return TorchExecutor(program, threads=self._threads, weights=self._weights)
+        return TorchExecutor(program, self._options, weights=self._weights)
 
     def fill(self, executor: TorchExecutor, rows: Mapping[str, NDArray[Any]]) -> None:
         """Copy one row of each tensor to the device, and there into all rows."""
@@ -167,7 +171,7 @@ class TorchBenchmark:
 
     @cached_property
     def _weights(self) -> TorchWeights:
-        return TorchExecutor(self._engine, threads=self._threads).weights
+        return TorchExecutor(self._engine, self._options).weights
 
     @property
     def _on_gpu(self) -> bool:

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.backends.torch import memory
 from kvc_trt.backends.torch.device import choose_device, from_numpy, kernel_device, say_if_slow, to_numpy, warn_once
 from kvc_trt.backends.torch.model import elementwise
@@ -44,16 +45,16 @@ SMALLER = "take a smaller batch, or build the engine with a smaller token budget
 class TorchExecutor(ExecutorBase):
     """The `Executor` of one engine, or of a `Program` derived from one.
 
-    `device` is auto (that of the kernel library in use, or the CPU), cpu or cuda. `threads` is PyTorch's number of
-    threads for the whole process; None keeps it. `expose` names values for `exposed`: q_window.L, keys.L, values.L,
-    indices.L of prefill, query.L, attended.L, selected.L of decode; steps are then not captured. `weights` shares those
-    of another executor; `dense_attention` replaces our kernel in layers that read their whole cache; `decoder_class`
+    `device` is auto (that of the kernel library in use, or the CPU), cpu or cuda. A number of threads is set for the
+    whole process; None keeps PyTorch's. `expose` names values for `exposed`: q_window.L, keys.L, values.L, indices.L of
+    prefill, query.L, attended.L, selected.L of decode; steps are then not captured. `weights` shares those of another
+    executor; `dense_attention` replaces our kernel in layers that read their whole cache; `decoder_class`
     replaces the decoder. `twin_of` are the parameters of the engine whose dense twin the program is, if both must agree
     bit for bit. Under a policy that has no kernels for some part, `expose` may name any value of the graphs' nodes.
     """
 
     def __init__(
-        self, engine: EngineDirectory | Program, *, threads: int | None = None, expose: Collection[str] = (),
+        self, engine: EngineDirectory | Program, options: RunOptions = DEFAULTS, *, expose: Collection[str] = (),
         weights: TorchWeights | None = None, device: str = "auto", dense_attention: DenseAttention | None = None,
         prefill_tokens: int = PREFILL_TOKENS, decoder_class: Callable[..., TorchDecoder] = TorchDecoder,
         twin_of: PolicyParameters | None = None,
@@ -73,8 +74,8 @@ class TorchExecutor(ExecutorBase):
         self._prefill_tokens, self._decoder_class, self._twin_of = prefill_tokens, decoder_class, twin_of
         self._buffers: dict[str, Tensor] = {}
         self._steps: dict[int, StaticStep] = {}
-        if threads is not None:
-            torch.set_num_threads(threads)
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
 
     @cached_property
     def weights(self) -> TorchWeights:

@@ -30,6 +30,7 @@ from kvc_trt.operators.compaction.compact import COMPACT
 from kvc_trt.runtime.executor import Executor
 
 if TYPE_CHECKING:
+    from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.engine import EngineDirectory
 
 
@@ -53,8 +54,8 @@ class TorchOperator:
 class TorchHarness:
     """The engine through `TorchExecutor`, on the device of the kernel library in use."""
 
-    def __init__(self, engine: EngineDirectory, threads: int | None) -> None:
-        self._engine, self._threads = engine, threads
+    def __init__(self, engine: EngineDirectory, options: RunOptions) -> None:
+        self._engine, self._options = engine, options
 
     @property
     def truncates(self) -> bool:
@@ -63,13 +64,13 @@ class TorchHarness:
 
     def open(self, expose: Collection[str] = ()) -> ObservedExecutor:
         """Open an executor of the engine's weights and state."""
-        return TorchExecutor(self._engine, threads=self._threads, expose=expose, weights=self._weights)
+        return TorchExecutor(self._engine, self._options, expose=expose, weights=self._weights)
 
     def open_twin(self) -> Executor:
         """Open the same weights under the policy that evicts nothing and reads everything."""
         from kvc_trt.engine.program import twin_program
 
-        return TorchExecutor(twin_program(self._engine), threads=self._threads, weights=self._weights)
+        return TorchExecutor(twin_program(self._engine), self._options, weights=self._weights)
 
     def open_beside_twin(self) -> None:
         """Return None: the twin's steps run what the engine's run."""

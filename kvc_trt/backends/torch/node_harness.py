@@ -34,7 +34,7 @@ class NodeHarness(TorchHarness):
         from kvc_trt.engine.program import twin_program
 
         twin, engine = twin_program(self._engine), self._engine.parameters
-        return TorchExecutor(twin, threads=self._threads, weights=self._weights, twin_of=engine)
+        return TorchExecutor(twin, self._options, weights=self._weights, twin_of=engine)
 
     def operators(self) -> list[EngineOperator]:
         """Return the operators that the nodes of prompts, steps and turns call, and attention over the prompt."""

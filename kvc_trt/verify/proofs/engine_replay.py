@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvc_trt.backends.registry import harness_for, runner
+from kvc_trt.backends.registry import harness_for
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import engine_program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.runtime.session.batch import batch_of
@@ -47,7 +48,7 @@ def replay_by_engine(engine: EngineDirectory, proof: Proof) -> EngineReplay | st
     """Run the engine along a proof's tokens on this machine; or return why that cannot be done."""
     limits = engine_program(engine).limits
     try:
-        harness = harness_for(engine, runner(engine.backend), None, proof.made_by.prefill_precision)
+        harness = harness_for(engine, RunOptions(prefill_precision=proof.made_by.prefill_precision))
         batch = batch_of([proof.prompt_token_ids], limits.prompt_block)
         tokens = np.array(proof.fed, np.int64).reshape(-1, 1)
         found = observe(engine, harness, batch, len(tokens), tokens=tokens)

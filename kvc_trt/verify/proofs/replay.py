@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from kvc_trt.backends.reported_lists import check_covered, made_by
+from kvc_trt.backends.run_options import DEFAULTS
 from kvc_trt.engine.program import engine_program
 from kvc_trt.errors import InputError
 from kvc_trt.graph.state import cache_sites
@@ -51,7 +52,7 @@ def replay_proof(engine: EngineDirectory, proof: Proof, source: str, progress: P
     """
     _check_fits(engine, proof, source)
     problems = tuple(proof.problems())
-    own_engine = made_by(engine, "f32").engine
+    own_engine = made_by(engine, DEFAULTS).engine
     report = ProofReport(
         str(engine.path), proof.made_by.policy_name, proof.kind, proof.root, len(proof.prompt_token_ids),
         len(proof.fed), problems=problems, other_engine=proof.made_by.engine != own_engine,
@@ -206,7 +207,7 @@ class _Replay:
 
 def _check_fits(engine: EngineDirectory, proof: Proof, source: str) -> None:
     """Raise InputError unless a proof is of the engine's weights and policy, and of an answer that it can give."""
-    own, given = made_by(engine, "f32"), proof.made_by
+    own, given = made_by(engine, DEFAULTS), proof.made_by
     for name, mine, its in (
         ("policy", own.policy, given.policy), ("model", own.model, given.model), ("weights", own.weights, given.weights)
     ):  # fmt: skip

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvc_trt.backends.prefill_precision import PrefillPrecision
+from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.methods.base.isolated_runs import Float, Int64, PromptCase, StepCase
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype

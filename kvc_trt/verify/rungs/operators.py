@@ -11,7 +11,7 @@ import torch
 
 from kvc_trt import reference
 from kvc_trt.backends.harness import Array, EngineOperator, Harness
-from kvc_trt.backends.prefill_precision import PrefillPrecision
+from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites
 from kvc_trt.methods.base.isolated_runs import (
     ByPages,
@@ -54,7 +54,7 @@ def check_operators(
     thresholds: Thresholds,
     *,
     seed: int = 0,
-    prefill_precision: PrefillPrecision = "f32",
+    options: RunOptions = DEFAULTS,
 ) -> tuple[list[Check], IndexComparison]:
     """Run each operator of the graphs alone; returns the checks and what was compared and admitted."""
     dtype = engine.state[0].dtype
@@ -70,7 +70,7 @@ def check_operators(
         model = engine.model if site is None else model_of(engine.model, site)
         over_prompt = operator.name == PREFILL_ATTENTION.name
         cases: Sequence[Case] = (
-            attention_cases(model, dtype, seed, prefill_precision)
+            attention_cases(model, dtype, seed, options.prefill_precision)
             if over_prompt
             else _cases(model, parameters, operator, dtype, seed)
         )

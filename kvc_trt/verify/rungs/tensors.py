@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.backends.harness import Harness, Watched
 from kvc_trt.backends.registry import backends, harness_for, runners
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.errors import InputError, KvcError, UnsupportedEnvironment
 from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.kernels import use_library
@@ -160,7 +161,7 @@ class _Comparison:
         weights = GraphWeights(engine.weights_path).precision
         self.bar = thresholds_for(weights).logits_max_error
         self.batch = self._prompt()
-        self.base = harness_for(engine, BASE, None)
+        self.base = harness_for(engine, RunOptions(BASE))
         self.report = Report(
             engine=str(engine.path),
             level="tensors",
@@ -187,7 +188,7 @@ class _Comparison:
     def add(self, backend: str) -> None:
         """Compare with this executor too, or say why not."""
         try:
-            self.harnesses[backend] = harness_for(self.engine, backend, None)
+            self.harnesses[backend] = harness_for(self.engine, RunOptions(backend))
         except KvcError as error:
             self.report.left_out.append(f"{backend}: {error.message}")
         else:

@@ -19,7 +19,7 @@ class SharingExecutor(OnnxRuntimeExecutor):
     """
 
     def _load(self, name: str, graph: Graph, expose: list[str], **options: Any) -> InferenceSession:
-        key = (name, graph, *expose, self._threads, self._native, *options.items())
+        key = (name, graph, *expose, self._options.threads, self._native, *options.items())
         loaded = _loaded_of(self.program)
         if key not in loaded:
             # The weights stay mapped as long as a session reads them.

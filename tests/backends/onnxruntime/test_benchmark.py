@@ -10,6 +10,7 @@ import pytest
 from kvc_trt.backends.onnxruntime.backend import BACKEND
 from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark, function_times, prefill_memory
 from kvc_trt.backends.onnxruntime.native import VARIABLE
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import twin_program
 from kvc_trt.profile.profiled_engine import random_prompts
 
@@ -44,7 +45,7 @@ def program(make_program):
 
 
 def compaction(program, tokens, repeats):
-    return OnnxRuntimeBenchmark(1, "float32").compaction(
+    return OnnxRuntimeBenchmark(RunOptions(threads=1), "float32").compaction(
         program, random_prompts(1, tokens, program.model.vocab_size), repeats
     )
 
@@ -89,5 +90,5 @@ def test_prefill_memory_is_linear_in_the_prompt(program):
 def test_the_record_says_what_computes_the_engines_operators(make_program, library, monkeypatch, precision, expected):
     """Native operators have caches of float32 alone."""
     monkeypatch.setenv(VARIABLE, str(library))
-    benchmark = BACKEND.benchmark(make_program("full", precision), 1)
+    benchmark = BACKEND.benchmark(make_program("full", precision), RunOptions(threads=1))
     assert benchmark.describe()["operators"].startswith(expected)

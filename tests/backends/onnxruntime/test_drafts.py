@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError
 from kvc_trt.runtime import Request, Session, Speculation
@@ -31,7 +32,7 @@ class Rows:
     """Prompts on two executors: one feeds tokens step by step, the other one by passes."""
 
     def __init__(self, program: Program, lengths: list[int], seed: int = 0) -> None:
-        self.steps, self.passes = (SharingExecutor(program, threads=1) for _ in range(2))
+        self.steps, self.passes = (SharingExecutor(program, RunOptions(threads=1)) for _ in range(2))
         self.program, self.count = program, len(lengths)
         generator = np.random.default_rng(seed)
         self.positions = np.array(lengths)
@@ -126,7 +127,7 @@ def test_a_pass_touches_no_other_row_and_copies_no_cache(programs, policy):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_greedy_answers_are_those_of_steps(programs, policy, monkeypatch):
     monkeypatch.setattr("kvc_trt.runtime.session.drafting.Payoff", Always)
-    executor = SharingExecutor(programs(policy), threads=1)
+    executor = SharingExecutor(programs(policy), RunOptions(threads=1))
     generator = np.random.default_rng(5)
     phrase = generator.integers(2, 97, 20).tolist()
     requests = [
@@ -142,13 +143,13 @@ def test_greedy_answers_are_those_of_steps(programs, policy, monkeypatch):
 
 
 def test_who_has_no_draft_graph_says_how_to_build_one(make_program):
-    executor = SharingExecutor(make_program("full"), threads=1)
+    executor = SharingExecutor(make_program("full"), RunOptions(threads=1))
     with pytest.raises(
         InputError, match="the engine has no draft graph: it was built without --draft-tokens"
     ) as raised:
         Session(executor, None, 1, speculation=Speculation())
     assert "--draft-tokens 4" in raised.value.hint
-    h2o = SharingExecutor(make_program("h2o"), threads=1)
+    h2o = SharingExecutor(make_program("h2o"), RunOptions(threads=1))
     with pytest.raises(InputError, match="policy h2o checks no drafts: a step drops a token"):
         Session(h2o, None, 1, speculation=Speculation())
 

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.runtime import Request, Sampling, Session
 from tests.small_model import SMALL
 
@@ -24,7 +25,7 @@ def executor_of(make_program):
 
     def made(name, new_tokens):
         program = make_program(name, model=MODEL, token_budget=32, max_input_len=100, max_output_len=new_tokens)
-        return OnnxRuntimeExecutor(program, threads=1)
+        return OnnxRuntimeExecutor(program, RunOptions(threads=1))
 
     return made
 

@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import twin_program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.runtime.executor import Prefilled
@@ -16,7 +17,7 @@ from tests.backends.prompts import LENGTHS, filled, padded, prompts
 
 @pytest.fixture
 def executor(rocketkv):
-    executor = OnnxRuntimeExecutor(rocketkv, threads=1)
+    executor = OnnxRuntimeExecutor(rocketkv, RunOptions(threads=1))
     executor.allocate(4)
     return executor
 
@@ -119,7 +120,7 @@ def test_insert_and_move_leave_nothing_of_the_former_row(executor):
 @pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
 def test_every_precision_runs_in_place(make_program, precision):
     program = make_program("rocketkv", precision)
-    executor = OnnxRuntimeExecutor(program, threads=1)
+    executor = OnnxRuntimeExecutor(program, RunOptions(threads=1))
     executor.allocate(2)
     tokens, positions, lengths = filled(executor, 2)
     for step in range(3):
@@ -130,7 +131,9 @@ def test_every_precision_runs_in_place(make_program, precision):
 
 
 def test_index_lists_can_be_exposed(rocketkv):
-    plain, open_ = (OnnxRuntimeExecutor(rocketkv, threads=1, expose=e) for e in ((), ("indices.1", "selected.2")))
+    plain, open_ = (
+        OnnxRuntimeExecutor(rocketkv, RunOptions(threads=1), expose=e) for e in ((), ("indices.1", "selected.2"))
+    )
     plain.allocate(3)
     open_.allocate(3)
     expected = plain.decode(*filled(plain))
@@ -146,7 +149,7 @@ def test_index_lists_can_be_exposed(rocketkv):
 
 def test_the_dense_twin_stores_everything(rocketkv):
     twin = twin_program(rocketkv)
-    executor = OnnxRuntimeExecutor(twin, threads=1)
+    executor = OnnxRuntimeExecutor(twin, RunOptions(threads=1))
     executor.allocate(3)
     tokens, positions, lengths = filled(executor)
     assert lengths.tolist() == [list(LENGTHS)] * 3
@@ -154,7 +157,7 @@ def test_the_dense_twin_stores_everything(rocketkv):
 
 
 def test_the_twin_is_bit_identical_while_every_row_fits(rocketkv):
-    executors = [OnnxRuntimeExecutor(program, threads=1) for program in (rocketkv, twin_program(rocketkv))]
+    executors = [OnnxRuntimeExecutor(program, RunOptions(threads=1)) for program in (rocketkv, twin_program(rocketkv))]
     ids, prompt_lengths = padded(prompts((20, 3)))
     steps = []
     for executor in executors:
@@ -171,7 +174,7 @@ def test_the_twin_is_bit_identical_while_every_row_fits(rocketkv):
 
 
 def test_onnxruntimes_own_profile(rocketkv, tmp_path):
-    executor = OnnxRuntimeExecutor(rocketkv, threads=1, profile=tmp_path)
+    executor = OnnxRuntimeExecutor(rocketkv, RunOptions(threads=1), profile=tmp_path)
     executor.allocate(1)
     executor.decode(*filled(executor, 1))
     files = executor.end_profiling()
@@ -186,7 +189,7 @@ def test_a_graph_that_cannot_be_loaded(rocketkv, tmp_path):
 
     broken = tmp_path / "decode.onnx"
     broken.write_bytes(b"no graph")
-    executor = OnnxRuntimeExecutor(replace(rocketkv, decode=broken), threads=1)
+    executor = OnnxRuntimeExecutor(replace(rocketkv, decode=broken), RunOptions(threads=1))
     executor.allocate(1)
     with pytest.raises(UnsupportedEnvironment, match=r"cannot load .*decode\.onnx"):
         executor.decode(np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros((3, 1), np.int64))

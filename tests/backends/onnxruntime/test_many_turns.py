@@ -7,6 +7,7 @@ import pytest
 
 from kvc_trt import policies
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.errors import InputError
 from kvc_trt.runtime import Request, Session
 
@@ -25,7 +26,7 @@ EVICTING = [
 @pytest.mark.parametrize("policy", [one for one in EVICTING if one != "duo-attention"])  # it keeps whole caches
 def test_bytes_are_equal_over_two_hundred_turns(policy, make_program):
     program = make_program(policy, turns=True, max_input_len=128, max_output_len=8, max_conversation_len=POSITIONS)
-    executor = OnnxRuntimeExecutor(program, threads=1)
+    executor = OnnxRuntimeExecutor(program, RunOptions(threads=1))
     session = Session(executor, None, 1)
     generator = np.random.default_rng(0)
     (row,) = session.add([Request(generator.integers(2, 97, 100).tolist(), ANSWER, ignore_eos=True, stay=True)])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.contexts import RowPacking, read_context, write_context
 from kvc_trt.errors import Cancelled, DeadlineMissed, InputError
 from kvc_trt.runtime import Request, Scheduler, Session
@@ -68,7 +69,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def executor(program):
-    return OnnxRuntimeExecutor(program, threads=1)
+    return OnnxRuntimeExecutor(program, RunOptions(threads=1))
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import Program
 from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.state import state_tensors
@@ -28,7 +29,7 @@ def compressing_every_layer(engine):
 
 
 def test_each_layer_is_compacted_before_the_next_attends(rocketkv, tmp_path):
-    executor = OnnxRuntimeExecutor(compressing_every_layer(rocketkv), threads=1, profile=tmp_path)
+    executor = OnnxRuntimeExecutor(compressing_every_layer(rocketkv), RunOptions(threads=1), profile=tmp_path)
     executor.prefill(np.full((1, 256), 5, np.int64), np.array([240]))
     events = json.loads(executor.end_profiling()["prefill"].read_text())
     nodes = sorted((event for event in events if event.get("cat") == "Node"), key=lambda event: event["ts"])

@@ -9,6 +9,7 @@ import pytest
 from kvc_trt.backends.onnxruntime.native import NativeOperators
 from kvc_trt.backends.onnxruntime.packed_copies import PREPACK_UP_TO_BYTES, passes_pack, steps_pack
 from kvc_trt.backends.registry import backend
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.graph.rewrites.native import NATIVE_NARROW_LINEAR
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR
 
@@ -53,7 +54,7 @@ def test_sessions_follow_the_rule(make_program, monkeypatch):
     from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
     monkeypatch.setenv("KVC_TRT_CPU_KERNELS", "none")
-    executor = OnnxRuntimeExecutor(make_program("full", draft_tokens=4), threads=1)
+    executor = OnnxRuntimeExecutor(make_program("full", draft_tokens=4), RunOptions(threads=1))
     assert packs(executor.decode_session)
     assert packs(executor.draft_session)
     assert not packs(executor.prefill_session)

@@ -11,6 +11,7 @@ from kvc_trt.backends.base import Backend
 from kvc_trt.backends.onnxruntime import native
 from kvc_trt.backends.onnxruntime.backend import OnnxRuntimeBackend
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.backends.torch.backend import TorchBackend
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 
@@ -24,7 +25,7 @@ def bf16_library(library: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def prefilled(program, precision: str, length: int = 200):
-    executor = OnnxRuntimeExecutor(program, threads=1, prefill_precision=precision)
+    executor = OnnxRuntimeExecutor(program, RunOptions(threads=1, prefill_precision=precision))
     ids = np.random.default_rng(0).integers(1, program.model.vocab_size, (1, 256))
     return executor, executor.prefill(ids, np.array([length]))
 
@@ -54,7 +55,7 @@ def test_decode_is_the_same_graph(bf16_library: Path, make_program) -> None:
 def test_bodies_have_no_bf16(monkeypatch: pytest.MonkeyPatch, make_program) -> None:
     monkeypatch.setenv(native.VARIABLE, native.NONE)
     with pytest.raises(UnsupportedEnvironment, match="found the operators' bodies") as raised:
-        OnnxRuntimeExecutor(make_program("full"), prefill_precision="bf16")
+        OnnxRuntimeExecutor(make_program("full"), RunOptions(prefill_precision="bf16"))
     assert raised.value.hint == "--prefill-precision f32, or --backend openvino"
 
 
@@ -63,14 +64,14 @@ def test_other_instruction_sets_have_no_bf16(bf16_library: Path, make_program) -
     loaded.use_instructions("avx2")
     try:
         with pytest.raises(UnsupportedEnvironment, match=r"expected native operators \(avx512bf16\), found .*avx2"):
-            OnnxRuntimeExecutor(make_program("full"), prefill_precision="bf16")
+            OnnxRuntimeExecutor(make_program("full"), RunOptions(prefill_precision="bf16"))
     finally:
         loaded.use_instructions(native.BF16)
 
 
 def test_float16_caches_have_no_bf16(bf16_library: Path, make_program) -> None:
     with pytest.raises(UnsupportedEnvironment, match="bodies"):
-        OnnxRuntimeExecutor(make_program("full", "fp16"), prefill_precision="bf16")
+        OnnxRuntimeExecutor(make_program("full", "fp16"), RunOptions(prefill_precision="bf16"))
 
 
 @pytest.mark.parametrize(
@@ -78,4 +79,4 @@ def test_float16_caches_have_no_bf16(bf16_library: Path, make_program) -> None:
 )
 def test_a_precision_that_a_backend_lacks_is_refused(backend: Backend, precision: str) -> None:
     with pytest.raises(InputError, match=f"prefill precision '{precision}' on {backend.name}; expected f32"):
-        backend.with_prefill(precision)
+        backend.check_options(RunOptions(prefill_precision=precision))

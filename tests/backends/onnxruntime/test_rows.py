@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.runtime import Request, Session
 
 CLEAR_MARGIN = 1e-3
@@ -47,7 +48,7 @@ def requests(lengths=LENGTHS, new_tokens=NEW_TOKENS):
 
 
 def alone(program, request):
-    session = Session(Recording(program, threads=1), None, 1)
+    session = Session(Recording(program, RunOptions(threads=1)), None, 1)
     [output] = session.generate([request])
     return output, session.executor.margins
 
@@ -68,7 +69,7 @@ def expected(rocketkv):
 
 @pytest.fixture(scope="module")
 def executor(rocketkv):
-    return OnnxRuntimeExecutor(rocketkv, threads=1)
+    return OnnxRuntimeExecutor(rocketkv, RunOptions(threads=1))
 
 
 @settings(max_examples=12, deadline=None)
@@ -97,7 +98,7 @@ def test_some_answers_depend_on_their_prompt(expected):
 def test_rows_of_1_and_4000_tokens_in_one_batch(make_program, policy):
     program = make_program(policy, max_input_len=4000, max_output_len=8, token_budget=128)
     asked = requests((1, 4000, 40), (8, 8, 8))
-    outputs = Session(OnnxRuntimeExecutor(program, threads=1), None, 3).generate(asked)
+    outputs = Session(OnnxRuntimeExecutor(program, RunOptions(threads=1)), None, 3).generate(asked)
     for output, request in zip(outputs, asked, strict=True):
         assert_same_where_clear(output, *alone(program, request))
     budget = program.parameters.prompt_budget if policy == "rocketkv" else 4000
@@ -109,7 +110,7 @@ def test_extend_equals_a_longer_prompt_while_everything_is_kept(make_program):
     """With a full cache it does not matter whether a query is in the prompt or arrives after prefill."""
     program = make_program("full")
     [request] = requests((60,), (6,))
-    session = Session(OnnxRuntimeExecutor(program, threads=1), None, 2)
+    session = Session(OnnxRuntimeExecutor(program, RunOptions(threads=1)), None, 2)
     split = Request(request.prompt_token_ids[:52], 6, continuation_token_ids=request.prompt_token_ids[52:])
     neighbour = requests((9,), (16,))[0]
     output = session.generate([split, neighbour])[0]
@@ -121,7 +122,7 @@ def test_extend_equals_a_longer_prompt_while_everything_is_kept(make_program):
 
 def test_the_cache_fills_to_its_last_slot_and_not_beyond(rocketkv):
     [request] = requests((256,), (99,))
-    [output] = Session(OnnxRuntimeExecutor(rocketkv, threads=1), None, 1).generate([request])
+    [output] = Session(OnnxRuntimeExecutor(rocketkv, RunOptions(threads=1)), None, 1).generate([request])
     assert output.finish_reason == "capacity"
     assert output.physical_lengths == OnnxRuntimeExecutor(rocketkv).limits.capacities
     assert output.logical_length == rocketkv.parameters.max_sequence_len

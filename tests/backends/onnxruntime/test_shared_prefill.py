@@ -11,6 +11,7 @@ from kvc_trt.accuracy.grid import Variant
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.prefill import shared_prefill
 from kvc_trt.backends.onnxruntime.prefill.shared_prefill import SharedPrefill, SharingExecutor
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.runtime.executor import Prefilled
 
 VARIANTS = [Variant("full", None), Variant("rocketkv", 32), Variant("hybrid", 32), Variant("snapkv-gqa", 64)]
@@ -34,12 +35,15 @@ def prompts():
 
 def executors(programs, shared):
     halves = [shared.split(program) for program in programs]
-    return [SharingExecutor(program, shared, half, threads=1) for program, half in zip(programs, halves, strict=True)]
+    return [
+        SharingExecutor(program, shared, half, RunOptions(threads=1))
+        for program, half in zip(programs, halves, strict=True)
+    ]
 
 
 def alone(program, prompts):
     """What the engine's own prefill returns for each row alone, put together."""
-    executor = OnnxRuntimeExecutor(program, threads=1)
+    executor = OnnxRuntimeExecutor(program, RunOptions(threads=1))
     rows = [executor.prefill(prompts[0][row : row + 1], prompts[1][row : row + 1]) for row in range(len(prompts[1]))]
     state = {name: np.concatenate([row.state[name] for row in rows]) for name in rows[0].state}
     lengths = np.concatenate([row.cache_lengths for row in rows], axis=1)

@@ -10,6 +10,7 @@ import pytest
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
 from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
+from kvc_trt.backends.run_options import RunOptions
 from tests.small_programs import copied
 
 MAPS = Path("/proc/self/maps")
@@ -20,7 +21,7 @@ def test_both_graphs_of_an_engine_read_one_mapping(make_program, monkeypatch, tm
     """Of files of its own: executors that other tests have left may still map those that are lent."""
     monkeypatch.setattr("kvc_trt.backends.onnxruntime.packed_copies.PREPACK_UP_TO_BYTES", 0)
     program = copied(make_program("rocketkv, a skipped layer"), tmp_path)
-    executor = OnnxRuntimeExecutor(program, threads=1)
+    executor = OnnxRuntimeExecutor(program, RunOptions(threads=1))
     executor.load()
     assert MAPS.read_text(encoding="utf-8").count(str(program.weights_path)) == 1
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.operators import PROMPT_BLOCK
 from tests.every_policy import EVERY
 from tests.small_model import SMALL
@@ -55,7 +56,7 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("policy", EVERY)
 def test_every_policy_gets_the_whole_graphs_result_bit_for_bit(make_program, policy):
     program = make_program(policy, **ROOM)
-    executor = OnnxRuntimeExecutor(program, threads=1)
+    executor = OnnxRuntimeExecutor(program, RunOptions(threads=1))
     for length in (700, 65):
         expected = executor.prefill(*prompt(length))
         found, slices = drained(executor.prefill_in_slices(*prompt(length), TINY))
@@ -66,7 +67,7 @@ def test_every_policy_gets_the_whole_graphs_result_bit_for_bit(make_program, pol
 @pytest.fixture(scope="module")
 def executor(make_program):
     """One whose prefill is cut once, for tests that leave it as it is."""
-    return OnnxRuntimeExecutor(make_program("rocketkv", **ROOM), threads=1)
+    return OnnxRuntimeExecutor(make_program("rocketkv", **ROOM), RunOptions(threads=1))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def executors(make_program):
         "h2o": make_program("h2o", **ROOM),
     }
     return {
-        (name, threads): OnnxRuntimeExecutor(program, threads=threads)
+        (name, threads): OnnxRuntimeExecutor(program, RunOptions(threads=threads))
         for name, program in made.items()
         for threads in (1, 2, 3)
     }
@@ -103,13 +104,13 @@ def test_any_length_threads_and_limit_give_the_same_bits(executors, policy, thre
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_quantised_weights_give_the_same_bits(make_program, precision):
-    executor = OnnxRuntimeExecutor(make_program("rocketkv", precision, **ROOM), threads=2)
+    executor = OnnxRuntimeExecutor(make_program("rocketkv", precision, **ROOM), RunOptions(threads=2))
     found, _ = drained(executor.prefill_in_slices(*prompt(500), TINY))
     assert_same(found, executor.prefill(*prompt(500)))
 
 
 def test_half_precision_is_one_slice_since_parts_would_round_more_often(make_program):
-    executor = OnnxRuntimeExecutor(make_program("rocketkv", "fp16", **ROOM), threads=1)
+    executor = OnnxRuntimeExecutor(make_program("rocketkv", "fp16", **ROOM), RunOptions(threads=1))
     executor.prepare_slices()
     found, slices = drained(executor.prefill_in_slices(*prompt(500), TINY))
     assert slices == 1
@@ -119,7 +120,7 @@ def test_half_precision_is_one_slice_since_parts_would_round_more_often(make_pro
 def test_native_operators_give_the_same_bits(make_program, library, monkeypatch):
     monkeypatch.setenv("KVC_TRT_CPU_KERNELS", str(library))
     for precision in ("fp32", "int8"):
-        executor = OnnxRuntimeExecutor(make_program("rocketkv", precision, **ROOM), threads=2)
+        executor = OnnxRuntimeExecutor(make_program("rocketkv", precision, **ROOM), RunOptions(threads=2))
         for limit in (TINY, 5e-4):
             found, _ = drained(executor.prefill_in_slices(*prompt(650), limit))
             assert_same(found, executor.prefill(*prompt(650)))
@@ -132,14 +133,14 @@ def test_an_engine_whose_attention_takes_all_queries_is_cut_too(executor):
     (body,) = (one for one in graph.functions if one.name == "KvcPrefillAttention")
     del body.node[:]
     expected = executor.prefill(*prompt(600))
-    cut = OnnxRuntimeExecutor(replace(program, prefill=lambda: graph), threads=1)
+    cut = OnnxRuntimeExecutor(replace(program, prefill=lambda: graph), RunOptions(threads=1))
     assert_same(drained(cut.prefill_in_slices(*prompt(600), TINY))[0], expected)
 
 
 def test_kept_indices_are_the_whole_graphs(make_program):
     program = make_program("rocketkv, a skipped layer", **ROOM)
     names = [f"indices.{layer}" for layer in (1, 2)]
-    executor = OnnxRuntimeExecutor(program, threads=1, expose=names)
+    executor = OnnxRuntimeExecutor(program, RunOptions(threads=1), expose=names)
     executor.prefill(*prompt(600))
     expected = {name: executor.exposed(name).copy() for name in names}
     drained(executor.prefill_in_slices(*prompt(600, seed=1), TINY))
@@ -174,7 +175,7 @@ def test_a_prefill_that_is_closed_leaves_nothing_behind(executor):
 
 
 def test_equal_layers_share_a_session_and_the_weights_stay_in_the_file(make_program):
-    executor = OnnxRuntimeExecutor(make_program("snapkv++", **ROOM), threads=1)
+    executor = OnnxRuntimeExecutor(make_program("snapkv++", **ROOM), RunOptions(threads=1))
     sliced = executor._sliced
     middle = sliced._steps[1:-1]
     assert len({step.session for step in middle}) == 1
@@ -206,7 +207,7 @@ from kvc_trt.backends.host_memory import watch_memory
 from tests.backends.onnxruntime.test_sliced_prefill import drained, prompt
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 program = pickle.loads(open(sys.argv[1], "rb").read())
-executor = OnnxRuntimeExecutor(program, threads=1)
+executor = OnnxRuntimeExecutor(program, RunOptions(threads=1))
 executor.prepare_slices()
 executor.load()
 with watch_memory() as peak:

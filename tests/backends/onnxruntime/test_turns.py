@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.request import Request
 from kvc_trt.runtime.session.session import Session
@@ -37,7 +38,7 @@ ROOM = {"max_input_len": 1000, "max_output_len": 8}
 @pytest.mark.parametrize("policy", POLICIES)
 def test_buffers_are_updated_in_place_as_if_they_were_separate(programs, policy):
     program = programs(policy, **ROOM)
-    executor = SharingExecutor(program, threads=1)
+    executor = SharingExecutor(program, RunOptions(threads=1))
     executor.allocate(3)
     prompts = tokens_of(100, 40)
     ids = np.zeros((2, 128), np.int64)
@@ -69,7 +70,7 @@ def test_buffers_are_updated_in_place_as_if_they_were_separate(programs, policy)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_sessions_turn_equals_its_tokens_fed_at_once(programs, policy):
     """Two rows, of which the second takes turns: the first one's tokens are those of a session of its own."""
-    executor = SharingExecutor(programs(policy, **ROOM), threads=1)
+    executor = SharingExecutor(programs(policy, **ROOM), RunOptions(threads=1))
     first, second, turn = tokens_of(70, 40, 30)
 
     def answers(requests, turns):
@@ -92,7 +93,7 @@ def test_a_sessions_turn_equals_its_tokens_fed_at_once(programs, policy):
 
 
 def test_a_conversation_goes_on_where_the_prompt_would_have(programs):
-    executor = SharingExecutor(programs("full", max_output_len=100), threads=1)
+    executor = SharingExecutor(programs("full", max_output_len=100), RunOptions(threads=1))
     prompt, turn = tokens_of(50, 20)
     session = Session(executor, None, 1)
     (row,) = session.add([Request(prompt, max_new_tokens=100, ignore_eos=True)])
@@ -111,7 +112,7 @@ def test_a_conversation_goes_on_where_the_prompt_would_have(programs):
 
 
 def test_turns_that_do_not_fit_are_refused_with_the_numbers_and_change_nothing(programs):
-    session = Session(SharingExecutor(programs("full", max_output_len=16), threads=1), None, 1)
+    session = Session(SharingExecutor(programs("full", max_output_len=16), RunOptions(threads=1)), None, 1)
     (row,) = session.add([Request(tokens_of(250)[0], max_new_tokens=4, ignore_eos=True)])
     for turn, words in (
         ([], "the turn is empty"),
@@ -128,7 +129,7 @@ def test_turns_that_do_not_fit_are_refused_with_the_numbers_and_change_nothing(p
 def test_a_turn_may_end_at_the_last_position(programs, policy):
     program = programs(policy, **ROOM)
     room = program.limits.max_sequence_len - 70
-    session = Session(SharingExecutor(program, threads=1), None, 1)
+    session = Session(SharingExecutor(program, RunOptions(threads=1)), None, 1)
     prompt, turn = tokens_of(70, room)
     (row,) = session.add([Request(prompt, max_new_tokens=4, ignore_eos=True)])
     session.turn(row, turn)
@@ -140,7 +141,7 @@ def test_keeping_caches_refuse_what_has_no_slot(programs):
     """Skipped layers keep everything, whatever the policy."""
     program = programs("rocketkv, a skipped layer", max_output_len=200)
     limits = replace(program.limits, max_sequence_len=10_000)
-    executor = SharingExecutor(program, threads=1)
+    executor = SharingExecutor(program, RunOptions(threads=1))
     executor._limits = limits
     session = Session(executor, None, 1)
     (row,) = session.add([Request(tokens_of(250)[0], max_new_tokens=4, ignore_eos=True)])
@@ -149,7 +150,7 @@ def test_keeping_caches_refuse_what_has_no_slot(programs):
 
 
 def test_an_engine_without_the_graph_says_how_to_get_one(make_program):
-    session = Session(SharingExecutor(make_program("rocketkv"), threads=1), None, 1)
+    session = Session(SharingExecutor(make_program("rocketkv"), RunOptions(threads=1)), None, 1)
     (row,) = session.add([Request(tokens_of(50)[0])])
     with pytest.raises(InputError, match="no extend graph") as error:
         session.turn(row, [2])
@@ -158,14 +159,14 @@ def test_an_engine_without_the_graph_says_how_to_get_one(make_program):
 
 def test_a_policy_without_turns_says_why(make_program):
     program = make_program("streaming-llm, positions of the cache")
-    session = Session(SharingExecutor(program, threads=1), None, 1)
+    session = Session(SharingExecutor(program, RunOptions(threads=1)), None, 1)
     (row,) = session.add([Request(tokens_of(50)[0])])
     with pytest.raises(InputError, match="takes no turns: positions count entries of the cache"):
         session.turn(row, [2])
 
 
 def test_three_sessions_read_one_copy_of_the_weights(programs):
-    executor = OnnxRuntimeExecutor(programs("full"), threads=1)
+    executor = OnnxRuntimeExecutor(programs("full"), RunOptions(threads=1))
     executor.load()
     assert executor.extend_session is not None
     places = {id(value) for value in executor._weights._lent.values()}
@@ -180,9 +181,12 @@ def test_all_logits_of_a_turn_are_those_of_decode_steps(policy, programs):
     """Where steps read everything: `full`, and a policy that selects, within its dense limit."""
     settings = {"token_budget": 256} if policy != "full" else {}
     program = programs(policy, all_logits=True, max_input_len=128, max_output_len=64, **settings)
-    executor = SharingExecutor(program, threads=1)
+    executor = SharingExecutor(program, RunOptions(threads=1))
     prompt, text = tokens_of(100, 40, seed=7)
-    stepping, turning = Session(executor, None, 1), Session(SharingExecutor(executor.program, threads=1), None, 1)
+    stepping, turning = (
+        Session(executor, None, 1),
+        Session(SharingExecutor(executor.program, RunOptions(threads=1)), None, 1),
+    )
     (row,) = stepping.add([Request(prompt, keep_logits=True)])
     stepping.extend(row, text)
     expected = []
@@ -200,7 +204,7 @@ def test_the_last_of_all_logits_are_those_of_an_engine_without(programs):
     blocks, counts = np.random.default_rng(3).integers(2, 97, (2, 30)), np.array([30, 4])
     results = []
     for program in made:
-        executor = SharingExecutor(program, threads=1)
+        executor = SharingExecutor(program, RunOptions(threads=1))
         executor.allocate(2)
         prefilled = executor.prefill(np.random.default_rng(4).integers(2, 97, (2, 256)), np.array([250, 90]))
         for row in range(2):

@@ -10,10 +10,12 @@ import pytest
 from onnx import TensorProto, helper
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.openvino.backend import BACKEND
 from kvc_trt.backends.openvino.executor import OpenVinoExecutor
 from kvc_trt.backends.openvino.lowering import Constants, Target
 from kvc_trt.backends.openvino.paged_attention import AttentionHeads
 from kvc_trt.backends.openvino.prefill import CompiledGraph
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import read_graph
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.graph.rewrites.expose import index_lists
@@ -36,7 +38,7 @@ def padded(lengths, seed=0):
 def both(program):
     """The executors of both backends, with their index lists of prefill exposed, and the lists' names."""
     names = index_lists(read_graph(program.prefill))
-    executors = [kind(program, threads=1, expose=names) for kind in (OnnxRuntimeExecutor, OpenVinoExecutor)]
+    executors = [kind(program, RunOptions(threads=1), expose=names) for kind in (OnnxRuntimeExecutor, OpenVinoExecutor)]
     for executor in executors:
         executor.allocate(4)
     return (*executors, names)
@@ -77,7 +79,7 @@ def test_graphs_of_earlier_versions_do_not_say_whether_bounds_are_fp8(make_progr
         body.attribute[:] = [name for name in body.attribute if name != FP8_BOUNDS.name]
     earlier = dataclasses.replace(program, prefill=lambda: graph)
     ids, lengths = padded(LENGTHS)
-    expected, found = (OpenVinoExecutor(one, threads=1).prefill(ids, lengths) for one in (program, earlier))
+    expected, found = (OpenVinoExecutor(one, RunOptions(threads=1)).prefill(ids, lengths) for one in (program, earlier))
     assert np.array_equal(found.logits, expected.logits)
 
 
@@ -99,7 +101,7 @@ def test_prompts_of_other_lengths_and_batches_follow_one_another(make_program):
 
 
 def test_padding_never_reaches_a_real_token(make_program):
-    executor = OpenVinoExecutor(make_program("rocketkv"), threads=1)
+    executor = OpenVinoExecutor(make_program("rocketkv"), RunOptions(threads=1))
     ids, lengths = padded(LENGTHS)
     other = ids.copy()
     for row, length in enumerate(lengths):
@@ -169,14 +171,17 @@ def test_heads_that_fused_attention_does_not_take_run_the_body(make_program, mon
 def test_bfloat16_is_near(make_program):
     program = make_program("full")
     ids, lengths = padded(LENGTHS)
-    exact = OpenVinoExecutor(program, threads=1).prefill(ids, lengths)
-    rounded = OpenVinoExecutor(program, threads=1, prefill_precision="bf16").prefill(ids, lengths)
+    exact = OpenVinoExecutor(program, RunOptions(threads=1)).prefill(ids, lengths)
+    rounded = OpenVinoExecutor(program, RunOptions(threads=1, prefill_precision="bf16")).prefill(ids, lengths)
     assert np.abs(rounded.logits - exact.logits).max() < 0.16 * np.abs(exact.logits).max()
 
 
 def test_a_prefill_that_is_not_kept_is_compiled_again(make_program):
     program = make_program("rocketkv")
-    kept, dropped = OpenVinoExecutor(program, threads=1), OpenVinoExecutor(program, threads=1, keep_prefill=False)
+    kept, dropped = (
+        OpenVinoExecutor(program, RunOptions(threads=1)),
+        OpenVinoExecutor(program, RunOptions(threads=1), keep_prefill=False),
+    )
     dropped.load()
     for lengths in [(200,), LENGTHS]:
         prompts = padded(lengths)
@@ -185,15 +190,15 @@ def test_a_prefill_that_is_not_kept_is_compiled_again(make_program):
         assert "compiled_prefill" not in vars(dropped)
 
 
-def test_an_unknown_precision_is_refused(make_program):
+def test_an_unknown_precision_is_refused():
     with pytest.raises(InputError, match="prefill precision 'f64' on openvino; expected f32 or bf16"):
-        OpenVinoExecutor(make_program("full"), prefill_precision="f64")
+        BACKEND.check_options(RunOptions(prefill_precision="f64"))
 
 
 def test_the_weight_file_stays_as_it_is(make_program):
     program = make_program("full")
     before = hashlib.sha256(program.weights_path.read_bytes()).hexdigest()
-    OpenVinoExecutor(program, threads=1).prefill(*padded(LENGTHS))
+    OpenVinoExecutor(program, RunOptions(threads=1)).prefill(*padded(LENGTHS))
     assert hashlib.sha256(program.weights_path.read_bytes()).hexdigest() == before
 
 

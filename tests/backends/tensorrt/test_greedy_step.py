@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.backends.tensorrt import device
 from kvc_trt.backends.tensorrt.lowering import PLUGINS
 from kvc_trt.backends.tensorrt.lowering.operators import Installation
@@ -99,7 +100,9 @@ def test_it_is_an_executor_that_tells_the_best_token(executor):
 @pytest.mark.parametrize("greedy", [ROWS, 1])
 def test_a_session_answers_as_on_onnx_runtime(executor, program, greedy):
     """Greedy rows by the engine's best tokens, a mixed batch by its logits."""
-    assert generated(executor, greedy=greedy) == generated(OnnxRuntimeExecutor(program, threads=1), greedy=greedy)
+    assert generated(executor, greedy=greedy) == generated(
+        OnnxRuntimeExecutor(program, RunOptions(threads=1)), greedy=greedy
+    )
 
 
 def test_a_stored_row_goes_on_beside_rows_that_are_prefilled(executor, program):

@@ -8,6 +8,7 @@ import pytest
 
 from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
 from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.backends.single_operator import single_operators
 from kvc_trt.backends.tensorrt.harness import TensorRtHarness, for_shapes
 from kvc_trt.backends.tensorrt.lowering import PLUGINS, expected_aliases, lower
@@ -94,7 +95,7 @@ def test_for_shapes_leaves_the_operator_as_it_is(any_engine):
 
 
 def test_graphs_with_their_inner_values_exposed_are_built(engine, ask_parser):
-    watched = OnnxRuntimeHarness(engine, 1)
+    watched = OnnxRuntimeHarness(engine, RunOptions(threads=1))
     wanted = [
         (engine.prefill_path, watched.compactions()),
         (engine.decode_path, watched.selections()),
@@ -125,7 +126,7 @@ def test_an_engine_for_few_rows_is_refused_with_the_way_out(engine):
         engine.build.model_copy(update={"max_batch_size": 4}),
     )  # fmt: skip
     with pytest.raises(InputError, match="takes 4 rows at once; verification needs 8") as caught:
-        TensorRtHarness(few, None)
+        TensorRtHarness(few, RunOptions())
     assert "--max-batch-size 8" in caught.value.hint
 
 

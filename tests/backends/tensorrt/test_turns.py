@@ -15,6 +15,7 @@ from onnx import ModelProto
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.registry import backend
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.backends.tensorrt import device
 from kvc_trt.backends.tensorrt.lowering import PLUGINS, expected_aliases, expected_plugins, lower
 from kvc_trt.backends.tensorrt.lowering.operators import Installation
@@ -287,7 +288,7 @@ def test_a_conversation_is_that_of_onnx_runtime(executor_of, policy):
     executor, program = executor_of(policy)
     aligned = {tensor.bytes_per_row() % 512 == 0 for tensor in program.state}
     assert aligned == ({True} if policy in KEEPING else {True, False})
-    expected = conversation(OnnxRuntimeExecutor(program, threads=1))
+    expected = conversation(OnnxRuntimeExecutor(program, RunOptions(threads=1)))
     assert len(expected) > 20
     assert conversation(executor) == expected
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kvc_trt import policies
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.backends.torch import device as device_module
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
 from kvc_trt.backends.torch.model import decoder
@@ -324,12 +325,12 @@ def test_memory_that_runs_out_all_the_same_is_one_line(method, what, rocketkv, m
 def test_a_session_over_an_engine_directory(engine):
     from kvc_trt.backends.registry import open_session
 
-    session = open_session(engine.path, backend="torch", max_batch_size=2)
+    session = open_session(engine.path, RunOptions("torch"), max_batch_size=2)
     onnx = open_session(engine.path, max_batch_size=2)
     asked = [Request([5, 9, 11] * 60, 6, ignore_eos=True), Request([7], 4, ignore_eos=True)]
     assert [o.token_ids for o in session.generate(asked)] == [o.token_ids for o in onnx.generate(asked)]
     with pytest.raises(InputError, match="does not run on backend triton"):
-        open_session(engine.path, backend="triton")
+        open_session(engine.path, RunOptions("triton"))
 
 
 def test_the_command_line_runs_an_engine_in_pytorch(engine, tmp_path, capsys):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.backends.torch.harness import TorchHarness
 from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.cli.main import run
@@ -36,7 +37,7 @@ def passed_rungs(report):
 
 def test_retrieval_tiny_passes_every_rung_through_the_emulated_kernels(engine, emulation):
     """Smaller than the quick level's own sizes (8 of 32 steps, 4 of 32 questions); those are the slow test below."""
-    report = verify(engine, backend="torch", kernels=emulation.path, steps=8, samples=4)
+    report = verify(engine, RunOptions("torch"), kernels=emulation.path, steps=8, samples=4)
     assert report.passed, report.failures
     assert passed_rungs(report) == EVERYTHING
     assert report.description["backend"].startswith("torch ")
@@ -48,14 +49,14 @@ def test_retrieval_tiny_passes_every_rung_through_the_emulated_kernels(engine, e
 @pytest.mark.slow
 def test_retrieval_tiny_passes_the_quick_level_through_the_emulated_kernels(engine, emulation):
     """As many steps as a user's check, and a quarter of its 32 questions per placement."""
-    report = verify(engine, backend="torch", kernels=emulation.path, samples=8)
+    report = verify(engine, RunOptions("torch"), kernels=emulation.path, samples=8)
     assert report.passed, report.failures
     assert passed_rungs(report) == EVERYTHING
 
 
 @pytest.mark.parametrize("policy", ["full", "snapkv++", "hybrid"])
 def test_the_other_policies_pass_through_the_emulated_kernels(policy, emulation, make_engine, parameters_for):
-    report = verify(make_engine(parameters_for(policy)), backend="torch", kernels=emulation.path, steps=3)
+    report = verify(make_engine(parameters_for(policy)), RunOptions("torch"), kernels=emulation.path, steps=3)
     assert report.passed, report.failures
     assert passed_rungs(report) >= {"ops", "logits", "tokens"}
 
@@ -64,7 +65,7 @@ def test_the_other_policies_pass_through_the_emulated_kernels(policy, emulation,
 def test_policies_without_kernels_pass_by_their_nodes(policy, make_engine):
     """The dense twin of steps without a kernel runs the same bodies, so that it can be compared bit for bit."""
     engine = make_engine(parameters_of(policy, MODEL, max_output_len=40), turns=True)
-    report = verify(engine, backend="torch", steps=3)
+    report = verify(engine, RunOptions("torch"), steps=3)
     assert report.passed, report.failures
     assert passed_rungs(report) >= {"ops", "logits", "tokens", "dense twin", "activity"}
     assert f"{policy}: " in report.description["without kernels"]
@@ -74,7 +75,7 @@ def test_policies_without_kernels_pass_by_their_nodes(policy, make_engine):
 @pytest.mark.parametrize("weights", ["fp16", "bf16", "int8"])
 def test_other_weights_pass_through_the_emulated_kernels(weights, emulation, make_engine, parameters_for):
     made = make_engine(parameters_for(), weights=weights)
-    report = verify(made, backend="torch", kernels=emulation.path, steps=3)
+    report = verify(made, RunOptions("torch"), kernels=emulation.path, steps=3)
     assert report.passed, report.failures
     assert passed_rungs(report) >= {"ops", "logits", "tokens", "dense twin", "activity"}
 
@@ -85,7 +86,7 @@ def test_16_bit_arithmetic_around_the_kernels_passes(emulation, make_engine, par
     source = EngineWeights(engine.weights_path)
     weights = TorchWeights.read(engine.model, source, torch.device("cpu"), torch.bfloat16)
     monkeypatch.setattr(TorchHarness, "_weights", weights)
-    report = verify(engine, backend="torch", kernels=emulation.path, steps=8)
+    report = verify(engine, RunOptions("torch"), kernels=emulation.path, steps=8)
     assert report.passed, report.failures
     assert passed_rungs(report) >= {"ops", "logits", "tokens", "dense twin", "activity"}
 
@@ -94,7 +95,7 @@ def test_16_bit_arithmetic_around_the_kernels_passes(emulation, make_engine, par
 def test_a_wrong_tie_in_the_kernels_fails(engine, tmp_path):
     """Compiled from the repository's kernels with one line changed in each selection."""
     broken = broken_emulation(tmp_path, *WRONG_TIES)
-    report = verify(engine, level="ops", backend="torch", kernels=broken, steps=8)
+    report = verify(engine, RunOptions("torch"), level="ops", kernels=broken, steps=8)
     assert not report.passed
     failed = {check.name for rung in report.rungs for check in rung.checks if check.passed is False}
     assert {"KvcCompact indices", "KvcHybridAttention indices"} <= failed
@@ -103,14 +104,14 @@ def test_a_wrong_tie_in_the_kernels_fails(engine, tmp_path):
 
 def test_a_library_that_computes_nothing_fails_in_every_rung(engine, tmp_path):
     """Whatever it leaves in its outputs, there is a report."""
-    report = verify(engine, backend="torch", kernels=compile_double(tmp_path), steps=2, samples=1)
+    report = verify(engine, RunOptions("torch"), kernels=compile_double(tmp_path), steps=2, samples=1)
     assert {rung.name for rung in report.rungs if rung.status == "failed"} >= {"ops", "logits", "tokens"}
     json.dumps(report.to_json(), allow_nan=False)
     assert "FAILED" in report.as_text()
 
 
 def test_without_a_library_the_report_says_so(engine):
-    report = verify(engine, level="ops", backend="torch", steps=2)
+    report = verify(engine, RunOptions("torch"), level="ops", steps=2)
     assert report.passed, report.failures
     assert report.description["kernels"] == "reference ops"
     assert "kernels: reference ops" in report.as_text()
@@ -122,10 +123,10 @@ def test_onnxruntime_stays_the_default(engine):
     assert "kernels" not in report.description
 
 
-@pytest.mark.parametrize("wrong", [{"backend": "onnxruntime", "kernels": "lib.so"}, {"backend": "tensorflow"}])
-def test_wrong_requests_are_refused(wrong, engine):
+@pytest.mark.parametrize(("backend", "kernels"), [("onnxruntime", "lib.so"), ("tensorflow", None)])
+def test_wrong_requests_are_refused(backend, kernels, engine):
     with pytest.raises(InputError, match=r"--kernels lib|unknown backend 'tensorflow'"):
-        verify(engine, **wrong)
+        verify(engine, RunOptions(backend), kernels=kernels)
 
 
 def test_the_command_line_takes_a_backend_and_a_library(engine, emulation, capsys):

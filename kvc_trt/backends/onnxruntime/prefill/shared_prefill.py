@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from onnxruntime import InferenceSession, OrtValue
 
+    from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.engine.program import Program
 
 Value = Union["OrtValue", NDArray[Any]]
@@ -133,8 +134,8 @@ class SharedPrefill:
 class SharingExecutor(OnnxRuntimeExecutor):
     """An engine whose prefill begins in the store; decoding is its own."""
 
-    def __init__(self, program: Program, shared: SharedPrefill, halves: SplitPrefill, *, threads: int | None) -> None:
-        super().__init__(program, threads=threads)
+    def __init__(self, program: Program, shared: SharedPrefill, halves: SplitPrefill, options: RunOptions) -> None:
+        super().__init__(program, options)
         self._shared, self._halves = shared, halves
 
     @property
@@ -151,7 +152,7 @@ class SharingExecutor(OnnxRuntimeExecutor):
     def prefill_session(self) -> InferenceSession:
         """ONNX Runtime's session of the head alone."""
         types = self._shared.types(self._halves)
-        options = LoadOptions(self._threads, prepack=False, dtype=self.program.dtype)
+        options = LoadOptions(self._options.threads, prepack=False, dtype=self.program.dtype)
         return load_graph(lambda: self._halves.head(types), self.program.weights_path.parent, options)
 
     def prefill(self, input_ids: Int64, prompt_lengths: Int64) -> Prefilled:
@@ -196,14 +197,14 @@ class SharingExecutor(OnnxRuntimeExecutor):
 class OnnxRuntimePrograms:
     """Opens engines that exist in memory only; with a store, they begin their prefills there."""
 
-    def __init__(self, threads: int | None, shared: SharedPrefill | None) -> None:
-        self._threads, self._shared = threads, shared
+    def __init__(self, options: RunOptions, shared: SharedPrefill | None) -> None:
+        self._options, self._shared = options, shared
 
     def open(self, program: Program) -> OnnxRuntimeExecutor:
         """Return an executor of the program, and tell the store what it will read."""
         if self._shared is None:
-            return OnnxRuntimeExecutor(program, threads=self._threads)
-        return SharingExecutor(program, self._shared, self._shared.split(program), threads=self._threads)
+            return OnnxRuntimeExecutor(program, self._options)
+        return SharingExecutor(program, self._shared, self._shared.split(program), self._options)
 
     def forget(self) -> None:
         """Drop what the store remembers."""

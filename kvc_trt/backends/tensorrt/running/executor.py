@@ -47,14 +47,13 @@ class TensorRtExecutor(ExecutorBase):
 
     A prefill works in the last rows of the state buffers: by the session's contract the active rows come first, and
     there are at least as many free rows as prompts. So the next prefill overwrites its rows, and so may inserting
-    another row; inserting an overwritten row is an error. `threads` is for CPUs and is ignored. `cuda_graphs=False`
-    queues every kernel separately, for debugging.
+    another row; inserting an overwritten row is an error. `cuda_graphs=False` queues every kernel separately, for
+    debugging.
     """
 
     def __init__(
-        self, engine: EngineDirectory | Program, *, threads: int | None = None, loaded: LoadedEngine | None = None,
-        cuda_graphs: bool = True,
-    ) -> None:  # fmt: skip
+        self, engine: EngineDirectory | Program, *, loaded: LoadedEngine | None = None, cuda_graphs: bool = True
+    ) -> None:
         self.program = engine if isinstance(engine, Program) else engine_program(engine)
         self._engine, self._loaded = engine, loaded
         self._limits = self.program.limits

@@ -12,14 +12,15 @@ from kvc_trt.backends.torch.parallel.group import RankGroup
 from kvc_trt.engine.program import engine_program, twin_program
 
 if TYPE_CHECKING:
+    from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.engine import EngineDirectory
 
 
 class ParallelHarness(TorchHarness):
     """The engine through `ParallelExecutor`; operators alone run in this process."""
 
-    def __init__(self, engine: EngineDirectory, ranks: int, threads: int | None) -> None:
-        super().__init__(engine, threads)
+    def __init__(self, engine: EngineDirectory, ranks: int, options: RunOptions) -> None:
+        super().__init__(engine, options)
         self._ranks = ranks
 
     def open(self, expose: Collection[str] = ()) -> ParallelExecutor:
@@ -38,4 +39,4 @@ class ParallelHarness(TorchHarness):
     @cached_property
     def _group(self) -> RankGroup:
         """The ranks, shared by all executors."""
-        return RankGroup(self._engine.model, self._engine.weights_path, self._ranks, threads=self._threads)
+        return RankGroup(self._engine.model, self._engine.weights_path, self._ranks, threads=self._options.threads)

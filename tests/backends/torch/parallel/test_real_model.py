@@ -6,6 +6,7 @@ import pytest
 
 import kvc_trt
 from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.verify.ladder import verify
 from tests.backends.torch.conftest import emulation
 
@@ -20,7 +21,7 @@ def test_ranks_call_the_kernel_library_that_was_chosen(emulation, tmp_path):
     path = tmp_path / "two"
     settings = {"token_budget": 64, "max_input_len": 512, "max_output_len": 32, "weights": "fp32"}
     kvc_trt.build("retrieval-tiny", policy="rocketkv", tensor_parallel=2, verify=False, output=path, **settings)
-    report = verify(open_engine(path), backend="torch", kernels=emulation.path, steps=3, samples=1)
+    report = verify(open_engine(path), RunOptions("torch"), kernels=emulation.path, steps=3, samples=1)
     assert report.passed, report.failures
     assert report.description["backend"].endswith(", 2 ranks")
     assert report.description["kernels"].startswith(f"{emulation.path} (emulation")

@@ -1,0 +1,36 @@
+"""The options of a run: one object from `Engine.open` and the command line down to the executors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    from kvc_trt.runtime import Speculation
+
+PrefillPrecision = Literal["f32", "bf16"]
+"""The arithmetic of prefill; decode, its caches and the stored engine are the same in both. f32 keeps of a prompt what
+the reference keeps. bf16 rounds what attention and float matrices multiply to 8 bits, sums in float32, and is judged by
+verify's bars of bfloat16."""
+PREFILL_PRECISIONS: tuple[PrefillPrecision, ...] = get_args(PrefillPrecision)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How an engine is run. Code between the caller and the place that uses an option passes the object whole."""
+
+    backend: str | None = None
+    """The backend that runs the engine; None is the one that it was built for."""
+    threads: int | None = None
+    """Number of CPU threads; None leaves it to the executor, which takes all cores."""
+    prefill_precision: PrefillPrecision = "f32"
+    """bf16 is faster on a processor that multiplies bfloat16; backends that offer it say so."""
+    prefix_bytes: int = 0
+    """Memory for contexts of texts that prompts have in common."""
+    speculation: Speculation | None = None
+    """How drafts are made; None makes none."""
+    proofs: bool = False
+    """Requests can ask for a KV proof, so the graphs write out what the caches keep and read."""
+
+
+DEFAULTS = RunOptions()
