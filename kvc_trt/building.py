@@ -17,7 +17,8 @@ from kvc_trt.engine.build import BuildResult, build_engine
 from kvc_trt.engine.calibration import calibrated
 from kvc_trt.engine.manifest import sealed
 from kvc_trt.engine.model_choice import ModelSource, choose_model, open_source
-from kvc_trt.engine.resolved_build import ResolvedBuild, for_source, resolve
+from kvc_trt.engine.resolve import for_source, resolve
+from kvc_trt.engine.resolved_build import ResolvedBuild
 from kvc_trt.errors import VerificationFailed
 from kvc_trt.models.sharding import describe_shards
 from kvc_trt.progress import Progress

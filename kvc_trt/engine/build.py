@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from kvc_trt.atomic_files import disk_error, write_durably
+from kvc_trt.engine.backend import BuildBackend
 from kvc_trt.engine.directory import EngineDirectory
 from kvc_trt.engine.files import sha256
-from kvc_trt.engine.format import CONFIG_FILE, TOKENIZER_DIRECTORY, EngineFormat, entries
+from kvc_trt.engine.format import CONFIG_FILE, TOKENIZER_DIRECTORY
 from kvc_trt.engine.manifest import MANIFEST_FILE, FileRecord, canonical, sealed
 from kvc_trt.engine.model_choice import ModelSource
 from kvc_trt.engine.resolved_build import ResolvedBuild, weight_bytes
@@ -37,38 +38,6 @@ DECIDING = ("models", "methods", "operators", "graph", "engine")
 """Packages of kvc-trt that determine the content of an engine, whatever its backend."""
 
 
-class Maker(Protocol):
-    """Writes the file of one stage."""
-
-    def __call__(self, path: Path, *, finished: Path) -> None:
-        """Write the file `path`; the files of earlier stages are in the directory `finished`."""
-
-
-Makers = Mapping[str, Maker]
-"""Stage -> what makes its file, for the stages of the backend's `files` that this build has."""
-
-
-class EngineBackend(EngineFormat, Protocol):
-    """What a build needs from the backend of its engine."""
-
-    @property
-    def libraries(self) -> tuple[str, ...]:
-        """Further Python packages whose versions go into the manifest."""
-
-    @property
-    def weight_copies(self) -> int:
-        """Number of engine files that hold all weights."""
-
-    def sources(self) -> Iterable[Path]:
-        """Return the backend's source files that determine the content of its engines."""
-
-    def target(self, resolved: ResolvedBuild) -> Mapping[str, Any]:
-        """Return the manifest's `target`; UnsupportedEnvironment if this machine cannot build for it."""
-
-    def makers(self, resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> Makers:
-        """Return what makes the file of each stage."""
-
-
 @dataclass(frozen=True)
 class BuildResult:
     """The result of a build."""
@@ -84,7 +53,7 @@ def build_engine(
     resolved: ResolvedBuild,
     source: ModelSource,
     output: Path,
-    backends: Mapping[str, EngineBackend],
+    backends: Mapping[str, BuildBackend],
     *,
     force: bool,
     progress: Progress,
@@ -119,7 +88,7 @@ def build_engine(
                 "target": dict(target),
                 "versions": {"python": platform.python_version(), **_versions((*LIBRARIES, *backend.libraries))},
             }
-            with new_directory(output, replaceable=entries(backends.values()) if force else None) as directory:
+            with new_directory(output, replaceable=_entries(backends) if force else None) as directory:
                 _put_together(directory, small, sealed(manifest), stages)
         except OSError as error:
             raise disk_error(error, f"writing {output}") from error
@@ -189,13 +158,13 @@ def _code_digest(sources: Iterable[Path]) -> str:
 
 
 def _existing(
-    output: Path, inputs: Mapping[str, str], formats: Mapping[str, EngineFormat], *, force: bool, progress: Progress
+    output: Path, inputs: Mapping[str, str], backends: Mapping[str, BuildBackend], *, force: bool, progress: Progress
 ) -> EngineDirectory | None:
     """Return the engine at `output` if it is intact and has these inputs; else InputError unless it may be replaced."""
     if not os.path.lexists(output):
         return None
     try:
-        engine = EngineDirectory.open(output, formats, progress=progress)
+        engine = EngineDirectory.open(output, backends, progress=progress)
     except KvcError as error:
         problem = error.message
     else:
@@ -206,8 +175,14 @@ def _existing(
         problem = f"it is another build (different {', '.join(different)})"
     if not force:
         raise InputError(f"{output} exists and is not replaced: {problem}", hint="--force, or another -o DIRECTORY")
-    check_replaceable(output, entries(formats.values()))
+    check_replaceable(output, _entries(backends))
     return None
+
+
+def _entries(backends: Mapping[str, BuildBackend]) -> frozenset[str]:
+    """Return every name that an engine directory of any backend may hold besides its manifest."""
+    files = (file.split("/")[0] for backend in backends.values() for file in backend.files.values())
+    return frozenset((CONFIG_FILE, TOKENIZER_DIRECTORY, *files))
 
 
 def _small_files(config_json: Mapping[str, Any], source: ModelSource) -> dict[str, bytes]:

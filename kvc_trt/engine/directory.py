@@ -20,9 +20,6 @@ from kvc_trt.engine.format import (
     PREFILL_FILE,
     TOKENIZER_DIRECTORY,
     WEIGHTS_FILE,
-    EngineFormat,
-    files_of_turns,
-    required_files,
 )
 from kvc_trt.engine.manifest import (
     MANIFEST_FILE,
@@ -46,6 +43,7 @@ from kvc_trt.version import __version__
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from kvc_trt.engine.backend import BuildBackend
     from kvc_trt.graph.state import StateTensor
     from kvc_trt.graph.weights import EngineWeights
     from kvc_trt.runtime.chat.template import ChatTemplate
@@ -68,11 +66,11 @@ class EngineDirectory:
 
     @classmethod
     def open(
-        cls, path: str | Path, formats: Mapping[str, EngineFormat], *, progress: Progress | None = None
+        cls, path: str | Path, backends: Mapping[str, BuildBackend], *, progress: Progress | None = None
     ) -> EngineDirectory:
         """Check the whole directory (version, names, links, sizes, hashes of every file) and return it.
 
-        `formats` are those of the known backends, by name; `kvc_trt.backends.registry.open_engine` passes them all.
+        `backends` are the known ones, by name; `kvc_trt.backends.registry.open_engine` passes them all.
 
         Raises InputError with what was expected, what was found, and the command that rebuilds the engine.
         """
@@ -88,10 +86,10 @@ class EngineDirectory:
         _check_listed(path, (CONFIG_FILE,), files)
         config = _read_config(path)
         engine = cls(path, config, manifest, files, *_interpret(config, path / CONFIG_FILE))
-        expected = _checked_format(engine, formats)
-        _check_listed(path, required_files(expected), files)
-        if any(name in files for name in files_of_turns(expected)):
-            _check_listed(path, files_of_turns(expected), files)
+        expected = _checked_format(engine, backends)
+        _check_listed(path, expected.required_files, files)
+        if any(name in files for name in expected.files_of_turns):
+            _check_listed(path, expected.files_of_turns, files)
         return engine
 
     @property
@@ -182,10 +180,10 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _checked_format(engine: EngineDirectory, formats: Mapping[str, EngineFormat]) -> EngineFormat:
+def _checked_format(engine: EngineDirectory, backends: Mapping[str, BuildBackend]) -> BuildBackend:
     """Return the format of the engine's backend; InputError if the manifest's `target` does not fit it."""
-    target, found = engine.manifest.get("target"), formats.get(engine.build.backend)
-    problem = f"expected a target of backend {', '.join(formats)}" if found is None else found.target_problem(target)
+    target, found = engine.manifest.get("target"), backends.get(engine.build.backend)
+    problem = f"expected a target of backend {', '.join(backends)}" if found is None else found.target_problem(target)
     if found is None or problem is not None:
         raise InputError(f"{engine.path} was built for {target}: {problem}", hint=rebuild_hint(engine.path))
     return found

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from kvc_trt.engine.build import Maker, Makers
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.model_choice import ModelSource
 from kvc_trt.engine.resolved_build import ResolvedBuild
@@ -15,6 +14,17 @@ from kvc_trt.progress import Progress
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+
+
+class Maker(Protocol):
+    """Writes the file of one stage."""
+
+    def __call__(self, path: Path, *, finished: Path) -> None:
+        """Write the file `path`; the files of earlier stages are in the directory `finished`."""
+
+
+Makers = Mapping[str, Maker]
+"""Stage -> what makes its file, for the stages of the backend's `files` that this build has."""
 
 
 def graph_makers(resolved: ResolvedBuild, source: ModelSource, progress: Progress, stages: Collection[str]) -> Makers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvc_trt.engine.supported import missing_kernel
+from kvc_trt.engine.missing import missing_kernel
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig

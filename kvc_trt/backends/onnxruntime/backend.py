@@ -5,9 +5,10 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvc_trt.backends.base import FP8, Backend
+from kvc_trt.backends.base import Backend
 from kvc_trt.backends.probes import Probe, import_package
 from kvc_trt.backends.run_options import PREFILL_PRECISIONS
+from kvc_trt.engine.backend import FP8
 from kvc_trt.engine.resolved_build import host_weights
 
 if TYPE_CHECKING:

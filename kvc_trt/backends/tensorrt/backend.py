@@ -7,9 +7,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.backends.base import QUANTISED, Backend
+from kvc_trt.backends.base import Backend
 from kvc_trt.backends.probes import Probe
 from kvc_trt.backends.tensorrt.format import WITH_DESCRIPTIONS, no_turns, target_problem
+from kvc_trt.engine.backend import QUANTISED
 
 if TYPE_CHECKING:
     from kvc_trt.backends.run_options import RunOptions
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from kvc_trt.backends.tensorrt.harness import TensorRtHarness
     from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
     from kvc_trt.engine import EngineDirectory
-    from kvc_trt.engine.build import Makers
+    from kvc_trt.engine.graph_stages import Makers
     from kvc_trt.engine.model_choice import ModelChoice, ModelSource
     from kvc_trt.engine.resolved_build import ResolvedBuild, WeightKind
     from kvc_trt.methods.base.parameters import PolicyParameters

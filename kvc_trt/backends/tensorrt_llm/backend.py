@@ -12,7 +12,7 @@ from kvc_trt.backends.tensorrt.building import profiles
 from kvc_trt.backends.tensorrt.format import WITH_PLANS, target_problem
 
 if TYPE_CHECKING:
-    from kvc_trt.engine.build import Makers
+    from kvc_trt.engine.graph_stages import Makers
     from kvc_trt.engine.model_choice import ModelSource
     from kvc_trt.engine.resolved_build import ResolvedBuild
     from kvc_trt.progress import Progress

@@ -17,7 +17,7 @@ from kvc_trt.backends.tensorrt.requirements import missing_here, refuse
 from kvc_trt.backends.tensorrt_llm.builder_api import PACKAGES, BuilderApi, installed, load_builder_api, require_builder
 from kvc_trt.backends.tensorrt_llm.layers import NetworkLayers
 from kvc_trt.backends.tensorrt_llm.networks import define_decode, define_prefill
-from kvc_trt.engine.build import Maker
+from kvc_trt.engine.graph_stages import Maker
 from kvc_trt.engine.model_choice import ModelSource
 from kvc_trt.engine.resolved_build import ResolvedBuild
 from kvc_trt.errors import UnsupportedEnvironment

@@ -8,7 +8,7 @@ from kvc_trt.backends.base import Backend
 from kvc_trt.backends.probes import INSTALL_VERIFY, Probe, import_package, nvidia_gpu
 from kvc_trt.backends.torch.policy_path import policy_path
 from kvc_trt.engine.format import WEIGHTS_FILE
-from kvc_trt.engine.supported import missing_division, missing_graph
+from kvc_trt.engine.missing import missing_division, missing_graph
 from kvc_trt.errors import InputError
 
 if TYPE_CHECKING:

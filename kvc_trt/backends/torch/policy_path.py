@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from kvc_trt.engine.supported import missing_kernel
+from kvc_trt.engine.missing import missing_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

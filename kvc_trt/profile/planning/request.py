@@ -18,7 +18,8 @@ from kvc_trt.backends.registry import backend as backend_of
 from kvc_trt.backends.registry import backends
 from kvc_trt.config import DERIVED_NUMBERS, BuildConfig
 from kvc_trt.engine.model_choice import ModelChoice, choose_model
-from kvc_trt.engine.resolved_build import check_backend_settings, compute_dtype, resolve_parameters, with_defaults
+from kvc_trt.engine.resolve import check_backend_settings
+from kvc_trt.engine.resolved_build import compute_dtype, resolve_parameters, with_defaults
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import PolicyParameters

@@ -15,10 +15,9 @@ from kvc_trt.backends.tensorrt.format import GRAPHS, plan_file
 from kvc_trt.backends.tensorrt.module import load_tensorrt, version_of
 from kvc_trt.cli.main import run
 from kvc_trt.config import BuildConfig
-from kvc_trt.engine.format import required_files
 from kvc_trt.engine.manifest import canonical, sealed
 from kvc_trt.engine.model_choice import choose_model
-from kvc_trt.engine.resolved_build import resolve
+from kvc_trt.engine.resolve import resolve
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.kernels.structs import ABI_VERSION
 from kvc_trt.models.sources.checkpoint import Checkpoint
@@ -250,7 +249,7 @@ def test_a_compiled_engine_is_replaced_whole(compiled, tiny_arguments):
 
 
 def test_the_files_of_each_backend():
-    files = {name: required_files(each) for name, each in backends().items()}
+    files = {name: each.required_files for name, each in backends().items()}
     assert files["onnxruntime"] == ("config.json", "weights.safetensors", "prefill.onnx", "decode.onnx")
     assert files["torch"] == files["onnxruntime"]
     assert "prefill.engine" in files["tensorrt"]

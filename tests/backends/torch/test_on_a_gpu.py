@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvc_trt.backends.torch.executor import TorchExecutor
-from kvc_trt.engine.supported import missing_kernel
+from kvc_trt.engine.missing import missing_kernel
 from kvc_trt.kernels import use_library
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.engine_run import run

@@ -25,8 +25,8 @@ from kvc_trt.backends.tensorrt.module import Messages, TensorRT, load_tensorrt
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary, load_plugins
 from kvc_trt.backends.tensorrt.requirements import missing_here, refuse
 from kvc_trt.cache import cache_root
-from kvc_trt.engine.build import Maker
 from kvc_trt.engine.format import DECODE_FILE, EXTEND_FILE, PREFILL_FILE, WEIGHTS_FILE
+from kvc_trt.engine.graph_stages import Maker
 from kvc_trt.engine.manifest import canonical
 from kvc_trt.engine.resolved_build import ResolvedBuild
 from kvc_trt.errors import UnsupportedEnvironment

@@ -1,0 +1,47 @@
+"""The graphs and kernels that a policy needs and that do not exist.
+
+ONNX Runtime executes the body of every operator, and so does OpenVINO's backend; PyTorch executes the bodies of those
+that have no kernel. The others need a kernel or a plugin for each operator, and treat all KV heads of a layer alike.
+"""
+
+from __future__ import annotations
+
+from kvc_trt.methods.base.parameters import Group, PolicyParameters
+
+
+def missing_graph(parameters: PolicyParameters, layers: int) -> str | None:
+    """Return why a policy cannot have graphs; None if it can."""
+    if any(group.parameters.selection.oracle for group in _groups(parameters, layers)):
+        return "graph of an oracle that reads everything to find what matters"
+    return None
+
+
+def missing_kernel(parameters: PolicyParameters, layers: int) -> str | None:
+    """Return a kernel that a policy needs and that does not exist; None if all exist."""
+    every = _groups(parameters, layers)
+    if any(group.kv_heads is not None for group in every):
+        return "kernel for layers whose KV heads are cached separately"
+    lacking = next((missing for group in every if (missing := _missing_kernel(group.parameters)) is not None), None)
+    return lacking or missing_division(parameters, layers)
+
+
+def missing_division(parameters: PolicyParameters, layers: int) -> str | None:
+    """Return what divides a budget among layers for each prompt, if the policy needs that; None if it does not."""
+    rules = [group.parameters for group in _groups(parameters, layers)]
+    divides = any(rule.squeeze_share is not None and rule.compresses for rule in rules)
+    return "kernel that divides a budget for each prompt" if divides else None
+
+
+def _groups(parameters: PolicyParameters, layers: int) -> list[Group]:
+    return [group for layer in range(layers) for group in parameters.groups(layer)]
+
+
+def _missing_kernel(rule: PolicyParameters) -> str | None:
+    eviction, selection = rule.eviction, rule.selection
+    if eviction.operators is None or any(operator.kernel is None for operator in eviction.operators):
+        return f"kernel for prompt eviction {eviction.name}"
+    if any(operator.kernel is None for operator in selection.operators):
+        return f"kernel for decode selection {selection.name}"
+    if rule.per_query_head or rule.reallocate or rule.sinks or rule.positions != "original":
+        return "kernel for this form of the policy"
+    return None
