@@ -6,7 +6,6 @@ over prompts like those it will serve. Which layers matter depends on the task, 
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,8 +30,6 @@ def calibrated(resolved: ResolvedBuild, source: ModelSource, progress: Progress)
 
     Raises InputError for layer budgets without prompts to measure on, and for prompts without layer budgets.
     """
-    from kvc_trt.engine.resolved_build import resolve_parameters
-
     config = resolved.config
     if config.calibration is not None and config.layer_budget != "squeeze":
         raise InputError("calibration has no use without --layer-budget squeeze", hint="--layer-budget squeeze")
@@ -40,8 +37,7 @@ def calibrated(resolved: ResolvedBuild, source: ModelSource, progress: Progress)
         return resolved
     prompts = _prompts(resolved, source)
     budgets = measure(resolved, source, prompts, progress)
-    config = config.model_copy(update={"layer_budgets": budgets})
-    return dataclasses.replace(resolved, config=config, parameters=resolve_parameters(config, resolved.model))
+    return resolved.changed(config.model_copy(update={"layer_budgets": budgets}))
 
 
 def measure(resolved: ResolvedBuild, source: ModelSource, prompts: list[list[int]], progress: Progress) -> list[int]:

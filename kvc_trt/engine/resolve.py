@@ -12,7 +12,7 @@ from kvc_trt.config import DERIVED_NUMBERS, BuildConfig
 from kvc_trt.engine.backend import BuildBackend
 from kvc_trt.engine.model_choice import ModelChoice, ModelSource
 from kvc_trt.engine.parallel import check_parallel, rank_model
-from kvc_trt.engine.resolved_build import ResolvedBuild, compute_dtype, resolve_parameters, with_defaults
+from kvc_trt.engine.resolved_build import ResolvedBuild, compute_dtype, with_defaults
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import PolicyParameters
@@ -35,7 +35,8 @@ def resolve(
     """
     config = with_defaults(config, choice)
     config = config.model_copy(update={"backend": backend})
-    parameters = resolve_parameters(config, choice.config)
+    draft = ResolvedBuild(config, choice.config)
+    parameters = draft.parameters
     if config.draft_tokens is not None and parameters.no_drafts is not None:
         raise InputError(
             f"--draft-tokens {config.draft_tokens}: policy {config.policy} checks no drafts: {parameters.no_drafts}",
@@ -61,7 +62,7 @@ def resolve(
             measured = backends[backend].break_even(one, parameters, compute_dtype(config.weights))
         config = config.model_copy(update={"dense_until": measured})
     model = dataclasses.replace(choice.config, dtype=compute_dtype(config.weights))
-    return ResolvedBuild(config, model, resolve_parameters(config, choice.config))
+    return draft.changed(config, model)
 
 
 def for_source(resolved: ResolvedBuild, choice: ModelChoice, source: ModelSource) -> ResolvedBuild:
@@ -76,7 +77,7 @@ def for_source(resolved: ResolvedBuild, choice: ModelChoice, source: ModelSource
         update["head_pattern"] = str(Path(config.head_pattern).absolute())
     config = config.model_copy(update=update)
     model = dataclasses.replace(choice.config, dtype=resolved.dtype)
-    return ResolvedBuild(config, model, resolve_parameters(config, model))
+    return resolved.changed(config, model)
 
 
 def check_backend_settings(config: BuildConfig, backends: Mapping[str, BuildBackend]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from kvc_trt import policies
 from kvc_trt.config import DERIVED_NUMBERS, BuildConfig
@@ -34,7 +35,22 @@ class ResolvedBuild:
     config: BuildConfig
     model: ModelConfig
     """The model, with the dtype in which the engine computes."""
-    parameters: PolicyParameters
+
+    @cached_property
+    def parameters(self) -> PolicyParameters:
+        """The policy's numbers, which follow from the configuration and the model; InputError for invalid ones."""
+        return resolve_parameters(self.config, self.model)
+
+    def changed(self, config: BuildConfig, model: ModelConfig | None = None) -> ResolvedBuild:
+        """Return the build with these in place of its own; the parameters are kept where nothing new decides on them.
+
+        None of the parameters depends on the model's dtype.
+        """
+        found = ResolvedBuild(config, model or self.model)
+        same_model = replace(found.model, dtype=self.model.dtype) == self.model
+        if same_model and _policy_settings(config) == _policy_settings(self.config):
+            vars(found)["parameters"] = self.parameters  # where cached_property looks
+        return found
 
     @property
     def dtype(self) -> str:
@@ -66,17 +82,26 @@ def resolve_parameters(config: BuildConfig, model: ModelConfig) -> PolicyParamet
     """
     assert config.max_input_len is not None
     assert config.max_output_len is not None
-    return policies.resolve(
-        config.policy,
-        model=model,
-        token_budget=config.token_budget,
-        max_input_len=config.max_input_len,
-        max_output_len=config.max_output_len,
-        split=config.split,
-        dense_until=config.dense_until,
-        head_scores=None if config.head_pattern is None else read_head_pattern(Path(config.head_pattern)),
+    pattern = None if config.head_pattern is None else read_head_pattern(Path(config.head_pattern))
+    return policies.resolve(config.policy, model=model, head_scores=pattern, **_numbers(config))
+
+
+def _numbers(config: BuildConfig) -> dict[str, Any]:
+    """Return the numbers that the parameters of the policy follow from."""
+    return {
+        "token_budget": config.token_budget,
+        "max_input_len": config.max_input_len,
+        "max_output_len": config.max_output_len,
+        "split": config.split,
+        "dense_until": None if config.dense_until == "auto" else config.dense_until,
         **config.overrides(),
-    )
+    }
+
+
+def _policy_settings(config: BuildConfig) -> tuple[object, ...]:
+    """Return everything of the configuration that decides on the parameters of the policy."""
+    pattern = None if config.head_pattern is None else Path(config.head_pattern).absolute()
+    return config.policy, pattern, _numbers(config)
 
 
 def checkpoint_weights(choice: ModelChoice) -> WeightKind:

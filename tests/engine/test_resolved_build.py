@@ -4,14 +4,17 @@ import dataclasses
 
 import pytest
 
+from kvc_trt import policies
 from kvc_trt.backends.onnxruntime.backend import OnnxRuntimeBackend
 from kvc_trt.config import BuildConfig
+from kvc_trt.engine.calibration import calibrated
 from kvc_trt.engine.model_choice import choose_model, open_source
 from kvc_trt.engine.resolve import for_source, resolve
 from kvc_trt.engine.resolved_build import weight_bytes, with_defaults
 from kvc_trt.errors import InputError
 from kvc_trt.graph.weights import write_weights
 from kvc_trt.models.random_weights import RandomWeights
+from kvc_trt.progress import NullProgress
 
 
 class Measured(OnnxRuntimeBackend):
@@ -65,6 +68,23 @@ def test_recorded_numbers_are_pinned_only_where_they_differ(tiny_model):
     pinned = resolved(build(tiny_model, token_budget=64), recorded={**recorded, "top_r": 3})
     assert pinned.config.top_r == pinned.parameters.top_r == 3
     assert pinned.config.page_size is None
+
+
+def test_the_numbers_of_a_policy_are_derived_once(tiny_model, monkeypatch):
+    """Unless something is found on the way that decides on them, such as a break-even."""
+    derived = []
+    resolve_policy = policies.resolve
+    monkeypatch.setattr(
+        policies, "resolve", lambda *given, **more: derived.append(given) or resolve_policy(*given, **more)
+    )
+    for dense_until, times in ((None, 1), ("auto", 2)):
+        derived.clear()
+        request = resolved(build(tiny_model, token_budget=64, weights="fp16", dense_until=dense_until), break_even=100)
+        choice, source = open_source(choose_model(request.config.model), request.config)
+        made = calibrated(for_source(request, choice, source), source, NullProgress())
+        assert made.parameters.dense_until == (100 if dense_until else made.parameters.token_budget)
+        assert made.model.dtype == "float16"
+        assert len(derived) == times
 
 
 def test_the_break_even_is_that_of_one_rank(tiny_model):

@@ -19,7 +19,7 @@ from kvc_trt.cache import cache_root
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.model_choice import ModelChoice, ModelSource, choose_model, open_source
-from kvc_trt.engine.resolved_build import ResolvedBuild, compute_dtype, host_weights, resolve_parameters, with_defaults
+from kvc_trt.engine.resolved_build import ResolvedBuild, compute_dtype, host_weights, with_defaults
 from kvc_trt.errors import InputError
 from kvc_trt.machine import usable_cores
 from kvc_trt.models.config import longest_sequence
@@ -113,8 +113,7 @@ class PolicyEngines:
         if room.turn_tokens:
             given["max_conversation_len"] = room.max_input_len + room.max_output_len + room.turn_tokens
         config = with_defaults(validated(BuildConfig, given, str(variant)), self._choice)
-        request = ResolvedBuild(config, self.config, resolve_parameters(config, self._choice.config))
-        return calibrated(request, self._source, NullProgress()).parameters
+        return calibrated(ResolvedBuild(config, self.config), self._source, NullProgress()).parameters
 
     def _engine(self, parameters: PolicyParameters, turns: bool) -> Answerer:
         program = self._program(parameters, turns)
