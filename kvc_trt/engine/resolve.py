@@ -16,7 +16,7 @@ from kvc_trt.engine.resolved_build import ResolvedBuild, compute_dtype, with_def
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import PolicyParameters
-from kvc_trt.models.sources.formats import is_path
+from kvc_trt.models.formats import is_path
 from kvc_trt.validation import validated
 
 

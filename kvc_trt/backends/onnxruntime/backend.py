@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from typing_extensions import override
+
 from kvc_trt.backends.base import Backend
 from kvc_trt.backends.probes import Probe, import_package
 from kvc_trt.backends.run_options import PREFILL_PRECISIONS
@@ -43,6 +45,7 @@ class OnnxRuntimeBackend(Backend):
     prefill_precisions = PREFILL_PRECISIONS
     measures_break_even = True
 
+    @override
     def probe(self) -> Probe:
         """Check for the package in a version whose scatter works in place, and for native operators."""
         from kvc_trt.backends.onnxruntime.native import describe_choice
@@ -55,26 +58,28 @@ class OnnxRuntimeBackend(Backend):
         versions = {**versions, "native operators": describe_choice()}
         return Probe(self.name, self.purpose, not missing, versions, missing, install)
 
+    @override
     def default_weights(self, choice: ModelChoice) -> WeightKind:
-        """Return fp32 if it fits in memory."""
         return host_weights(choice)
 
+    @override
     def break_even(self, model: ModelConfig, parameters: PolicyParameters, dtype: str) -> int:
-        """Measure on this CPU, or return the cached result."""
         from kvc_trt.backends.onnxruntime.benchmark import break_even
 
         return break_even(model, parameters, dtype)
 
+    @override
     def runs(self, other: Backend) -> bool:
         """Return whether the other backend's engines consist of graphs in types that its kernels support."""
         return other.files == self.files
 
+    @override
     def open(self, engine: EngineDirectory, options: RunOptions, **own: Any) -> OnnxRuntimeExecutor:
-        """Return an executor that loads each graph when it is first needed."""
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
         return OnnxRuntimeExecutor(engine, options, **own)
 
+    @override
     def packed_copies(self, weights: str, size: float, *, drafts: bool) -> tuple[str, ...]:
         """Return whether steps, and passes over drafts, have a packed copy with the native operators that are here."""
         from kvc_trt.backends.onnxruntime.native import native_operators
@@ -86,6 +91,7 @@ class OnnxRuntimeBackend(Backend):
         passes = drafts and passes_pack(steps, quantised=quantised, native=native)
         return (*(("steps",) if steps else ()), *(("passes over drafts",) if passes else ()))
 
+    @override
     def kernels(self, engine: EngineDirectory) -> str | None:
         """Return the library of native operators that its sessions use, if there is one."""
         from kvc_trt.backends.onnxruntime.native import native_operators
@@ -93,22 +99,22 @@ class OnnxRuntimeBackend(Backend):
         found = native_operators(engine.state[0].dtype)
         return None if found is None else found.describe(fp8_bounds=engine.parameters.fp8_bounds)
 
+    @override
     def program_runner(
         self, weights_directory: Path, options: RunOptions, *, share_prefill: bool
     ) -> OnnxRuntimePrograms:
-        """Return what opens graphs that were built in memory."""
         from kvc_trt.backends.onnxruntime.prefill.shared_prefill import OnnxRuntimePrograms, SharedPrefill
 
         return OnnxRuntimePrograms(options, SharedPrefill(weights_directory) if share_prefill else None)
 
+    @override
     def harness(self, engine: EngineDirectory, options: RunOptions) -> OnnxRuntimeHarness:
-        """Return a harness over the graphs and the operators cut out of them."""
         from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
 
         return OnnxRuntimeHarness(engine, options)
 
+    @override
     def benchmark(self, engine: EngineDirectory, options: RunOptions) -> OnnxRuntimeBenchmark:
-        """Return the benchmark of this machine's CPU and memory."""
         from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
 
         return OnnxRuntimeBenchmark(options, engine.state[0].dtype, fp8_bounds=engine.parameters.fp8_bounds)

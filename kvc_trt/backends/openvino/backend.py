@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from kvc_trt.backends.onnxruntime.backend import OnnxRuntimeBackend
 from kvc_trt.backends.probes import Probe, import_package
 
@@ -28,6 +30,7 @@ class OpenVinoBackend(OnnxRuntimeBackend):
     libraries = ("onnxruntime", "openvino")
     runs_programs = False
 
+    @override
     def probe(self) -> Probe:
         """Check for both packages, and for the release of OpenVINO that this code was written for."""
         decode = super().probe()
@@ -42,24 +45,25 @@ class OpenVinoBackend(OnnxRuntimeBackend):
             self.name, self.purpose, not problems, {**versions, **decode.versions}, problems, install + decode.install
         )
 
+    @override
     def packed_copies(self, weights: str, size: float, *, drafts: bool) -> tuple[str, ...]:
         """Return those of ONNX Runtime, which runs the steps, behind OpenVINO's own of the prefill graph."""
         return ("prompts", *super().packed_copies(weights, size, drafts=drafts))
 
+    @override
     def open(self, engine: EngineDirectory, options: RunOptions, **own: Any) -> OpenVinoExecutor:
-        """Return an executor that loads each graph when it is first needed."""
         from kvc_trt.backends.openvino.executor import OpenVinoExecutor
 
         return OpenVinoExecutor(engine, options, **own)
 
+    @override
     def harness(self, engine: EngineDirectory, options: RunOptions) -> OpenVinoHarness:
-        """Return a harness over the graphs and the operators cut out of them."""
         from kvc_trt.backends.openvino.harness import OpenVinoHarness
 
         return OpenVinoHarness(engine, options)
 
+    @override
     def benchmark(self, engine: EngineDirectory, options: RunOptions) -> OpenVinoBenchmark:
-        """Return the benchmark of this machine's CPU and memory."""
         from kvc_trt.backends.openvino.benchmark import OpenVinoBenchmark
 
         return OpenVinoBenchmark(options, engine.state[0].dtype, fp8_bounds=engine.parameters.fp8_bounds)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from kvc_trt.backends.benchmark import PartOfRun
 from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
@@ -16,10 +17,11 @@ from kvc_trt.engine.program import Program
 class OpenVinoBenchmark(OnnxRuntimeBenchmark):
     """The processor, as both libraries use it."""
 
+    @override
     def open(self, program: Program) -> Any:
-        """Return an executor; graphs are loaded when they are first run."""
         return OpenVinoExecutor(program, self._options)
 
+    @override
     def compaction(self, program: Program, prompts: NDArray[np.int64], repeats: int) -> PartOfRun | None:
         """Return None: OpenVINO's profile does not say which nodes came from which operator."""
         return None

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.openvino.lowering import Constants, Target
@@ -40,6 +41,7 @@ class OpenVinoExecutor(OnnxRuntimeExecutor):
         self._target = target_of(self.program, options)
 
     @property
+    @override
     def cuts_prefill(self) -> bool:
         """True if a prefill can run in several slices: OpenVINO compiles the whole graph."""
         return False
@@ -55,13 +57,16 @@ class OpenVinoExecutor(OnnxRuntimeExecutor):
         constants = Constants.mapped(model.graph, self.program.weights_path)
         return CompiledGraph(model, constants, self._target)
 
+    @override
     def _check_precision(self) -> None:
         """Do nothing: OpenVINO computes in bf16 on any processor."""
 
+    @override
     def _load_prefill(self) -> None:
         if self._keep_prefill:
             assert self.compiled_prefill is not None
 
+    @override
     def _run_prefill(self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> None:
         self._exposed.update(self.compiled_prefill.run(inputs, outputs, self._expose_prefill))
         if not self._keep_prefill:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
+from typing_extensions import override
 
 from kvc_trt.backends.harness import Array, EngineOperator
 from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
@@ -55,9 +56,11 @@ def _with_shapes(model: ModelProto, arrays: Mapping[str, Array]) -> ModelProto:
 class OpenVinoHarness(OnnxRuntimeHarness):
     """The engine's graphs; operators are cut out of them."""
 
+    @override
     def _executor(self, program: Program, expose: Collection[str] = ()) -> OpenVinoExecutor:
         return OpenVinoExecutor(program, self._options, expose=expose)
 
+    @override
     def operators(self) -> list[EngineOperator]:
         """Return the operators of the graphs' nodes, each on the library that runs its graph."""
         engine = self._engine
@@ -69,6 +72,7 @@ class OpenVinoHarness(OnnxRuntimeHarness):
         lowered = [OpenVinoOperator(one, target) for one in prefill if one.name in target.lowered]
         return [*lowered, *(one for one in prefill if one.name not in target.lowered), *rest]
 
+    @override
     def describe(self) -> dict[str, str]:
         """Return both libraries; ONNX Runtime's native operators, if any, are those of decode."""
         described = super().describe()

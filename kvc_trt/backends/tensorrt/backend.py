@@ -7,6 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from kvc_trt.backends.base import Backend
 from kvc_trt.backends.probes import Probe
 from kvc_trt.backends.tensorrt.format import WITH_DESCRIPTIONS, no_turns, target_problem
@@ -43,6 +45,7 @@ class TensorRtBackend(Backend):
     own_settings = ("compatibility",)
     no_proofs = "plans of TensorRT have no outputs for the lists of tokens that steps read"
 
+    @override
     def probe(self) -> Probe:
         """Check packages, driver, GPU and plugin library as a build or a run does."""
         from kvc_trt.backends.tensorrt.requirements import FOR_GRAPHS, probe_machine
@@ -51,62 +54,65 @@ class TensorRtBackend(Backend):
         hints = tuple(dict.fromkeys(one.hint for one in missing))
         return Probe(self.name, self.purpose, not missing, versions, tuple(map(str, missing)), hints)
 
+    @override
     def default_weights(self, choice: ModelChoice) -> WeightKind:
         """Return the checkpoint's own type, also for fp8."""
         return "fp8" if choice.quantised else super().default_weights(choice)
 
+    @override
     def target(self, resolved: ResolvedBuild) -> Mapping[str, Any]:
         """Return the architecture, the TensorRT version and the plugin library that the plans are for."""
         from kvc_trt.backends.tensorrt.building.build import target
 
         return target(resolved)
 
+    @override
     def target_problem(self, target: Any) -> str | None:
-        """Return what `target` lacks, or None."""
         return target_problem(target, self.name, frozenset({"tensorrt"}))
 
+    @override
     def makers(self, resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> Makers:
-        """Return what makes the graphs, and a plan and its description for each graph."""
         from kvc_trt.backends.tensorrt.building.build import makers
 
         return {**super().makers(resolved, source, progress), **makers(resolved, progress)}
 
+    @override
     def no_turns(self, parameters: PolicyParameters) -> str | None:
-        """Return why a policy's plans take no turns; None if they do."""
         return no_turns(parameters)
 
+    @override
     def sources(self) -> Iterable[Path]:
         """Return the source files that lower and compile the graphs."""
         return (path for pattern in COMPILING for path in Path(__file__).parent.glob(pattern))
 
+    @override
     def open(self, engine: EngineDirectory, options: RunOptions, **own: Any) -> TensorRtExecutor:
-        """Return an executor that loads the plans onto the GPU when they are first needed."""
         from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
 
         return TensorRtExecutor(engine, **own)
 
+    @override
     def harness(self, engine: EngineDirectory, options: RunOptions) -> TensorRtHarness:
-        """Return a harness over the plans, and over graphs built in memory to expose their values."""
         from kvc_trt.backends.tensorrt.harness import TensorRtHarness
 
         return TensorRtHarness(engine, options)
 
+    @override
     def benchmark(self, engine: EngineDirectory, options: RunOptions) -> TensorRtBenchmark:
-        """Return the benchmark of the GPU that the plans are for."""
         from kvc_trt.backends.tensorrt.benchmark import TensorRtBenchmark
 
         return TensorRtBenchmark(engine)
 
+    @override
     def check_verifiable(self, rows: int, what: str) -> None:
-        """Raise InputError for plans compiled for fewer rows than the rungs run at once."""
         from kvc_trt.backends.tensorrt.harness import check_rows
 
         check_rows(rows, what)
 
+    @override
     def device_memory(
         self, model: ModelConfig, parameters: PolicyParameters, weights: float, rows: int, gpus: Mapping[str, int]
     ) -> dict[str, Any] | None:
-        """Return the memory planned by the executor's formulas."""
         from kvc_trt.backends.tensorrt.forecast import device_memory
 
         return device_memory(model, parameters, weights, rows, gpus)

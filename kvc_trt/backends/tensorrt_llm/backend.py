@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from kvc_trt.backends.base import Backend
 from kvc_trt.backends.probes import Probe
 from kvc_trt.backends.tensorrt.building import profiles
@@ -38,6 +40,7 @@ class TensorRtLlmBackend(Backend):
     own_settings = ()
     weight_copies = 3
 
+    @override
     def probe(self) -> Probe:
         """Check what the tensorrt backend needs, but with an older TensorRT, since it reads no graph."""
         from kvc_trt.backends.tensorrt.requirements import probe_machine
@@ -49,22 +52,24 @@ class TensorRtLlmBackend(Backend):
         found = {**versions, **facts.versions}
         return Probe(self.name, self.purpose, not missing, found, missing, tuple(dict.fromkeys(hints)))
 
+    @override
     def target(self, resolved: ResolvedBuild) -> Mapping[str, Any]:
         """Return the architecture, the packages and the plugin library that the plans are for."""
         from kvc_trt.backends.tensorrt_llm.build import target
 
         return target(resolved)
 
+    @override
     def target_problem(self, target: Any) -> str | None:
-        """Return what `target` lacks, or None."""
         return target_problem(target, self.name, frozenset({"tensorrt", "tensorrt_llm"}))
 
+    @override
     def makers(self, resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> Makers:
-        """Return what makes the graphs, and a plan for each graph."""
         from kvc_trt.backends.tensorrt_llm.build import makers
 
         return {**super().makers(resolved, source, progress), **makers(resolved, source, progress)}
 
+    @override
     def sources(self) -> Iterable[Path]:
         """Return the sources of this folder, and of the profiles shared with the tensorrt backend."""
         return (*Path(__file__).parent.glob("*.py"), Path(profiles.__file__))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from kvc_trt.backends.base import Backend
 from kvc_trt.backends.probes import INSTALL_VERIFY, Probe, import_package, nvidia_gpu
 from kvc_trt.backends.torch.policy_path import policy_path
@@ -31,6 +33,7 @@ class TorchBackend(Backend):
     measures_break_even = True
     own_settings = (*Backend.own_settings, "tensor_parallel")
 
+    @override
     def probe(self) -> Probe:
         """Check for PyTorch; without a GPU and kernels the reference runs in their place, and the probe says so."""
         versions, missing = import_package("torch")
@@ -46,25 +49,29 @@ class TorchBackend(Backend):
             versions["runs on"] = f"the CPU, slowly: no {problem or 'NVIDIA GPU with its driver'}"
         return Probe(self.name, self.purpose, True, versions, (), ())
 
+    @override
     def break_even(self, model: ModelConfig, parameters: PolicyParameters, dtype: str) -> int:
-        """Measure on this machine's GPU, or return the cached result."""
         from kvc_trt.backends.torch.benchmark import break_even
 
         return break_even(model, parameters, dtype)
 
+    @override
     def missing(self, parameters: PolicyParameters, layers: int) -> str | None:
         """Return what no PyTorch operations stand in for; a missing kernel is none of it (decision 0026)."""
         return missing_graph(parameters, layers) or missing_division(parameters, layers)
 
+    @override
     def without_kernels(self, model: ModelConfig, parameters: PolicyParameters) -> str | None:
         """Return which parts of the policy run as PyTorch operations; None if kernels do all of it."""
         path = policy_path(model, parameters)
         return None if path is None else str(path)
 
+    @override
     def runs(self, other: Backend) -> bool:
         """Return whether the other backend's engines keep their weights in the weight file."""
         return WEIGHTS_FILE in other.files.values()
 
+    @override
     def open(self, engine: EngineDirectory, options: RunOptions, **own: Any) -> Executor:
         """Return an executor on the device of the kernel library in use, or on one such device per rank."""
         ranks = engine.build.tensor_parallel
@@ -79,11 +86,13 @@ class TorchBackend(Backend):
 
         return TorchExecutor(engine, options, **own)
 
+    @override
     def kernels(self, engine: EngineDirectory) -> str | None:
         """Return how many ranks share the engine's KV heads, or what runs without kernels; None if neither."""
         ranks = engine.build.tensor_parallel
         return super().kernels(engine) if ranks is None else f"{ranks} ranks"
 
+    @override
     def harness(self, engine: EngineDirectory, options: RunOptions) -> TorchHarness:
         """Return a harness over the weights and the kernels, the nodes where kernels are missing, or the ranks."""
         ranks = engine.build.tensor_parallel
@@ -99,6 +108,7 @@ class TorchBackend(Backend):
 
         return TorchHarness(engine, options)
 
+    @override
     def benchmark(self, engine: EngineDirectory, options: RunOptions) -> TorchBenchmark:
         """Return the benchmark of the kernel library's device; InputError for an engine that runs on several."""
         ranks = engine.build.tensor_parallel
@@ -111,10 +121,10 @@ class TorchBackend(Backend):
 
         return TorchBenchmark(engine, options)
 
+    @override
     def rank_memory(
         self, model: ModelConfig, parameters: PolicyParameters, rows: int, ranks: int, *, turns: bool
     ) -> dict[str, Any]:
-        """Return the modelled memory of each rank's GPU."""
         from kvc_trt.backends.torch.parallel.forecast import rank_memory
 
         return rank_memory(model, parameters, rows, ranks, turns=turns)

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from torch import Tensor
+from typing_extensions import override
 
 from kvc_trt.backends.harness import EngineOperator, Watched
 from kvc_trt.backends.single_operator import alike_nodes
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 class NodeHarness(TorchHarness):
     """The engine through `TorchExecutor`, with the operators that its nodes call."""
 
+    @override
     def open_twin(self) -> TorchExecutor:
         """Open the dense twin so that its steps run what the engine's run within the budget."""
         from kvc_trt.engine.program import twin_program
@@ -36,6 +38,7 @@ class NodeHarness(TorchHarness):
         twin, engine = twin_program(self._engine), self._engine.parameters
         return TorchExecutor(twin, self._options, weights=self._weights, twin_of=engine)
 
+    @override
     def operators(self) -> list[EngineOperator]:
         """Return the operators that the nodes of prompts, steps and turns call, and attention over the prompt."""
         layers, device = self._engine.model.num_hidden_layers, kernel_device()
@@ -54,6 +57,7 @@ class NodeHarness(TorchHarness):
                 found.append(TorchOperator(alike[0].op_type, len(alike), body, device, cache))
         return found
 
+    @override
     def compactions(self) -> list[Watched]:
         """Return the nodes that write lists of kept positions; only a KvcCompact is judged by its inputs."""
         return [
@@ -63,8 +67,8 @@ class NodeHarness(TorchHarness):
             for site, node in self._writers(self._graphs.prompt, "indices")
         ]
 
+    @override
     def selections(self) -> list[Watched]:
-        """Return the nodes of steps that choose tokens."""
         if self._path.plain_steps:
             return super().selections()
         return [
@@ -72,6 +76,7 @@ class NodeHarness(TorchHarness):
             for site, node in self._writers(self._graphs.step, "selected")
         ]
 
+    @override
     def describe(self) -> dict[str, str]:
         """Return what the other harness says, and what runs without kernels."""
         return {**super().describe(), "without kernels": str(self._path)}

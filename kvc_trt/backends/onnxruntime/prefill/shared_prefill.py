@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from kvc_trt.atomic_files import disk_error
 from kvc_trt.backends.onnxruntime.binding import bind_input, bind_output, return_freed_memory, shrinking
@@ -139,22 +140,26 @@ class SharingExecutor(OnnxRuntimeExecutor):
         self._shared, self._halves = shared, halves
 
     @property
+    @override
     def prepacks_decode(self) -> bool:
         """True if decode copies its weights: quantised ones, which its prefill does not share, and small ones."""
         return self._quantised or self.program.weights_path.stat().st_size <= PREPACK_UP_TO_BYTES
 
     @property
+    @override
     def cuts_prefill(self) -> bool:
         """True if a prefill can run in several slices: the store computes the trunk at once."""
         return False
 
     @cached_property
+    @override
     def prefill_session(self) -> InferenceSession:
         """ONNX Runtime's session of the head alone."""
         types = self._shared.types(self._halves)
         options = LoadOptions(self._options.threads, prepack=False, dtype=self.program.dtype)
         return load_graph(lambda: self._halves.head(types), self.program.weights_path.parent, options)
 
+    @override
     def prefill(self, input_ids: Int64, prompt_lengths: Int64) -> Prefilled:
         """Run the prompts one by one; the rows' state is [B, ...] per state tensor.
 

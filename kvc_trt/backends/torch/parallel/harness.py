@@ -6,6 +6,8 @@ from collections.abc import Collection
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from kvc_trt.backends.torch.harness import TorchHarness
 from kvc_trt.backends.torch.parallel.executor import ParallelExecutor
 from kvc_trt.backends.torch.parallel.group import RankGroup
@@ -23,14 +25,15 @@ class ParallelHarness(TorchHarness):
         super().__init__(engine, options)
         self._ranks = ranks
 
+    @override
     def open(self, expose: Collection[str] = ()) -> ParallelExecutor:
-        """Open an executor over the ranks."""
         return ParallelExecutor(engine_program(self._engine), self._group, expose=expose)
 
+    @override
     def open_twin(self) -> ParallelExecutor:
-        """Open the dense twin over the same ranks."""
         return ParallelExecutor(twin_program(self._engine), self._group)
 
+    @override
     def describe(self) -> dict[str, str]:
         """Return what `TorchHarness` says, and the number of ranks."""
         found = super().describe()
