@@ -21,9 +21,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from kvc_trt.backends.benchmark import (
     Array,
+    Benchmark,
     CopyBandwidth,
     OperatorTime,
     PartOfRun,
@@ -52,7 +54,7 @@ STATE_BYTES = 256 << 20
 Interval = tuple[float, float]
 
 
-class OnnxRuntimeBenchmark:
+class OnnxRuntimeBenchmark(Benchmark):
     """ONNX Runtime on this machine's processor."""
 
     weight_copies = 1
@@ -63,46 +65,52 @@ class OnnxRuntimeBenchmark:
         self._options = replace(options, threads=self._threads)
         self._dtype, self._fp8_bounds = dtype, fp8_bounds
 
+    @override
     def open(self, program: Program) -> Any:
         """Return an executor; graphs are loaded when they are first run."""
         return OnnxRuntimeExecutor(program, self._options)
 
+    @override
     def fill(self, executor: Any, rows: Mapping[str, Array]) -> None:
-        """Write the rows into the buffers."""
         for name, row in rows.items():
             executor.buffers[name][:] = row
 
+    @override
     def weight_format(self, program: Program) -> str:
         """Return the format of the file, which a run reads in place."""
         return program.weight_format
 
+    @override
     def weight_bytes(self, executor: Any) -> tuple[int, str]:
         """Return the size of the weight file, which is mapped."""
         return executor.program.weights_path.stat().st_size, "size of the file"
 
+    @override
     def bounds_bytes(self, executor: Any) -> int:
-        """Return the bytes of the arrays that are neither keys nor values."""
         stored = ("k_cache", "v_cache")
         return sum(buffer.nbytes for name, buffer in executor.buffers.items() if not name.startswith(stored))
 
+    @override
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
         """Return the modelled bytes, by the blocks that the graph works in."""
         return prefill_memory(program, rows, tokens)
 
+    @override
     def watch(self, executor: Any) -> AbstractContextManager[Peak]:
-        """Sample the process's resident memory."""
         return watch_memory()
 
+    @override
     def free_bytes(self) -> int:
-        """Return the bytes that the system has free."""
         import psutil
 
         return int(psutil.virtual_memory().available)
 
+    @override
     def copy_bandwidth(self) -> CopyBandwidth:
         """Measure this machine's memory with as many threads as the engine uses."""
         return measure_copy_bandwidth(self._threads)
 
+    @override
     def compaction(self, program: Program, prompts: NDArray[np.int64], repeats: int) -> PartOfRun | None:
         """Read it from ONNX Runtime's profile. Recording costs time, so only the share of the run is meaningful."""
         if not compacts(program):
@@ -114,6 +122,7 @@ class OnnxRuntimeBenchmark:
                 prefill_seconds(executor, prompts)
             return median_share(function_times(executor.end_profiling()["prefill"], *prompt_runs())[1:])
 
+    @override
     def operators(self, program: Program, steps: Callable[[Any], object]) -> list[OperatorTime]:
         """Read them from ONNX Runtime's profile. Recording costs time, so only their shares are meaningful."""
         with TemporaryDirectory() as directory:
@@ -121,6 +130,7 @@ class OnnxRuntimeBenchmark:
             steps(executor)
             return operator_times(executor.end_profiling()["decode"])
 
+    @override
     def describe(self) -> dict[str, Any]:
         """Return the number of threads, what computes the operators, and the arithmetic of prefill."""
         native = native_operators(self._dtype)

@@ -8,7 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvc_trt.backends.harness import EngineOperator, Watched
+from typing_extensions import override
+
+from kvc_trt.backends.harness import EngineOperator, Harness, Watched
 from kvc_trt.backends.onnxruntime.native import native_operators
 from kvc_trt.backends.single_operator import single_operators
 from kvc_trt.engine.program import Program, engine_program, twin_program
@@ -24,25 +26,29 @@ if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
 
 
-class OnnxRuntimeHarness:
+class OnnxRuntimeHarness(Harness):
     """The engine's graphs; operators are cut out of them."""
 
     def __init__(self, engine: EngineDirectory, options: RunOptions) -> None:
         self._engine, self._options = engine, options
 
     @property
+    @override
     def truncates(self) -> bool:
         """Return False: a CPU rounds."""
         return False
 
+    @override
     def open(self, expose: Collection[str] = ()) -> OnnxRuntimeExecutor:
         """Open the graphs; exposed values become outputs of an in-memory copy."""
         return self._executor(engine_program(self._engine), expose)
 
+    @override
     def open_twin(self) -> OnnxRuntimeExecutor:
         """Open graphs that are built in memory from config.json over the same weight file."""
         return self._executor(replace(twin_program(self._engine), by_bodies=self._attends_by_bodies))
 
+    @override
     def open_beside_twin(self) -> OnnxRuntimeExecutor | None:
         """Open the engine by bodies, like its twin, where a body computes a part of its steps' attention."""
         if not self._attends_by_bodies:
@@ -71,6 +77,7 @@ class OnnxRuntimeHarness:
         computed = native_in(nodes, native.operators)
         return any(node.domain == KVC_DOMAIN and node.op_type not in computed for node in nodes)
 
+    @override
     def operators(self) -> list[EngineOperator]:
         """Return the operators of the graphs' nodes, with the graphs' function bodies."""
         engine = self._engine
@@ -78,6 +85,7 @@ class OnnxRuntimeHarness:
         graphs = (engine.prefill_path, engine.decode_path, engine.extend_path)
         return [op for graph in graphs if graph is not None for op in single_operators(graph, dtype, sites)]
 
+    @override
     def compactions(self) -> list[Watched]:
         """Return the prefill nodes that write lists of kept positions; only a KvcCompact is judged by its inputs."""
         found = []
@@ -86,10 +94,11 @@ class OnnxRuntimeHarness:
             found.append(Watched(site.cache, inputs, (f"indices.{site.name}",)))
         return found
 
+    @override
     def selections(self) -> list[Watched]:
-        """Return the nodes of the decode graph that choose tokens."""
         return self._choosing(self._engine.decode_path)
 
+    @override
     def draft_selections(self) -> list[list[Watched]]:
         """Return the nodes of the draft graph that choose tokens, for each token of a pass."""
         path, tokens = self._engine.draft_path, 1 + (self._engine.build.draft_tokens or 0)
@@ -114,6 +123,7 @@ class OnnxRuntimeHarness:
         names = ((site, of_token(f"{kind}.{site.name}", token, tokens)) for site in sites)
         return [(site, by_output[name]) for site, name in names if name in by_output]
 
+    @override
     def describe(self) -> dict[str, str]:
         """Return the backend, and the library of native operators where the operators' ONNX bodies do not run."""
         import onnxruntime

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from kvc_trt.backends.benchmark import CopyBandwidth, PartOfRun, Peak
+from kvc_trt.backends.benchmark import Benchmark, CopyBandwidth, PartOfRun, Peak
 from kvc_trt.backends.tensorrt.device import DeviceBlock, Stream, call, free_memory, runtime
 from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
 from kvc_trt.backends.tensorrt.running.in_memory import build_program
@@ -27,7 +28,7 @@ COPIES_PER_SAMPLE, SAMPLES = 8, 9
 """Copies per sample, and samples. One copy takes half a millisecond; several of them hide the cost of a launch."""
 
 
-class TensorRtBenchmark:
+class TensorRtBenchmark(Benchmark):
     """Measures on the GPU that the engine is for."""
 
     weight_copies = 3
@@ -36,6 +37,7 @@ class TensorRtBenchmark:
     def __init__(self, engine: EngineDirectory) -> None:
         self._engine = engine
 
+    @override
     def open(self, program: Program) -> TensorRtExecutor:
         """Open the engine's plans for its own program, or build plans for another one."""
         if program == engine_program(self._engine):
@@ -43,23 +45,26 @@ class TensorRtBenchmark:
         loaded = build_program(self._tools, program, self._engine.build.max_batch_size)
         return TensorRtExecutor(program, loaded=loaded)
 
+    @override
     def fill(self, executor: TensorRtExecutor, rows: Mapping[str, NDArray[Any]]) -> None:
-        """Copy the rows to the GPU."""
         executor.fill_rows(rows)
 
+    @override
     def weight_format(self, program: Program) -> str:
         """Return the file's format: TensorRT keeps the types of a graph."""
         return program.weight_format
 
+    @override
     def weight_bytes(self, executor: TensorRtExecutor) -> tuple[int, str]:
         """Return the size of the plans, which hold little else."""
         return executor.load().plan_bytes, "size of all plans"
 
+    @override
     def bounds_bytes(self, executor: TensorRtExecutor) -> int:
-        """Return the size of the regions allocated for page bounds and other extra state."""
         bounds = sum(t.bytes_per_row() for t in executor.program.state if t.name.startswith("bounds"))
         return executor.rows * bounds
 
+    @override
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
         """Return what the graph needs in ONNX Runtime, only an order of magnitude here: attention is fused."""
         from kvc_trt.backends.onnxruntime.benchmark import prefill_memory
@@ -67,14 +72,16 @@ class TensorRtBenchmark:
         return prefill_memory(program, rows, tokens)
 
     @contextmanager
+    @override
     def watch(self, executor: TensorRtExecutor) -> Iterator[Peak]:
         """Report the memory set aside for a prefill, which allocates nothing while it runs."""
         yield Peak(0, executor.prefill_bytes(), "memory set aside for activations, and the state it returns")
 
+    @override
     def free_bytes(self) -> int:
-        """Return the free memory of the GPU in bytes."""
         return free_memory()[0]
 
+    @override
     def copy_bandwidth(self) -> CopyBandwidth:
         """Time copies on the device; every byte counts twice, read and written."""
         stream, source, target = Stream(), DeviceBlock(COPIED_BYTES), DeviceBlock(COPIED_BYTES)
@@ -93,13 +100,16 @@ class TensorRtBenchmark:
         (properties,) = call(runtime().cudaGetDeviceProperties, 0, doing="asking for the device's properties")
         return CopyBandwidth.of(rates, COPIED_BYTES, 1, int(properties.l2CacheSize))
 
+    @override
     def compaction(self, program: Program, prompts: NDArray[np.int64], repeats: int) -> PartOfRun | None:
         """Return None: TensorRT reports layer times only outside normal runs. Compare prefills of engine and twin."""
         return None
 
+    @override
     def operators(self, program: Program, steps: Callable[[Any], object]) -> None:
         """Return None: TensorRT reports layer times only outside normal runs."""
 
+    @override
     def describe(self) -> dict[str, Any]:
         """Return the GPU and the plugin library."""
         tools = self._tools

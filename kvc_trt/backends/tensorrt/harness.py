@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from kvc_trt.backends.harness import Array, EngineOperator, Watched
+from typing_extensions import override
+
+from kvc_trt.backends.harness import Array, EngineOperator, Harness, Watched
 from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
 from kvc_trt.errors import InputError
 
@@ -62,7 +64,7 @@ class TensorRtOperator:
         return [found[value.name] for value in self.single.model.graph.output]
 
 
-class TensorRtHarness:
+class TensorRtHarness(Harness):
     """The engine through `TensorRtExecutor`."""
 
     def __init__(self, engine: EngineDirectory, options: RunOptions) -> None:
@@ -72,10 +74,12 @@ class TensorRtHarness:
         """Harness over the engine's graphs, which contain the operators."""
 
     @property
+    @override
     def truncates(self) -> bool:
         """Return whether the engine's caches are of 16 bits."""
         return self._engine.state[0].dtype != "float32"
 
+    @override
     def open(self, expose: Collection[str] = ()) -> TensorRtExecutor:
         """Open the engine's plans, or with `expose` new plans that have these values as outputs."""
         from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
@@ -85,35 +89,39 @@ class TensorRtHarness:
             return TensorRtExecutor(self._engine)
         return self._built(engine_program(self._engine), expose)
 
+    @override
     def open_twin(self) -> TensorRtExecutor:
         """Build plans in memory from config.json and the same weight file."""
         from kvc_trt.engine.program import twin_program
 
         return self._built(twin_program(self._engine), ())
 
+    @override
     def open_beside_twin(self) -> None:
         """Return None: engine and twin run the same plugins."""
 
+    @override
     def operators(self) -> list[EngineOperator]:
-        """Return the operators of the graphs' nodes."""
         from kvc_trt.backends.single_operator import single_operators
 
         dtype, engine = self._engine.state[0].dtype, self._engine
         graphs = [path for path in (engine.prefill_path, engine.decode_path, engine.extend_path) if path is not None]
         return [TensorRtOperator(op, self._toolkit) for graph in graphs for op in single_operators(graph, dtype)]
 
+    @override
     def compactions(self) -> list[Watched]:
-        """Return the nodes of the prefill graph that choose tokens."""
         return self._graphs.compactions()
 
+    @override
     def selections(self) -> list[Watched]:
-        """Return the nodes of the decode graph that choose tokens."""
         return self._graphs.selections()
 
+    @override
     def draft_selections(self) -> list[list[Watched]]:
         """Return nothing: these engines check no drafts."""
         return []
 
+    @override
     def describe(self) -> dict[str, str]:
         """Return TensorRT's version, the GPU, and the plugin library."""
         toolkit = self._toolkit

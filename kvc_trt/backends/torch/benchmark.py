@@ -22,8 +22,17 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from kvc_trt.backends.benchmark import CopyBandwidth, PartOfRun, Peak, compacts, median_share, prefill_seconds
+from kvc_trt.backends.benchmark import (
+    Benchmark,
+    CopyBandwidth,
+    PartOfRun,
+    Peak,
+    compacts,
+    median_share,
+    prefill_seconds,
+)
 from kvc_trt.backends.break_even import attention_only, compared, remembered
 from kvc_trt.backends.host_memory import measure_copy_bandwidth, watch_memory
 from kvc_trt.backends.torch import memory
@@ -89,7 +98,7 @@ COPIES_PER_SAMPLE, SAMPLES = 8, 9
 """Copies per sample, and samples. One copy takes half a millisecond; several of them hide the cost of a launch."""
 
 
-class TorchBenchmark:
+class TorchBenchmark(Benchmark):
     """Measures on the device of the kernel library in use, or on the CPU with reference operators."""
 
     weight_copies = 1
@@ -99,30 +108,35 @@ class TorchBenchmark:
         self._options = replace(options, threads=self._threads)
         self._device = choose_device()
 
+    @override
     def open(self, program: Program) -> TorchExecutor:
         """Return an executor that shares the weights in memory."""
         return TorchExecutor(program, self._options, weights=self._weights)
 
+    @override
     def fill(self, executor: TorchExecutor, rows: Mapping[str, NDArray[Any]]) -> None:
-        """Copy one row of each tensor to the device, and there into all rows."""
         executor.fill_rows(rows)
 
+    @override
     def weight_format(self, program: Program) -> str:
         """Return the format of the tensors in memory."""
         return FORMATS[self._weights.embedding.dtype]
 
+    @override
     def weight_bytes(self, executor: TorchExecutor) -> tuple[int, str]:
         """Return the bytes of the tensors shared by engine and twin, and of this executor's rotary tables."""
         return self._weights.nbytes + executor.decoder.rotary_bytes, "resident tensors"
 
+    @override
     def bounds_bytes(self, executor: TorchExecutor) -> int:
-        """Return the bytes of the page bounds."""
         return sum(tensor.nbytes for name, tensor in executor.state.items() if name.startswith("bounds"))
 
+    @override
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
         """Return the bound that is checked before a prefill."""
         return memory.prefill_bound(program, rows, tokens, itemsize=self._weights.embedding.dtype.itemsize)
 
+    @override
     def watch(self, executor: TorchExecutor) -> AbstractContextManager[Peak]:
         """Report PyTorch's count on a GPU, the process's resident memory on a CPU."""
         return self._watch_allocator() if self._on_gpu else watch_memory()
@@ -135,14 +149,16 @@ class TorchBenchmark:
         yield peak
         peak.highest = torch.cuda.max_memory_allocated(self._device)
 
+    @override
     def free_bytes(self) -> int:
-        """Return the free memory of the device in bytes."""
         return memory.free_bytes(self._device)
 
+    @override
     def copy_bandwidth(self) -> CopyBandwidth:
         """Measure the device's memory; every byte counts twice, read and written."""
         return device_copy_bandwidth(self._device) if self._on_gpu else measure_copy_bandwidth(self._threads)
 
+    @override
     def compaction(self, program: Program, prompts: NDArray[np.int64], repeats: int) -> PartOfRun | None:
         """Time `compact` in a `TimedDecoder`."""
         if not compacts(program):
@@ -155,9 +171,11 @@ class TorchBenchmark:
             found.append(PartOfRun(seconds, decoder.compaction_seconds()))
         return median_share(found[1:])
 
+    @override
     def operators(self, program: Program, steps: Callable[[Any], object]) -> None:
         """Return None: a step is one CUDA graph, or eager code that reports no parts."""
 
+    @override
     def describe(self) -> dict[str, Any]:
         """Return the device, what runs the operators, and on a CPU a note that no figure is from a GPU."""
         library = current_library()

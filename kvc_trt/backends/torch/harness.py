@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from kvc_trt.backends.harness import Array, EngineOperator, ObservedExecutor, Watched
+from kvc_trt.backends.harness import Array, EngineOperator, Harness, ObservedExecutor, Watched
 from kvc_trt.backends.torch.device import from_numpy, to_numpy
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
 from kvc_trt.backends.torch.model.prompt_attention import prefill_attention
@@ -51,27 +52,31 @@ class TorchOperator:
             return [to_numpy(output) for output in self.body(**copies)]
 
 
-class TorchHarness:
+class TorchHarness(Harness):
     """The engine through `TorchExecutor`, on the device of the kernel library in use."""
 
     def __init__(self, engine: EngineDirectory, options: RunOptions) -> None:
         self._engine, self._options = engine, options
 
     @property
+    @override
     def truncates(self) -> bool:
         """Return whether the engine's caches are of 16 bits, on a GPU."""
         return kernel_device().type == "cuda" and self._engine.state[0].dtype != "float32"
 
+    @override
     def open(self, expose: Collection[str] = ()) -> ObservedExecutor:
         """Open an executor of the engine's weights and state."""
         return TorchExecutor(self._engine, self._options, expose=expose, weights=self._weights)
 
+    @override
     def open_twin(self) -> Executor:
         """Open the same weights under the policy that evicts nothing and reads everything."""
         from kvc_trt.engine.program import twin_program
 
         return TorchExecutor(twin_program(self._engine), self._options, weights=self._weights)
 
+    @override
     def open_beside_twin(self) -> None:
         """Return None: the twin's steps run what the engine's run."""
 
@@ -80,6 +85,7 @@ class TorchHarness:
         """The weights, loaded once and shared by all executors."""
         return TorchExecutor(self._engine).weights
 
+    @override
     def operators(self) -> list[EngineOperator]:
         """Each operator that a layer of this engine calls. Of a step that rotates, what comes behind the rotation."""
         layers, device = range(self._engine.model.num_hidden_layers), kernel_device()
@@ -96,26 +102,28 @@ class TorchHarness:
             counts[operator.name] = nodes, partial(call, operator, numbers_of(operator, parameters))
         return [TorchOperator(name, nodes, body, device) for name, (nodes, body) in counts.items() if nodes]
 
+    @override
     def compactions(self) -> list[Watched]:
-        """Return one compaction per compressed layer."""
         return [
             Watched(layer, (f"q_window.{layer}", f"keys.{layer}", f"values.{layer}"), (f"indices.{layer}",))
             for layer in range(self._engine.model.num_hidden_layers)
             if self._engine.parameters.is_compressed(layer)
         ]
 
+    @override
     def selections(self) -> list[Watched]:
-        """Return one selection per layer that selects."""
         return [
             Watched(layer, (f"query.{layer}",), (f"attended.{layer}", f"selected.{layer}"))
             for layer in range(self._engine.model.num_hidden_layers)
             if uses_pages(self._engine.parameters, layer)
         ]
 
+    @override
     def draft_selections(self) -> list[list[Watched]]:
         """Return nothing: of a pass, only what its last token reads could be seen."""
         return []
 
+    @override
     def describe(self) -> dict[str, str]:
         """Return PyTorch's version and device, and which kernels run."""
         device = kernel_device()
