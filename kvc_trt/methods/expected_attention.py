@@ -17,19 +17,18 @@ the same budget; the answer's tokens all stay.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from typing_extensions import override
 
+from kvc_trt.methods.base.attended_entries import WeighedEntries, WeightScores, magnitude, softmax
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.graph_context import PromptLayer
 from kvc_trt.methods.base.inputs import EVERY_POLICY, SELECTION, PolicyInputs, constants
 from kvc_trt.methods.base.isolated_runs import (
     Array,
-    ByExpectedQueries,
-    ExpectedEntries,
     Found,
     PromptCase,
     PromptRun,
@@ -40,7 +39,17 @@ from kvc_trt.methods.base.isolated_runs import (
 )
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
+from kvc_trt.methods.base.ranking import ChosenList, PromptRanking, Prompts
 from kvc_trt.methods.base.rocketkv_budget import cache_capacity
+from kvc_trt.methods.base.rounding import (
+    LARGEST_EXPONENT,
+    RELATIVE_ROUNDING,
+    SMALLEST_NORMAL,
+    BoundedScores,
+    Float64,
+    lost_to_underflow,
+    off,
+)
 from kvc_trt.methods.base.scored_eviction import ScoredEviction, checked_prompt_budget
 from kvc_trt.methods.full import DENSE
 from kvc_trt.methods.hybrid import BEST_OF_PAGES, select_from_pages
@@ -59,6 +68,83 @@ if TYPE_CHECKING:
 
 SINKS = 4
 FUTURE_POSITIONS = 512
+
+
+@dataclass(frozen=True)
+class ByExpectedQueries(PromptRanking):
+    """Prompt tokens after the `sinks`, which all stay, ranked by the attention that expected queries give them."""
+
+    sinks: int
+
+    def explain(self, inputs: Prompts, chosen: ChosenList, slack: float) -> str | None:
+        """Judge the list by mean and covariance of the expected queries."""
+        if chosen.missing.min() < self.sinks:
+            return f"the first {self.sinks} tokens must be kept, {chosen.missing.min()} is not"
+        mean, covariance = inputs.observed_by(chosen)
+        keys, values = (table[self.sinks :] for table in (inputs.keys_of(chosen), inputs.values_of(chosen)))
+        scores = expected_scores(mean, covariance, keys, values, slack)
+        taken = chosen.taken[chosen.taken >= self.sinks] - self.sinks
+        return chosen.instead("kept", scores.unexplained(taken))
+
+
+def expected_scores(mean: Float64, covariance: Float64, keys: Float64, values: Float64, slack: float) -> BoundedScores:
+    """Score the tokens of one KV head: mean [g, D], covariance [g, D, D] of its queries; keys, values [n, D].
+
+    The exponent mu.k / sqrt(D) + k.Sigma.k / 2D is an expectation over queries of length sqrt(|mu|^2 + tr Sigma). With
+    a = that length times |k| / sqrt(D), and b = sqrt(k.Sigma.k / D), it moves by 2^-21 a (1 + b).
+
+    The mean weight is multiplied by the value's length, and so is what underflow has taken from it; where the value is
+    short, the product itself may be lost.
+    """
+    size = keys.shape[1]
+    spread = np.maximum(np.einsum("nd,gde,ne->gn", keys, covariance, keys), 0) / size
+    logits = mean @ keys.T / np.sqrt(size) + spread / 2
+    attention = np.exp(logits - logits.max(-1, keepdims=True))
+    attention /= attention.sum(-1, keepdims=True)
+
+    lengths = np.sqrt((mean**2).sum(-1) + np.trace(covariance, axis1=1, axis2=2))
+    reach = lengths[:, None] * np.linalg.norm(keys, axis=-1) / np.sqrt(size)
+    moves = off(slack) * (1 + reach * (1 + np.sqrt(spread)))
+    moves += (attention * moves).sum(-1, keepdims=True)  # what all are divided by moves too
+    moves = np.minimum(moves, LARGEST_EXPONENT)
+
+    length = np.linalg.norm(values, axis=-1)
+    low, exact, high = (length / len(mean) * (attention * np.exp(sign * moves)).sum(0) for sign in (-1, 0, 1))
+    return BoundedScores(exact, low - lost_to_underflow(len(mean)) * np.maximum(1, length), high)
+
+
+@dataclass
+class ExpectedEntries(WeighedEntries):
+    """Entries of one row, ranked by the attention that expected queries give them; the first `sinks` always stay."""
+
+    mean: Array
+    """[H,D]"""
+    covariance: Array
+    """[H,D,D]"""
+    keys: Array
+    """[G,n,D]"""
+    values: Array
+    """[G,n,D]"""
+    sinks: int
+
+    def scores(self, head: int) -> WeightScores:
+        """Score the entries after the sinks by the attention of expected queries, times the lengths of their values.
+
+        A head's weight is divided by their number and multiplied by that length, in whatever order: it is lost if it is
+        too small anywhere.
+        """
+        keys, values = (table[head, self.sinks :].astype(np.float64) for table in (self.keys, self.values))
+        of_group = slice(head * len(self.mean) // len(self.keys), (head + 1) * len(self.mean) // len(self.keys))
+        mean, covariance = (table[of_group].astype(np.float64) for table in (self.mean, self.covariance))
+        size, heads = keys.shape[1], len(mean)
+        spread = np.einsum("nd,gde,ne->gn", keys, covariance, keys) / (2 * size)
+        shares = softmax(mean @ keys.T / np.sqrt(size) + spread) / heads
+        length = np.linalg.norm(values, axis=-1)
+        of_spread = float(np.linalg.norm(covariance, axis=(1, 2)).max() * (keys**2).sum(-1).max()) / (2 * size)
+        tolerance = RELATIVE_ROUNDING * (1 + magnitude(mean, keys) + of_spread)
+        is_small = shares * np.minimum(1, length) < SMALLEST_NORMAL * (1 + tolerance)
+        value, lost = (table.sum(0) * length for table in (shares, np.where(is_small, shares, 0)))
+        return WeightScores(self.sinks, value, lost, tolerance, (keys, values))
 
 
 class ExpectedAttention(ScoredEviction):

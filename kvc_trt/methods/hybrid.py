@@ -11,18 +11,36 @@ scores are float32.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, islice, product
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
+from kvc_trt.methods.base.channel_ranking import MOST_CHANNEL_CHOICES, OnChannels, possible_channels
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.inputs import DEFAULT_WINDOW, EVERY_POLICY, SELECTION, PolicyInputs, constants
-from kvc_trt.methods.base.isolated_runs import ByPages
+from kvc_trt.methods.base.page_ranking import bounds_of_pages, steps_of_bounds, together
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.base.prompt_eviction import PromptEviction
+from kvc_trt.methods.base.ranking import ChosenList, Step, StepRanking, few
 from kvc_trt.methods.base.rocketkv_budget import default_channels, default_page_size
+from kvc_trt.methods.base.rounding import (
+    LARGEST_EXPONENT,
+    RELATIVE_ROUNDING,
+    BoundedScores,
+    Float64,
+    Int64,
+    Magnitude,
+    lost_to_underflow,
+    off_by,
+    outside_tolerance,
+)
 from kvc_trt.methods.full import NOTHING
 from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 
@@ -30,6 +48,224 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kvc_trt.reference import LayerCache, Selection
+
+
+@dataclass(frozen=True)
+class ChannelChoice:
+    """Channels that score the pages, and per channel whether the page's maximum (else its minimum) is read."""
+
+    channels: Int64
+    take_maximum: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class PageScores(Magnitude):
+    """Exact scores of pages: `token_weight` [pages] is the score of every token of a page.
+
+    `magnitude` is M of the tolerance 2^-20 (1+M), `underflow` is what a score may lose below float32's normal range."""
+
+    token_weight: Float64
+    magnitude: float
+    products: int
+    underflow: float
+
+
+@dataclass(frozen=True)
+class ByPages(StepRanking):
+    """Cached tokens ranked by the bounds of their page on the query's largest channels."""
+
+    page_size: int
+    top_r: int
+    fp8_bounds: bool = False
+    proves_equal_inputs = True
+
+    def explain(self, inputs: Step, chosen: ChosenList, slack: float) -> str | None:
+        """Judge the list by every choice of channels and bounds that rounding may have made."""
+        if (broken := self._breaks_page_order(inputs, chosen)) is not None:
+            return broken
+        query, keys = inputs.queries_of(chosen), inputs.keys_of(chosen)
+        choices = possible_choices(query, self.top_r, slack)
+        problems = (self.scores(query, keys, choice, slack).unexplained(chosen.taken) for choice in choices)
+        return chosen.instead("read", _first_unless_explained(problems))
+
+    def explain_on_equal_inputs(self, inputs: Step, chosen: ChosenList, *, truncates: bool) -> str | None:
+        """Judge the list by every choice of channels and bounds that float32 may have made; exact copies tie."""
+        if (broken := self._breaks_page_order(inputs, chosen)) is not None:
+            return broken
+        query, keys = inputs.queries_of(chosen), inputs.keys_of(chosen)
+        choices = channel_choices(query, self.top_r)
+        problems = (self._outside_tolerance(query, keys, choice, chosen.taken, truncates) for choice in choices)
+        return chosen.instead("read", _first_unless_explained(problems, "the query is not a number"))
+
+    def scores(self, query: Float64, keys: Float64, choice: ChannelChoice, slack: float) -> BoundedScores:
+        """Score the tokens [m] of one KV head by their pages (RocketKV, stage 2): query [g, D], keys [m, D].
+
+        A head's score of page p is exp(s(p)) over the sum of exp(s) of all tokens, where s = q.b / T and b is the
+        page's bound on the channels. With e and f for how far q and a key are off, the score's logarithm moves as s(p)
+        does against the mean of all s, weighted by the attention A(j) that each page j has:
+
+        - by the query: e |slope in q of s(p) - sum of A(j) s(j)|. What all pages share cancels out here;
+        - by the keys: U(p) + sum of A(j) U(j), with U = |q / T on the channels| sqrt(sum of f^2 over the page's keys):
+          a maximum moves on each channel by no more than some key of the page does. Bounds in fp8 may move by a step of
+          fp8: U is then the sum over the channels of |q / T| times how far the rounded bound moves (`steps_of_bounds`);
+        - and the logarithm of a mean of exponentials exceeds their mean exponent by at most half the largest's square.
+        """
+        starts = np.arange(0, len(keys), self.page_size)
+        sizes = np.minimum(self.page_size, len(keys) - starts)
+        used = keys[:, choice.channels]
+        least, most = bounds_of_pages(used, starts, self.fp8_bounds)
+        bound = np.where(choice.take_maximum, most, least)
+        tables, keys_off = np.zeros((3, len(starts))), together(off_by(keys, slack), starts)
+        steps = None
+        if self.fp8_bounds:
+            least_off, most_off = steps_of_bounds(used, starts, keys_off)
+            steps = np.where(choice.take_maximum, most_off, least_off)
+        for q, e in zip(query, off_by(query, slack), strict=True):
+            head = OnChannels(q, choice.channels)
+            logits = head.logits(bound)
+            score = np.exp(logits - logits.max())
+            score /= score @ sizes
+            share = score * sizes
+            by_query = e * head.slopes(bound - share @ bound, logits - share @ logits)
+            by_keys = np.linalg.norm(head.direction) * keys_off if steps is None else steps @ np.abs(head.direction)
+            moves = by_query + by_keys + share @ by_keys + (by_query + by_keys).max() ** 2 / 2
+            moves = np.minimum(moves, LARGEST_EXPONENT)
+            tables += score * np.exp([np.zeros(len(starts)), -moves, moves]) / len(query)
+        tables[1] -= lost_to_underflow(len(query))
+        return BoundedScores(*(np.repeat(table, self.page_size)[: len(keys)] for table in tables))
+
+    def _breaks_page_order(self, step: Step, chosen: ChosenList) -> str | None:
+        """Return what no scores explain: a page's tokens share one, so the lowest are read, and one page may be cut."""
+        pages, first, counts = np.unique(chosen.taken // self.page_size, return_index=True, return_counts=True)
+        starts = pages * self.page_size
+        not_lowest = (chosen.taken[first] != starts) | (chosen.taken[first + counts - 1] != starts + counts - 1)
+        if not_lowest.any():
+            return f"page {pages[not_lowest][0]} did not give its lowest tokens: an exact tie, and the lower index wins"
+        cut = counts < np.minimum(self.page_size, step.stored(chosen) - starts)
+        return f"pages {few(pages[cut])} are cut, at most one may be" if cut.sum() > 1 else None
+
+    def _outside_tolerance(
+        self, query: Float64, keys: Float64, choice: ChannelChoice, taken: Int64, truncates: bool
+    ) -> str | None:
+        """Return why `taken` are not the best tokens under these scores up to near-ties; None if they are."""
+        scores = page_scores(query, keys, self.page_size, choice, fp8_bounds=self.fp8_bounds)
+        weight = np.repeat(scores.token_weight, self.page_size)[: len(keys)]
+        order = np.lexsort((np.arange(weight.size), -weight))
+        best = np.sort(order[: taken.size])
+        extra, missing = np.setdiff1d(taken, best), np.setdiff1d(best, taken)
+        if not extra.size:
+            return None
+        tolerance = scores.allowed(truncates=truncates)
+        problem = outside_tolerance(weight[extra], weight[missing], tolerance, scores.underflow)
+        if problem is not None:
+            return problem
+        for kept in np.unique(extra // self.page_size):
+            for dropped in np.unique(missing // self.page_size):
+                if dropped < kept and self._copies(keys[:, choice.channels], int(kept), int(dropped)):
+                    return f"pages {dropped} and {kept} are exact copies, and the lower index wins"
+        return None
+
+    def _copies(self, keys: Float64, one: int, other: int) -> bool:
+        """Tell whether two pages of keys [m, r] have the same size and the same bounds."""
+        a, b = (keys[page * self.page_size : (page + 1) * self.page_size] for page in (one, other))
+        one_bounds, other_bounds = (bounds_of_pages(page, np.zeros(1, np.int64), self.fp8_bounds) for page in (a, b))
+        return len(a) == len(b) and np.array_equal(one_bounds, other_bounds)
+
+
+def _first_unless_explained(problems: Iterator[str | None], without_choice: str | None = None) -> str | None:
+    """Return the problem under the exact choice, which comes first; None if the list has none under some choice.
+
+    `without_choice` is the problem where there is no choice at all."""
+    first: str | None = None
+    for problem in problems:
+        if problem is None:
+            return None
+        first = first or problem
+    return first or without_choice
+
+
+def possible_choices(query: Float64, top_r: int, slack: float) -> Iterator[ChannelChoice]:
+    """Yield every choice of channels and bounds that a query [g, D] may have made before rounding; the exact one first.
+
+    A page's maximum is its bound where the sum of q over the heads is positive, else its minimum; each head moves that
+    sum by no more than it is off.
+    """
+    for channels in possible_channels(query, top_r, slack):
+        total = query[:, channels].sum(0)
+        doubtful = np.flatnonzero(np.abs(total) <= off_by(query, slack).sum())
+        for flips in islice(product((False, True), repeat=len(doubtful)), MOST_CHANNEL_CHOICES):
+            rising = total > 0
+            rising[doubtful] ^= np.array(flips, dtype=bool)
+            yield ChannelChoice(channels, rising)
+
+
+def channel_choices(query: Float64, top_r: int) -> Iterator[ChannelChoice]:
+    """Yield every choice of channels and bounds that float32 may have made for `query` [g, D]; the exact choice first.
+
+    A sum of q that is 0 to 2^-20 has either sign.
+    """
+    for channels in _channel_sets(query, top_r):
+        yield from _sign_choices(query, channels)
+
+
+def _channel_sets(query: Float64, top_r: int) -> Iterator[Int64]:
+    """Yield every set of channels [r], ascending, that float32 may have chosen for `query` [g, D]; the exact one first.
+
+    Channels whose sum of |q| equals the cut to 2^-20 may be swapped. Channels with the same |q| in every head are exact
+    copies: the lower index wins among them.
+    """
+    weight = np.abs(query).sum(0)
+    order = np.lexsort((np.arange(weight.size), -weight))
+    cut = weight[order[top_r - 1]]
+    close = np.abs(weight - cut) <= RELATIVE_ROUNDING * cut
+    certain = np.flatnonzero((weight > cut) & ~close)
+    contenders = [int(d) for d in order if close[d]]
+
+    alternatives = combinations(contenders, top_r - certain.size)
+    for chosen in islice(alternatives, MOST_CHANNEL_CHOICES):
+        if not _skips_a_copy(query, contenders, chosen):
+            yield np.sort(np.concatenate([certain, np.array(chosen, dtype=np.int64)])).astype(np.int64)
+
+
+def _skips_a_copy(query: Float64, contenders: list[int], chosen: tuple[int, ...]) -> bool:
+    """Tell whether a chosen channel has an unchosen, exactly equal one below it."""
+    magnitudes = np.abs(query)
+    left = [d for d in contenders if d not in chosen]
+    return any(d < taken and np.array_equal(magnitudes[:, d], magnitudes[:, taken]) for taken in chosen for d in left)
+
+
+def _sign_choices(query: Float64, channels: Int64) -> Iterator[ChannelChoice]:
+    total, weight = query[:, channels].sum(0), np.abs(query[:, channels]).sum(0)
+    # The sign of a sum of two given terms is exact, whatever their order.
+    inexact = len(query) > 2
+    doubtful = np.flatnonzero((np.abs(total) <= RELATIVE_ROUNDING * weight) & (weight > 0) & inexact)
+    exact = total > 0
+    for flips in islice(product((False, True), repeat=len(doubtful)), MOST_CHANNEL_CHOICES):
+        signs = exact.copy()
+        signs[doubtful] ^= np.array(flips, dtype=bool)
+        yield ChannelChoice(channels, signs)
+
+
+def page_scores(
+    query: Float64, keys: Float64, page_size: int, choice: ChannelChoice, *, fp8_bounds: bool = False
+) -> PageScores:
+    """Score the pages of one KV head exactly (RocketKV, stage 2): query [g, D]; keys [m, D] with the current one."""
+    starts = np.arange(0, len(keys), page_size)
+    sizes = np.minimum(page_size, len(keys) - starts)
+    used = keys[:, choice.channels]
+    minimum, maximum = bounds_of_pages(used, starts, fp8_bounds)
+    bound = np.where(choice.take_maximum, maximum, minimum)
+    q = query[:, choice.channels]
+
+    total, part = np.abs(query).sum(-1), np.abs(q).sum(-1)
+    coverage = np.where((total > 0) & (part > 0), part / np.where(total > 0, total, 1), 1.0)
+    temperature = np.sqrt(keys.shape[1] * coverage)[:, None]
+
+    logits = q @ bound.T / temperature
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights /= (weights * sizes).sum(-1, keepdims=True)
+    magnitude = float((np.abs(q) @ np.abs(bound).T / temperature).max())
+    return PageScores(weights.mean(0), magnitude, choice.channels.size, lost_to_underflow(len(query)))
 
 
 class BestOfPages(DecodeSelection):

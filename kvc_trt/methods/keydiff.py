@@ -10,15 +10,18 @@ once as a whole (the paper reads it in blocks and evicts after each of them), an
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 from typing_extensions import override
 
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.base.isolated_runs import ByDirection
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
+from kvc_trt.methods.base.ranking import ChosenList, PromptRanking, Prompts
+from kvc_trt.methods.base.rounding import BoundedScores, Float64, off
 from kvc_trt.methods.base.scored_eviction import ScoredEviction, checked_prompt_budget
 from kvc_trt.methods.full import DENSE
 from kvc_trt.operators.compaction.keydiff import COMPACT_KEYDIFF
@@ -27,6 +30,28 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kvc_trt.reference import Compacted
+
+_SHORTEST = 1e-12
+"""Smallest length by which a key is divided (`reference.keydiff`)."""
+
+
+@dataclass(frozen=True)
+class ByDirection(PromptRanking):
+    """Prompt tokens ranked by how far their keys point away from the mean direction of all keys."""
+
+    def explain(self, inputs: Prompts, chosen: ChosenList, slack: float) -> str | None:
+        """Judge the list by the keys alone."""
+        return chosen.instead("kept", self.scores(inputs.keys_of(chosen), slack).unexplained(chosen.taken))
+
+    def scores(self, keys: Float64, slack: float) -> BoundedScores:
+        """Score how far each key [n, D] of one KV head points away from the mean direction of all of them.
+
+        A unit vector is off by twice what its key is, and so is the mean of all of them.
+        """
+        units = keys / np.maximum(np.linalg.norm(keys, axis=-1, keepdims=True), _SHORTEST)
+        anchor = units.mean(0)
+        error = off(slack) * (1 + np.linalg.norm(anchor))
+        return BoundedScores.within(-(units @ anchor), np.full(len(keys), error))
 
 
 class DistinctKeys(ScoredEviction):

@@ -14,17 +14,21 @@ newest one compete. Scores are float32, ties go to the lower page.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 from typing_extensions import override
 
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.base.isolated_runs import ByPageBounds
+from kvc_trt.methods.base.page_ranking import bounds_of_pages, steps_of_bounds, together
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Formula, Policy
+from kvc_trt.methods.base.ranking import ChosenList, Step, StepRanking
+from kvc_trt.methods.base.rounding import BoundedScores, Float64, off_by
 from kvc_trt.methods.full import NOTHING
 from kvc_trt.operators.attention.quest_attention import QUEST_ATTENTION
 
@@ -35,6 +39,44 @@ if TYPE_CHECKING:
 
 PAGE_SIZE = 16
 SKIPPED_LAYERS = 2
+
+
+@dataclass(frozen=True)
+class ByPageBounds(StepRanking):
+    """Whole pages ranked for each query head by the bounds of their keys; the newest one is always read."""
+
+    page_size: int
+    fp8_bounds: bool = False
+
+    def explain(self, inputs: Step, chosen: ChosenList, slack: float) -> str | None:
+        """Judge which pages are read, each of them whole."""
+        m, page_size = inputs.stored(chosen), self.page_size
+        pages, counts = np.unique(chosen.taken // page_size, return_counts=True)
+        cut = pages[counts < np.minimum(page_size, m - pages * page_size)]
+        newest = (m - 1) // page_size
+        if cut.size or newest not in pages:
+            return f"page {cut[0]} is not read whole" if cut.size else f"the newest page, {newest}, must be read"
+        scores = self.scores(inputs.queries_of(chosen)[0], inputs.keys_of(chosen), slack)
+        return chosen.instead("read", scores.without_last().unexplained(pages[:-1]))
+
+    def scores(self, query: Float64, keys: Float64, slack: float) -> BoundedScores:
+        """Score the pages of one query head: query [D], keys [m, D].
+
+        A page's score is the product of the query with the farthest corner of the page. With e and f for how far q and
+        a key are off, it moves by e |corner| + |q| sqrt(sum of f^2 over the page's keys): on each channel the corner
+        moves by no more than some key of the page does. In fp8 it moves on each channel by as much as the rounded bound
+        (`steps_of_bounds`).
+        """
+        starts = np.arange(0, len(keys), self.page_size)
+        low, high = bounds_of_pages(keys, starts, self.fp8_bounds)
+        exact = np.maximum(query * low, query * high).sum(-1)
+        corner = np.linalg.norm(np.maximum(np.abs(low), np.abs(high)), axis=-1)
+        keys_off = together(off_by(keys, slack), starts)
+        if self.fp8_bounds:
+            by_keys = np.maximum(*steps_of_bounds(keys, starts, keys_off)) @ np.abs(query)
+        else:
+            by_keys = np.linalg.norm(query) * keys_off
+        return BoundedScores.within(exact, off_by(query, slack) * corner + by_keys)
 
 
 class PagesPerQueryHead(DecodeSelection):

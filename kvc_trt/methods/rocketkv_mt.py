@@ -26,14 +26,14 @@ from typing_extensions import override
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.graph_context import PromptLayer, StepLayer, store_rows
 from kvc_trt.methods.base.inputs import PolicyInputs
-from kvc_trt.methods.base.isolated_runs import Array, ByWindow
+from kvc_trt.methods.base.isolated_runs import Array
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.base.prompt_eviction import PromptEviction
 from kvc_trt.methods.hybrid import BestOfPages
 from kvc_trt.methods.rocketkv import ROCKETKV
 from kvc_trt.methods.rocketkv import resolve as resolve_rocketkv
-from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION
+from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, ByWindow
 from kvc_trt.operators.compaction.compact import COMPACT_TURN
 from kvc_trt.operators.schema import CACHE, Tensor
 from kvc_trt.operators.turns.append_block import APPEND_BLOCK

@@ -21,13 +21,13 @@ from typing_extensions import override
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.graph_context import PromptLayer, repeat_heads
 from kvc_trt.methods.base.inputs import EVERY_POLICY, EVICTION, PolicyInputs
-from kvc_trt.methods.base.isolated_runs import ByWindow, TurnRun
+from kvc_trt.methods.base.isolated_runs import TurnRun
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.base.prompt_eviction import Entry, PromptEviction
 from kvc_trt.methods.full import DENSE
 from kvc_trt.methods.snapkv_gqa import POOL_KERNEL, TABLE_1
-from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, evict_then_dense
+from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, ByWindow, evict_then_dense
 from kvc_trt.operators.compaction.compact import COMPACT
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ the causal window (the paper's text is ambiguous, the released code includes it)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +27,6 @@ from kvc_trt.methods.base.graph_context import CacheLayer, PromptLayer
 from kvc_trt.methods.base.inputs import DEFAULT_WINDOW, EVERY_POLICY, EVICTION, PolicyInputs, constants
 from kvc_trt.methods.base.isolated_runs import (
     Array,
-    ByWindow,
     Found,
     KeptOfPrompt,
     PromptCase,
@@ -41,7 +40,9 @@ from kvc_trt.methods.base.isolated_runs import (
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.base.prompt_eviction import PromptEviction, stored_bounds
+from kvc_trt.methods.base.ranking import ChosenList, PromptRanking, Prompts
 from kvc_trt.methods.base.rocketkv_budget import auto_pool_kernel, cache_capacity
+from kvc_trt.methods.base.rounding import Float64, Magnitude, lost_to_underflow, outside_tolerance
 from kvc_trt.methods.base.scored_eviction import ScoredEviction, checked_prompt_budget
 from kvc_trt.methods.full import DENSE
 from kvc_trt.operators.compaction.compact import COMPACT, COMPACT_TURN
@@ -52,6 +53,95 @@ if TYPE_CHECKING:
 
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
+
+
+@dataclass(frozen=True)
+class WindowScores(Magnitude):
+    """Exact votes for the tokens before the window: each one's own `summed` [n-W], and `pooled` [n-W] over neighbours.
+
+    `magnitude` is M of the tolerance 2^-20 (1+M), `underflow` is what a score may lose below float32's normal range, in
+    whatever executor."""
+
+    summed: Float64
+    pooled: Float64
+    magnitude: float
+    products: int
+    underflow: float
+
+
+@dataclass(frozen=True)
+class ByWindow(PromptRanking):
+    """Prompt tokens ranked by the last queries' attention to them, spread by max-pooling."""
+
+    pool_kernel: int
+    proves_equal_inputs = True
+    ranks_turns_alike = True
+
+    def explain(self, inputs: Prompts, chosen: ChosenList, slack: float) -> str | None:
+        """Judge the list within `slack` times the tolerance."""
+        return self._judge(inputs, chosen, truncates=False, slack=slack)
+
+    def explain_on_equal_inputs(self, inputs: Prompts, chosen: ChosenList, *, truncates: bool) -> str | None:
+        """Judge the list within the tolerance itself."""
+        return self._judge(inputs, chosen, truncates=truncates)
+
+    def _judge(self, prompts: Prompts, chosen: ChosenList, *, truncates: bool, slack: float = 1.0) -> str | None:
+        extra, missing = chosen.extra, chosen.missing
+        (queries,) = prompts.observed_by(chosen)
+        scores = window_scores(queries, prompts.keys_of(chosen), self.pool_kernel)
+        if max(extra.max(), missing.max()) >= scores.pooled.size:
+            return f"the window must be kept, {missing.max()} is not"
+        tolerance = scores.allowed(truncates=truncates, slack=slack)
+        lost = 2 * scores.underflow  # by the executor that kept these tokens, and by the reference
+        problem = outside_tolerance(scores.pooled[extra], scores.pooled[missing], tolerance, lost)
+        if problem is not None:
+            return chosen.instead("kept", problem)
+        contenders = {int(j): self._contenders(scores, int(j), tolerance) for j in (*extra, *missing)}
+        for kept in extra:
+            for dropped in missing:
+                # Whatever rounding does, the dropped one scores at least as high and comes first.
+                if dropped < kept and contenders[int(kept)] <= contenders[int(dropped)]:
+                    return f"kept {kept} instead of {dropped}: an exact tie, and the lower index wins"
+        return None
+
+    def _contenders(self, scores: WindowScores, position: int, tolerance: float) -> set[int]:
+        """Return positions under the pooling window of `position` that float32 may have found to be its maximum.
+
+        Where underflow may have lost the maximum, that is any of them.
+        """
+        half = self.pool_kernel // 2
+        first, last = max(0, position - half), position + half + 1
+        near = scores.summed[first:last] >= scores.pooled[position] * (1 - tolerance) - scores.underflow
+        return {first + int(j) for j in np.flatnonzero(near)}
+
+
+def window_scores(q_window: Float64, keys: Float64, pool_kernel: int) -> WindowScores:
+    """Score the prompt of one KV head exactly (RocketKV, stage 1).
+
+    q_window [g, W, D]: the last W queries of the group; keys [n, D]: the row's prompt, padding removed.
+    Queries before position 0 (a prompt shorter than the window) are dropped.
+    """
+    n, head_size = keys.shape
+    window = min(q_window.shape[1], n)
+    queries = q_window[:, q_window.shape[1] - window :]
+
+    logits = queries @ keys.T / np.sqrt(head_size)
+    future = np.arange(n) > (n - window + np.arange(window))[:, None]
+    weights = np.exp(np.where(future, -np.inf, logits - np.where(future, -np.inf, logits).max(-1, keepdims=True)))
+    weights /= weights.sum(-1, keepdims=True)
+    summed = weights[:, :, : n - window].sum(axis=(0, 1))
+
+    magnitude = float((np.abs(queries) @ np.abs(keys).T).max() / np.sqrt(head_size))
+    underflow = lost_to_underflow(weights.shape[0] * window)
+    return WindowScores(summed, _max_pool(summed, pool_kernel), magnitude, head_size, underflow)
+
+
+def _max_pool(values: Float64, kernel: int) -> Float64:
+    if not values.size:
+        return values
+    padded = np.pad(values, kernel // 2, constant_values=-np.inf)
+    pooled: Float64 = np.lib.stride_tricks.sliding_window_view(padded, kernel).max(-1)
+    return pooled
 
 
 class ObservedAttention(ScoredEviction):
@@ -147,7 +237,15 @@ def _run_turn(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found
 
 
 def _kept(case: PromptCase, rule: Constants, budget: int, indices: Array) -> KeptOfPrompt:
-    return KeptOfPrompt(case, budget, indices, OBSERVED_ATTENTION.ranking(rule))
+    """Pair positions kept to a budget with those that the reference keeps."""
+    import torch
+
+    from kvc_trt import reference
+
+    inputs = float32(case.q_window), float32(case.k), float32(case.v), torch.from_numpy(case.prompt_lengths)
+    expected = reference.compact(*inputs, prompt_budget=budget, pool_kernel=rule.pool_kernel).indices.numpy()
+    prompts = Prompts((case.q_window,), case.k, case.v, case.prompt_lengths)
+    return KeptOfPrompt(prompts, expected, indices, OBSERVED_ATTENTION.ranking(rule))
 
 
 def _run_ranked(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:

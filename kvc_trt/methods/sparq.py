@@ -14,19 +14,23 @@ k = floor(t/2); where S > D t even r = 1 exceeds that. Dense when it fits; score
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from typing_extensions import override
 
+from kvc_trt.methods.base.channel_ranking import OnChannels, possible_channels
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection, Rebuild
 from kvc_trt.methods.base.graph_context import PromptLayer
 from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.base.isolated_runs import Array, ByChannels
+from kvc_trt.methods.base.isolated_runs import Array
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Formula, Policy
+from kvc_trt.methods.base.ranking import ChosenList, Step, StepRanking
+from kvc_trt.methods.base.rounding import BoundedScores, Float64, Int64, off_by
 from kvc_trt.methods.full import NOTHING
 from kvc_trt.operators.attention.sparq_attention import SPARQ_ATTENTION
 from kvc_trt.operators.shapes import float32
@@ -37,6 +41,59 @@ if TYPE_CHECKING:
 
     from kvc_trt.methods.base.turn_context import TurnLayer
     from kvc_trt.reference import LayerCache, Selection
+
+
+@dataclass(frozen=True)
+class ByChannels(StepRanking):
+    """Cached tokens ranked by their keys on the query's largest channels; the current one is always read."""
+
+    top_r: int
+
+    def explain(self, inputs: Step, chosen: ChosenList, slack: float) -> str | None:
+        """Judge the list by every set of channels that rounding may have chosen."""
+        newest = inputs.stored(chosen) - 1
+        if chosen.taken[-1] != newest:
+            return f"the current token, {newest}, must be read"
+        _, problem = self._explained(inputs, chosen, slack)
+        return chosen.instead("read", problem)
+
+    def scored_by(self, step: Step, explained: Sequence[ChosenList], slack: float) -> Tensor:
+        """Return the channels [B,G,r] that score the tokens: the reference's, or others where they explain a list."""
+        import torch
+
+        from kvc_trt.reference.sparq import channels_of
+
+        used = channels_of(torch.from_numpy(step.query), step.keys.shape[1], self.top_r)
+        for chosen in explained:
+            channels, _ = self._explained(step, chosen, slack)
+            if channels is not None:
+                used[chosen.row, chosen.head] = torch.from_numpy(channels)
+        return used
+
+    def _explained(self, step: Step, chosen: ChosenList, slack: float) -> tuple[Int64 | None, str | None]:
+        """Return the first channels that explain a list, or what is wrong under the exact ones."""
+        query, keys = step.queries_of(chosen), step.keys_of(chosen)
+        first_problem: str | None = None
+        for channels in possible_channels(query, self.top_r, slack):
+            scores = self.scores(query, keys, channels, slack)
+            problem = scores.without_last().unexplained(chosen.taken[:-1])
+            if problem is None:
+                return channels, None
+            first_problem = first_problem or problem
+        return None, first_problem
+
+    def scores(self, query: Float64, keys: Float64, channels: Int64, slack: float) -> BoundedScores:
+        """Score the tokens of one KV head on some channels [r]: query [g, D], keys [m, D].
+
+        A score is the sum over the heads of s = q.x / T. With e and f for how far q and x are off, it moves by the sum
+        over the heads of e |slope of s in q|, and by f |sum over the heads of q / T on the channels|.
+        """
+        used, heads = keys[:, channels], [OnChannels(q, channels) for q in query]
+        logits = [head.logits(used) for head in heads]
+        moves = np.linalg.norm(sum(head.direction for head in heads)) * off_by(keys, slack)
+        for head, s, e in zip(heads, logits, off_by(query, slack), strict=True):
+            moves += e * head.slopes(used, s)
+        return BoundedScores.within(np.sum(logits, axis=0), moves)
 
 
 class LargestChannels(DecodeSelection):
@@ -100,6 +157,21 @@ class LargestChannels(DecodeSelection):
     def ranking(self, rule: Constants) -> ByChannels:
         """Return the ranking by the keys' values on the query's largest channels."""
         return ByChannels(rule.top_r)
+
+    def output_of(
+        self, attended: Tensor, query: Tensor, cache: LayerCache, selected: Tensor, rule: Constants,
+        scored_by: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """Give the mean value what unread tokens would get; `scored_by` are the channels, if others than usual."""
+        from kvc_trt.reference.sparq import channels_of, reallocated
+
+        if not rule.reallocate:
+            return attended
+        channels = channels_of(query, cache.keys.shape[1], rule.top_r) if scored_by is None else scored_by
+        return reallocated(
+            attended, query, cache.keys, cache.values, cache.lengths, selected, channels,
+            dense_limit=max(rule.top_k + self.reads_beside, rule.token_budget, rule.dense_until),
+        )  # fmt: skip
 
     @property
     @override

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
+from kvc_trt.methods.base.attended_entries import AttendedEntries
 from kvc_trt.methods.base.beside_recent import (
     BestBesideRecent,
     DropWorstBesideRecent,
@@ -29,7 +30,6 @@ from kvc_trt.methods.base.beside_recent import (
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs
 from kvc_trt.methods.base.isolated_runs import (
-    AttendedEntries,
     ExactList,
     Found,
     PromptCase,

@@ -15,15 +15,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvc_trt import reference
 from kvc_trt.backends.harness import Harness, ObservedExecutor, Watched
 from kvc_trt.errors import VerificationFailed
 from kvc_trt.graph.state import CacheSite, cache_sites
+from kvc_trt.methods.base.isolated_runs import ReadByStep, float32
+from kvc_trt.methods.base.ranking import Prompts
 from kvc_trt.runtime.session.batch import Batch
-from kvc_trt.verify.rankings.near_ties import IndexComparison, compare_compaction
-from kvc_trt.verify.rankings.outcome import larger
+from kvc_trt.verify.rankings.array_errors import larger
+from kvc_trt.verify.rankings.index_lists import IndexComparison, compare_kept
+from kvc_trt.verify.rankings.steps import compare_step
 from kvc_trt.verify.reference_run import StepInputs
-from kvc_trt.verify.rungs.operators import compare_step
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
@@ -154,22 +155,18 @@ def step_inputs(
 def judge_compaction(
     site: CacheSite, inputs: Sequence[Array], indices: Array, batch: Batch, *, truncates: bool = False
 ) -> IndexComparison:
-    """What KvcCompact kept of a batch, against the reference on what it got: q_window, keys and values.
+    """Compare what KvcCompact kept of a batch with the reference on what it got: q_window, keys and values.
 
-    `truncates` as in `near_ties`.
+    `truncates`: tensor cores have summed the products of scores.
     """
     q_window, keys, values = inputs
     rule = site.parameters
     if (width := q_window.shape[2]) != rule.window:
         return IndexComparison(1, wrong=(f"cache {site.cache}: a window of {width}, not {rule.window}",))
-    q, k, v = (torch.from_numpy(np.ascontiguousarray(array, np.float32)) for array in (q_window, keys, values))
-    expected = reference.compact(
-        q, k, v, torch.from_numpy(batch.prompt_lengths), prompt_budget=rule.prompt_budget, pool_kernel=rule.pool_kernel
-    )
-    return compare_compaction(
-        q_window, keys, batch.prompt_lengths, expected.indices.numpy(), indices,
-        pool_kernel=rule.pool_kernel, truncates=truncates,
-    )  # fmt: skip
+    q, k, v = (float32(array) for array in (q_window, keys, values))
+    expected = rule.eviction.compact(q, k, v, torch.from_numpy(batch.prompt_lengths), rule).indices.numpy()
+    prompts = Prompts((q_window,), keys, values, batch.prompt_lengths)
+    return compare_kept(rule.eviction.ranking(rule), prompts, expected, indices, truncates=truncates)
 
 
 def _judge_selection(
@@ -178,5 +175,5 @@ def _judge_selection(
     rows = len(lengths)
     keys, values = (executor.buffers[f"{kind}_cache.{site.name}"][:rows] for kind in "kv")
     query, output, selected = map(executor.exposed, (*op.inputs, *op.outputs))
-    rule = site.parameters
-    return compare_step(query, keys, values, lengths, output, selected, rule, exact=True, truncates=truncates)
+    read = ReadByStep(keys, values, lengths, output, selected)
+    return compare_step(query, read, site.parameters, exact=True, truncates=truncates)

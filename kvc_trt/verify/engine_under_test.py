@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from kvc_trt import policies
 from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.errors import InputError, VerificationFailed
+from kvc_trt.methods.base.rounding import slack_of_truncation
 from kvc_trt.progress import Progress
 from kvc_trt.runtime.session.batch import Batch, batch_of
 from kvc_trt.verify.engine_run import EngineRun, Observed, observe, run
@@ -20,7 +21,6 @@ from kvc_trt.verify.plan import Plan
 from kvc_trt.verify.questions.prompts import prompt_lengths, random_prompts
 from kvc_trt.verify.questions.question import Wording
 from kvc_trt.verify.questions.wordings import wording_for
-from kvc_trt.verify.rankings.bounded_scores import slack_of_truncation
 from kvc_trt.verify.reference_run import (
     Choices,
     ForcedChoices,

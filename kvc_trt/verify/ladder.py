@@ -25,7 +25,7 @@ from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.verify.checks import Check, Rung, at_most
 from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.plan import CONTROLS, RUNGS, Plan, make_plan
-from kvc_trt.verify.rankings.near_ties import IndexComparison
+from kvc_trt.verify.rankings.index_lists import IndexComparison
 from kvc_trt.verify.report import Report
 from kvc_trt.verify.rungs.controls import check_activity, check_dense_twin
 from kvc_trt.verify.rungs.logits import check_logits

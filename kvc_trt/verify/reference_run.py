@@ -18,13 +18,13 @@ from torch import Tensor
 
 from kvc_trt import policies, reference
 from kvc_trt.graph.state import cache_sites
+from kvc_trt.methods.base.ranking import Prompts, Step
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.reference.decoder import ReferenceDecoder
-from kvc_trt.reference.sparq import channels_of, reallocated
 from kvc_trt.runtime.session.batch import Batch
-from kvc_trt.verify.rankings.judged_choices import judge_kept, judge_read
-from kvc_trt.verify.rankings.near_ties import IndexComparison, count_differences
-from kvc_trt.verify.rankings.outcome import attend_selected, larger
+from kvc_trt.verify.rankings.array_errors import larger
+from kvc_trt.verify.rankings.index_lists import IndexComparison, count_differences, judge_kept, judge_read
+from kvc_trt.verify.rankings.steps import attend_selected
 from kvc_trt.verify.thresholds import FLOAT32_SLACK
 
 if TYPE_CHECKING:
@@ -146,12 +146,12 @@ def replay(
 
 
 def can_judge(rules: Iterable[PolicyParameters]) -> bool:
-    """Whether `near_ties` can tell the choices of caches under these rules from errors."""
+    """Tell whether near-ties can be told from errors in the choices of caches under these rules."""
     return all(map(_can_judge, rules))
 
 
 def _can_judge(rule: PolicyParameters) -> bool:
-    """Whether all that is chosen is chosen once, by rankings whose near-ties can be proven."""
+    """Tell whether all that is chosen is chosen once, by rankings whose near-ties can be proven."""
     of_prompt, of_step = rule.eviction.ranking(rule), rule.selection.ranking(rule)
     kept = not rule.eviction.evicts or of_prompt is not None
     read = not rule.reads_a_part or of_step is not None
@@ -214,7 +214,9 @@ class _Replay:
         if self._slack is None:
             found = count_differences(own.numpy(), given)
         else:
-            found = judge_kept(observed, keys, values, prompt_lengths, own, given, parameters, self._slack)
+            prompts = Prompts.of_tensors(observed, keys, values, prompt_lengths)
+            ranking = parameters.eviction.ranking(parameters)
+            found = judge_kept(ranking, prompts, own.numpy(), given, self._slack)
         self.compared += self._located(found)
         indices = torch.from_numpy(np.ascontiguousarray(given))
         where = indices.clamp(min=0).long()[..., None].expand(-1, -1, -1, keys.shape[-1])
@@ -234,15 +236,19 @@ class _Replay:
         self._step += 1
         own = self._own.select(query, cache, parameters).selected
         assert own is not None
-        channels = None
+        scored_by = None
         if self._slack is None:
             found = count_differences(own.numpy(), given)
         else:
+            ranking = parameters.selection.ranking(parameters)
+            assert ranking is not None, "its choices can be judged"
             query_seen, keys_seen, slack = self._seen(query, cache)
-            found, channels = judge_read(query_seen, keys_seen, cache.lengths, own, given, parameters, slack)
+            step = Step.of_tensors(query_seen, keys_seen, cache.lengths)
+            found, explained = judge_read(ranking, step, own.numpy(), given, slack)
+            scored_by = ranking.scored_by(step, explained, slack)
         self.compared += self._located(found)
         selected = torch.from_numpy(np.ascontiguousarray(given))
-        return reference.Selection(_attended(query, cache, selected, channels, parameters), selected)
+        return reference.Selection(_output_of(query, cache, selected, parameters, scored_by), selected)
 
     def _seen(self, query: Tensor, cache: reference.LayerCache) -> tuple[Tensor, Tensor, float]:
         """Return the query and the keys that the current choice is judged by, and the slack that goes with them."""
@@ -264,21 +270,14 @@ class _Replay:
         return replace(found, wrong=tuple(f"cache {self._cache}, step {self._step}: {one}" for one in found.wrong))
 
 
-def _attended(
-    query: Tensor, cache: reference.LayerCache, selected: Tensor, channels: Tensor | None, rule: PolicyParameters
+def _output_of(
+    query: Tensor, cache: reference.LayerCache, selected: Tensor, rule: PolicyParameters, scored_by: Any
 ) -> Tensor:
-    """What a step of `rule` gives that reads `selected` [B,G,k] or [B,H,k]; `channels` [B,G,r] scored them, if any."""
+    """Return what a step of `rule` gives that reads `selected` [B,G,k] or [B,H,k]; `scored_by` is its ranking's."""
     shared = selected.shape[1] // cache.keys.shape[1]
     keys, values = (table.repeat_interleave(shared, dim=1) for table in (cache.keys, cache.values))
     attended = attend_selected(query, keys, values, selected)
-    if not rule.reallocate:
-        return attended
-    if channels is None:
-        channels = channels_of(query, cache.keys.shape[1], rule.top_r)
-    return reallocated(
-        attended, query, cache.keys, cache.values, cache.lengths, selected, channels,
-        dense_limit=max(rule.most_read, rule.dense_limit),
-    )  # fmt: skip
+    return rule.selection.output_of(attended, query, cache, selected, rule, scored_by)
 
 
 def _list_of(chosen: Tensor | None) -> list[NDArray[np.integer]]:

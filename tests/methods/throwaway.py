@@ -1,11 +1,13 @@
-"""Every third: a throw-away method of new kinds, in one file as docs/policies/README.md describes it. No paper.
+"""Long keys: a throw-away method of new kinds, in one file as docs/policies/README.md describes it. No paper.
 
-Of a prompt, tokens at positions divisible by three stay, the first ones first; a step reads the newest `top_k` tokens.
+Of a prompt, the tokens of the longest keys stay; a step reads the newest `top_k` tokens. Rotary embedding turns keys
+and keeps their lengths, so in the first layer all copies of a token nearly tie: only rounding decides between them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.methods.base.constants import Constants
@@ -14,6 +16,8 @@ from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.base.prompt_eviction import PromptEviction
+from kvc_trt.methods.base.ranking import ChosenList, PromptRanking, Prompts, Step, StepRanking
+from kvc_trt.methods.base.rounding import BoundedScores, Float64, off
 from kvc_trt.operators.attention.attend import attend
 from kvc_trt.operators.attention.selective import append, ascending, attend_all_or
 from kvc_trt.operators.compaction.keep_best import among_row, keep_best
@@ -46,10 +50,9 @@ if TYPE_CHECKING:
 
 def _write_compact(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     def rank(branch: Emitter) -> Value:
-        columns = count_to(branch, size(branch, "k", 2))
-        thirds = float32(branch, branch.Equal(branch.Mod(columns, 3), 0))
-        by_head = branch.Expand(thirds, branch.Concat(branch.Shape("k", end=2), [1], axis=0))
-        return among_row(branch, by_head, branch.Less(columns, branch.Reshape("prompt_lengths", [-1, 1, 1])))
+        keys, columns = float32(branch, "k"), count_to(branch, size(branch, "k", 2))
+        squares = branch.ReduceSum(branch.Mul(keys, keys), [3], keepdims=0)
+        return among_row(branch, squares, branch.Less(columns, branch.Reshape("prompt_lengths", [-1, 1, 1])))
 
     return keep_best(emit, rank).outputs
 
@@ -74,9 +77,9 @@ def _write_step(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     return {"output": output, "k_cache_out": step.keys, "v_cache_out": step.values, "selected": selected}
 
 
-COMPACT_THIRDS = Operator(
-    name="KvcCompactThirds",
-    summary="Keep every third token of a prompt.",
+COMPACT_LONG_KEYS = Operator(
+    name="KvcCompactLongKeys",
+    summary="Keep the tokens of the longest keys of a prompt.",
     inputs=(PROMPT_KEYS, PROMPT_VALUES, PROMPT_LENGTHS),
     outputs=(K_CACHE, V_CACHE, STORED_LENGTHS, INDICES),
     attributes=(Attribute("prompt_budget", at_most="capacity"), CAPACITY),
@@ -94,26 +97,51 @@ NEWEST_ATTENTION = Operator(
 )
 
 
-class Thirds(PromptEviction):
-    """Positions divisible by three, then the others, from the front."""
+@dataclass(frozen=True)
+class ByLength(PromptRanking):
+    """Prompt tokens ranked by the squared lengths of their keys."""
 
-    name = "thirds"
-    operators = (COMPACT_THIRDS,)
+    def explain(self, inputs: Prompts, chosen: ChosenList, slack: float) -> str | None:
+        """Judge the list by the lengths."""
+        return chosen.instead("kept", self.scores(inputs.keys_of(chosen), slack).unexplained(chosen.taken))
+
+    def scores(self, keys: Float64, slack: float) -> BoundedScores:
+        """Score keys [n, D]: a square moves by twice the length times how far the key is off."""
+        squares = (keys**2).sum(-1)
+        return BoundedScores.within(squares, off(slack) * squares)
+
+
+@dataclass(frozen=True)
+class ByAge(StepRanking):
+    """Cached tokens ranked by their age, which no rounding changes."""
+
+    def explain(self, inputs: Step, chosen: ChosenList, slack: float) -> str | None:
+        """Refuse every list that differs."""
+        return chosen.instead("read", f"the newest {chosen.taken.size} tokens must be read")
+
+
+class LongKeys(PromptEviction):
+    """The longest keys of each KV head."""
+
+    name = "long-keys"
+    operators = (COMPACT_LONG_KEYS,)
 
     def compact(
         self, observed: Any, keys: torch.Tensor, values: torch.Tensor, prompt_lengths: torch.Tensor, rule: Constants
     ) -> Compacted:
         """Literally so."""
-        import torch
-
         from kvc_trt.reference.kept import everything, gather_kept
+        from kvc_trt.reference.selection import best_ascending, sum_in_order
 
-        chosen = []
-        for n in prompt_lengths.tolist():
-            order = [*range(0, n, 3), *(i for i in range(n) if i % 3)]
-            kept = torch.tensor(sorted(order[: rule.prompt_budget]))
-            chosen.append(everything(keys, n) if n <= rule.prompt_budget else kept.expand(keys.shape[1], -1))
-        return gather_kept(keys, values, chosen, min(rule.prompt_budget, keys.shape[2]))
+        chosen, budget = [], rule.prompt_budget
+        for row, n in enumerate(prompt_lengths.tolist()):
+            squares = sum_in_order(keys[row, :, :n] ** 2, 2)
+            chosen.append(everything(keys, n) if n <= budget else best_ascending(squares, budget))
+        return gather_kept(keys, values, chosen, min(budget, keys.shape[2]))
+
+    def ranking(self, rule: Constants) -> ByLength:
+        """Return the ranking by length."""
+        return ByLength()
 
 
 class Newest(DecodeSelection):
@@ -140,15 +168,19 @@ class Newest(DecodeSelection):
         return reference.Selection(output, selected)
 
     def describe(self, rule: Constants) -> str:
-        """Which they are."""
+        """Describe which they are."""
         return "the newest"
+
+    def ranking(self, rule: Constants) -> ByAge:
+        """Return the ranking by age."""
+        return ByAge()
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """The budget is the prompt's; half of it is read."""
     kept = min(inputs.budget, inputs.max_input_len)
     return constants(
-        inputs, THIRDS, NEWEST,
+        inputs, LONG_KEYS, NEWEST,
         capacity=kept + inputs.max_output_len,
         prompt_budget=kept,
         window=1,
@@ -157,12 +189,12 @@ def resolve(inputs: PolicyInputs) -> PolicyParameters:
     )  # fmt: skip
 
 
-THIRDS, NEWEST = Thirds(), Newest()
-EVERY_THIRD = Policy(
-    name="every-third",
-    summary="throw-away: keep every third token, read the newest",
+LONG_KEYS, NEWEST = LongKeys(), Newest()
+POLICY = Policy(
+    name="long-keys",
+    summary="throw-away: keep the longest keys, read the newest",
     source="a test",
-    eviction=THIRDS,
+    eviction=LONG_KEYS,
     selection=NEWEST,
     resolve=resolve,
     overrides=("dense_until", *EVERY_POLICY),

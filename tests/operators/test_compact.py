@@ -12,8 +12,8 @@ from kvc_trt import reference
 from kvc_trt.kernels import reference_ops
 from kvc_trt.operators.compaction.compact import COMPACT
 from kvc_trt.operators.shapes import HeadShape, Layout
-from kvc_trt.verify.rankings.near_ties import compare_compaction
 from tests.graph.small_models import SingleNode, normal
+from tests.near_ties import compare_compaction
 
 HEADS, SIZE, CAPACITY, PAGE = 4, 8, 60, 3
 LENGTHS = (200, 61, 60, 59, 41, 40, 39, 9, 8, 7, 1)

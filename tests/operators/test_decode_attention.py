@@ -17,8 +17,8 @@ from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.dimensions import stored_pages
 from kvc_trt.operators.shapes import LOWEST, HeadShape, Layout
-from kvc_trt.verify.rankings.near_ties import compare_selection
 from tests.graph.small_models import SingleNode, normal
+from tests.near_ties import compare_selection
 from tests.rounding import assert_close
 
 HEADS, SIZE, CAPACITY = 8, 16, 64

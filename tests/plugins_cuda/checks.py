@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kvc_trt.kernels import reference_ops
 from kvc_trt.kernels.library import CompactResult, KernelLibrary
-from kvc_trt.verify.rankings.near_ties import IndexComparison, compare_compaction, compare_selection
+from kvc_trt.verify.rankings.index_lists import IndexComparison
+from tests.near_ties import compare_compaction, compare_selection
 from tests.plugins_cuda.cases import CompactCase, StepCase, bounds_of
 
 VALUE_BARS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-3}
@@ -18,7 +19,7 @@ that alone is 2^-8)."""
 
 
 def truncates(library: KernelLibrary, dtype: torch.dtype) -> bool:
-    """Whether tensor cores sum products of this type, and cut (`kvc_trt.verify.rankings.scores.truncated_share`)."""
+    """Tell whether tensor cores sum products of this type, and cut (`methods.base.rounding.truncated_share`)."""
     return library.executor == "cuda" and dtype != torch.float32
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from kvc_trt.kernels import reference_ops
 from kvc_trt.kernels.library import CompactResult, KernelLibrary
 from kvc_trt.operators.compaction.compact import COMPACT_TURN
-from kvc_trt.verify.rankings.near_ties import compare_compaction
+from tests.near_ties import compare_compaction
 from tests.plugins_cuda.cases import DTYPES, FP8, CompactCase, bounds_of, compact_case
 from tests.plugins_cuda.checks import assert_same_bits, run_compact, truncates
 

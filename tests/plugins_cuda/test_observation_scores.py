@@ -15,9 +15,9 @@ from torch import Tensor
 
 from kvc_trt.kernels.library import SCHEDULES, KernelLibrary, empty_outputs
 from kvc_trt.kernels.structs import struct_of
+from kvc_trt.methods.base.rounding import truncated_share
 from kvc_trt.operators.compaction.compact import COMPACT
 from kvc_trt.reference import compaction
-from kvc_trt.verify.rankings.scores import truncated_share
 from tests.plugins_cuda.cases import DTYPES, dyadic
 from tests.plugins_cuda.checks import truncates
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from kvc_trt.kernels.library import KernelLibrary
-from kvc_trt.verify.rankings.scores import SMALLEST_NORMAL, channel_choices, page_scores, prompt_scores
+from kvc_trt.methods.base.rounding import SMALLEST_NORMAL
+from kvc_trt.methods.hybrid import channel_choices, page_scores
+from kvc_trt.methods.snapkv_plus_plus import window_scores
 from tests.plugins_cuda.cases import DTYPES, FP8, compact_case, step_case
 from tests.plugins_cuda.checks import check_compact, check_hybrid
 
@@ -21,7 +23,7 @@ def test_prompt_tokens(library: KernelLibrary, dtype: torch.dtype, pool: int) ->
     case = compact_case(lengths=[150, 90], size=64, window=2, budget=120, pool=pool, dtype=dtype, seed=4)
     case.q_window.mul_(LENGTHENED)
     queries, keys = case.q_window.double().numpy(), case.k.double().numpy()
-    scores = prompt_scores(queries[0, :2], keys[0, 0], pool).pooled
+    scores = window_scores(queries[0, :2], keys[0, 0], pool).pooled
     assert 0 < np.sort(scores)[-(120 - 2)] < SMALLEST_NORMAL, "the budget has room for weights that underflow"
     check_compact(library, case)
 

@@ -8,24 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.methods.base.isolated_runs import ByPageBounds, ByPages
+from kvc_trt.methods.base.channel_ranking import MOST_CHANNEL_CHOICES, possible_channels
+from kvc_trt.methods.base.rounding import BoundedScores, slack_of_truncation, truncated_share
+from kvc_trt.methods.expected_attention import expected_scores
+from kvc_trt.methods.hybrid import ByPages, possible_choices
+from kvc_trt.methods.keydiff import ByDirection
+from kvc_trt.methods.quest import ByPageBounds
+from kvc_trt.methods.sparq import ByChannels
 from kvc_trt.reference import hybrid
 from kvc_trt.reference.expected_attention import expected_attention
 from kvc_trt.reference.keydiff import distinctness
 from kvc_trt.reference.quest import page_scores
 from kvc_trt.reference.sparq import row_scores
-from kvc_trt.verify.rankings.bounded_scores import (
-    BoundedScores,
-    possible_channels,
-    possible_choices,
-    scores_by_direction,
-    scores_by_expected_queries,
-    scores_of_page_tokens,
-    scores_of_pages,
-    scores_on_channels,
-    slack_of_truncation,
-)
-from kvc_trt.verify.rankings.scores import MOST_CHANNEL_CHOICES, truncated_share
 
 torch = pytest.importorskip("torch")
 
@@ -69,7 +63,7 @@ def tensors(*arrays: np.ndarray) -> list:
 def test_directions(seed, group, length, scale):
     rng = np.random.default_rng(seed)
     keys = scale * rng.standard_normal((length, 8)) + rng.standard_normal(8) * group
-    scores = scores_by_direction(keys, SLACK)
+    scores = ByDirection().scores(keys, SLACK)
     np.testing.assert_allclose(scores.value, distinctness(*tensors(keys[None]))[0].numpy(), atol=1e-12)
     for towards in (None, keys.mean(0)):
         assert_within(scores, distinctness(*tensors(moved(rng, keys, towards)[None]))[0].numpy())
@@ -92,7 +86,7 @@ def test_expected_queries(seed, group, length, scale):
         return found[0].numpy()
 
     mean, centred = queries.mean(1), queries - queries.mean(1, keepdims=True)
-    scores = scores_by_expected_queries(mean, centred.swapaxes(1, 2) @ centred / 30, keys, values, SLACK)
+    scores = expected_scores(mean, centred.swapaxes(1, 2) @ centred / 30, keys, values, SLACK)
     np.testing.assert_allclose(scores.value, scored(queries, keys, values), rtol=1e-9)
     for towards in (None, queries[0, 0]):
         assert_within(scores, scored(moved(rng, queries, towards), moved(rng, keys, towards), moved(rng, values)))
@@ -105,7 +99,7 @@ def test_channels(seed, group, length, scale, top_r):
     query, keys = scale * rng.standard_normal((group, 8)), rng.standard_normal((length, 8))
     found = row_scores(*tensors(query, keys[None]), top_r=top_r)
     channels = found.channels[0].numpy()
-    scores = scores_on_channels(query, keys, channels, SLACK)
+    scores = ByChannels(top_r).scores(query, keys, channels, SLACK)
     np.testing.assert_allclose(scores.value, found.tokens[0].numpy(), atol=1e-12)
     for towards in (None, query[0]):
         other = tensors(moved(rng, query), moved(rng, keys, towards)[None])
@@ -126,7 +120,7 @@ def test_pages(seed, group, length, scale, page_size, bounds_in):
         bounds = reference.page_bounds(keys, torch.tensor([length]), page_size, fp8=pages.fp8_bounds)
         return page_scores(query, length, *(table[0] for table in bounds), page_size=page_size)[0].numpy()
 
-    scores = scores_of_pages(query, keys, pages, SLACK)
+    scores = pages.scores(query, keys, SLACK)
     np.testing.assert_allclose(scores.value, scored(query, keys), atol=1e-12)
     for towards in (None, query):
         assert_within(scores, scored(moved(rng, query), moved(rng, keys, towards)))
@@ -147,7 +141,7 @@ def test_tokens_of_pages(seed, group, length, scale, page_size, top_r, bounds_in
         return hybrid.row_scores(moved_query, length, *(table[0] for table in bounds), page_size=page_size, top_r=top_r)
 
     exact = next(possible_choices(query, top_r, SLACK))
-    value = scores_of_page_tokens(query, keys, pages, exact, SLACK).value
+    value = pages.scores(query, keys, exact, SLACK).value
     np.testing.assert_allclose(value, scored(query, keys).tokens[0].numpy(), rtol=1e-9)
     choices = list(possible_choices(query, top_r, SLACK))
     for towards in (None, query[0], -query[0]):
@@ -158,14 +152,14 @@ def test_tokens_of_pages(seed, group, length, scale, page_size, top_r, bounds_in
         (choice,) = (
             one for one in choices if np.array_equal(one.channels, channels) and np.array_equal(one.take_maximum, taken)
         )
-        assert_within(scores_of_page_tokens(query, keys, pages, choice, SLACK), found.tokens[0].numpy())
+        assert_within(pages.scores(query, keys, choice, SLACK), found.tokens[0].numpy())
 
 
 def test_keys_that_each_move_the_maximum_of_a_channel_of_their_own_stay_in_range():
     """Together they move the bounds of the first page twice as far as one of its keys could, along the query."""
     query, keys = np.full((1, 4), 3.0), np.concatenate([8 * np.eye(4), 8 * np.eye(4), -np.eye(4)])
     choice = next(possible_choices(query, 4, SLACK))
-    scores = scores_of_page_tokens(query, keys, ByPages(4, 4), choice, SLACK)
+    scores = ByPages(4, 4).scores(query, keys, choice, SLACK)
     keys[:4] *= 1 + OFF
     bounds = (table[0] for table in reference.page_bounds(*tensors(keys[None, None]), torch.tensor([12]), 4))
     found = hybrid.row_scores(*tensors(query), 12, *bounds, page_size=4, top_r=4).tokens[0].numpy()
@@ -177,7 +171,7 @@ def test_keys_that_each_move_the_maximum_of_a_channel_of_their_own_stay_in_range
 def test_equal_keys_that_each_move_on_a_channel_of_their_own_stay_in_range():
     """The corner of a page of Quest's is as long as each of its keys, and moves twice as far as one of them."""
     query, keys = np.full(4, 3.0), np.full((4, 4), 8.0)
-    scores = scores_of_pages(query, keys, ByPageBounds(4), SLACK)
+    scores = ByPageBounds(4).scores(query, keys, SLACK)
     keys += OFF * np.linalg.norm(keys[0]) * np.eye(4)
     query *= 1 + OFF
     assert_within(scores, np.array([query @ keys.max(0)]))
@@ -203,7 +197,7 @@ def test_sums_of_which_tensor_cores_cut_off_a_share_stay_in_range(seed, group, l
         weights = np.exp(logits - logits.max())
         found += weights / (weights @ np.minimum(page_size, length - starts)) / group
     tokens = np.repeat(found, page_size)[:length]
-    assert_within(scores_of_page_tokens(query, keys, ByPages(page_size, 5), choice, slack), tokens)
+    assert_within(ByPages(page_size, 5).scores(query, keys, choice, slack), tokens)
 
 
 def test_channels_that_rounding_cannot_swap_are_not_tried():

@@ -10,7 +10,7 @@ import pytest
 from kvc_trt import policies
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.verify.proofs import engine_replay, replay
-from kvc_trt.verify.rankings.near_ties import IndexComparison
+from kvc_trt.verify.rankings.index_lists import IndexComparison
 from tests.verify.test_proof_replay import PROMPT, lists_at, only_digests, proof_from, swapped, with_lists
 
 POLICIES = [name for name, *_ in policies.available()]

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from kvc_trt import policies
+from kvc_trt.methods.base.ranking import Prompts, Step
+from kvc_trt.methods.hybrid import ChannelChoice, channel_choices, page_scores
 from kvc_trt.reference.sparq import row_scores
-from kvc_trt.verify.rankings.judged_choices import judge_kept, judge_read
-from kvc_trt.verify.rankings.scores import ChannelChoice, channel_choices, page_scores
+from kvc_trt.verify.rankings.index_lists import judge_kept, judge_read
 from tests.small_model import SMALL
 
 SLACK = 32.0
@@ -55,7 +56,8 @@ class Kept:
         return self.rule.eviction.compact(self.observed, self.keys, self.values, self.lengths, self.rule).indices
 
     def judged(self, lists: np.ndarray, slack: float = SLACK) -> Any:
-        return judge_kept(self.observed, self.keys, self.values, self.lengths, self.own, lists, self.rule, slack)
+        prompts = Prompts.of_tensors(self.observed, self.keys, self.values, self.lengths)
+        return judge_kept(self.rule.eviction.ranking(self.rule), prompts, self.own.numpy(), lists, slack)
 
 
 class Read:
@@ -74,7 +76,13 @@ class Read:
         return self.rule.selection.select(self.query, cache, self.rule).selected
 
     def judged(self, lists: np.ndarray, slack: float = SLACK) -> Any:
-        return judge_read(self.query, self.keys, self.lengths, self.own, lists, self.rule, slack)[0]
+        return self.judged_and_scored(lists, slack)[0]
+
+    def judged_and_scored(self, lists: np.ndarray, slack: float = SLACK) -> Any:
+        """The verdict, and what the ranking says that the lists were scored by."""
+        ranking, step = self.rule.selection.ranking(self.rule), Step.of_tensors(self.query, self.keys, self.lengths)
+        found, explained = judge_read(ranking, step, self.own.numpy(), lists, slack)
+        return found, ranking.scored_by(step, explained, slack)
 
 
 def with_list(own: torch.Tensor, tokens: Any) -> np.ndarray:
@@ -188,12 +196,12 @@ def test_tied_channels_are_followed():
         scored[TOKENS - 1] = torch.inf
         best = scored.sort(descending=True).indices[: read.rule.top_k + 1]
         lists = with_list(read.own, best.numpy())
-        found, used = judge_read(read.query, read.keys, read.lengths, read.own, lists, read.rule, SLACK)
+        found, used = read.judged_and_scored(lists)
         assert found.wrong == ()
         assert other in used[0, 0].tolist()
     query[:, :, 5] = 4.0
     read.own = read.choose()
-    assert judge_read(read.query, read.keys, read.lengths, read.own, lists, read.rule, SLACK)[0].wrong
+    assert read.judged(lists).wrong
 
 
 HALF = 4096.0

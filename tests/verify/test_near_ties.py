@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvc_trt.verify.rankings.near_ties import compare_compaction, compare_selection
-from kvc_trt.verify.rankings.scores import channel_choices, page_scores, prompt_scores, truncated_share
+from kvc_trt.methods.base.rounding import truncated_share
+from kvc_trt.methods.hybrid import channel_choices, page_scores
+from kvc_trt.methods.snapkv_plus_plus import window_scores
+from tests.near_ties import compare_compaction, compare_selection
 
 
 def golden_prompt() -> tuple[np.ndarray, np.ndarray]:
@@ -31,7 +33,7 @@ def compare_golden(kept: list[int]):
 
 def test_prompt_scores_are_the_golden_ones():
     q_window, keys = golden_prompt()
-    scores = prompt_scores(np.float64(q_window[0]), np.float64(keys[0, 0]), 3)
+    scores = window_scores(np.float64(q_window[0]), np.float64(keys[0, 0]), 3)
     assert scores.pooled[:6] == pytest.approx([1.470537] * 6, abs=1e-6)
     assert scores.pooled[6:] == pytest.approx([0.373279] * 4, abs=1e-6)
 
@@ -175,7 +177,7 @@ def test_float32_rounding_is_admitted_in_compaction(seed: int, pool_kernel: int,
     rng = np.random.default_rng(seed)
     q_window = rng.standard_normal((1, 2, 4, 8)).astype(np.float32)
     keys = np.round(rng.standard_normal((1, 1, length, 8)) * 2).astype(np.float32) / 2
-    scores = prompt_scores(np.float64(q_window[0]), np.float64(keys[0, 0]), pool_kernel)
+    scores = window_scores(np.float64(q_window[0]), np.float64(keys[0, 0]), pool_kernel)
     noise = 1 + 1e-8 * rng.standard_normal(length - 4)
     summed = scores.summed * noise
     padded = np.pad(summed, pool_kernel // 2, constant_values=-np.inf)

@@ -16,7 +16,7 @@ from kvc_trt.methods.base.registry import operators
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.engine_run import observe
 from kvc_trt.verify.questions.prompts import random_prompts
-from kvc_trt.verify.rankings.outcome import maximum_error
+from kvc_trt.verify.rankings.array_errors import maximum_error
 from kvc_trt.verify.rungs import inputs
 from kvc_trt.verify.rungs import operators as rung
 from kvc_trt.verify.rungs.inputs import prompt_cases, step_cases

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from kvc_trt.verify.rankings.outcome import attend_selected, differences, maximum_error
+from kvc_trt.verify.rankings.array_errors import differences, maximum_error
+from kvc_trt.verify.rankings.steps import attend_selected
 from kvc_trt.verify.thresholds import thresholds_for
 
 BF16 = ml_dtypes.bfloat16

@@ -20,7 +20,7 @@ from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.isolated_runs import page_bounds
-from kvc_trt.verify.rankings.near_ties import IndexComparison
+from kvc_trt.verify.rankings.index_lists import IndexComparison
 from kvc_trt.verify.rungs import tensor_differences, tensor_runners
 from tests.small_model import SMALL
 

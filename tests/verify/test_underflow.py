@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,13 +11,14 @@ import torch
 from kvc_trt.backends.harness import EngineOperator
 from kvc_trt.backends.registry import harness_for
 from kvc_trt.backends.run_options import RunOptions
-from kvc_trt.methods.base.isolated_runs import AttendedEntries, ExactList, ExpectedEntries
+from kvc_trt.methods.base.attended_entries import AttendedEntries
+from kvc_trt.methods.base.isolated_runs import ExactList
 from kvc_trt.methods.base.registry import operators
+from kvc_trt.methods.expected_attention import ExpectedEntries, expected_scores
 from kvc_trt.methods.heavy_hitters import HeavyHitters
-from kvc_trt.verify.rankings.bounded_scores import scores_by_expected_queries
-from kvc_trt.verify.rankings.choices import compare_exactly
-from kvc_trt.verify.rankings.near_ties import compare_compaction, compare_selection
+from kvc_trt.verify.rankings.index_lists import compare_exactly
 from kvc_trt.verify.rungs.operators import run_case
+from tests.near_ties import compare_compaction, compare_selection
 from tests.plugins_cuda.conftest import one_thread
 from tests.verify.underflowing import POLICIES, flush, nothing_received, place_of_lowest_normal, underflowing
 
@@ -230,7 +231,7 @@ def test_kv_heads_that_share_a_list_keep_the_same_tokens():
     found = np.array([[0, 1, 4], [0, 3, 4]], np.int32)
     right = np.array([[0, 3, 4]] * 2, np.int32)
     assert "KV heads keep different tokens" in compare_exactly(ExactList(0, found, (right,), ranked)).wrong[0]
-    apart = ranked._replace(of_layer=False)
+    apart = replace(ranked, of_layer=False)
     assert compare_exactly(ExactList(0, found, (right,), apart)).near_ties == 1
 
 
@@ -312,7 +313,7 @@ def test_expected_attention_that_flushes_stays_in_its_range(length, scaled_first
         first = flushed(flushed(head * np.float32(length)) / 4) if scaled_first else flushed(head / 4)
         found = flushed(found + first)
     found = found if scaled_first else flushed(found * np.float32(length))
-    scores = scores_by_expected_queries(mean, np.zeros((4, SIZE, SIZE)), keys, values, 1.0)
+    scores = expected_scores(mean, np.zeros((4, SIZE, SIZE)), keys, values, 1.0)
     assert (found < scores.value * 0.9).sum() > 20
     assert (found >= scores.low).all()
     assert (scores.low[logits > -65] > 0).all() or length < 1

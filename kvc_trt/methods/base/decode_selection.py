@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import torch
 
     from kvc_trt.methods.base.graph_context import PromptLayer, StepLayer
-    from kvc_trt.methods.base.isolated_runs import Array, Found, RankingOfStep, RunnableAlone, StepCase, StepRun
+    from kvc_trt.methods.base.isolated_runs import Array, Found, RunnableAlone, StepCase, StepRun
+    from kvc_trt.methods.base.ranking import StepRanking
     from kvc_trt.methods.base.turn_context import TurnLayer
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import LayerCache, Selection
@@ -95,9 +96,18 @@ class DecodeSelection(ABC):
         """Describe how a step chooses, following "a step reads N tokens"; only for kinds that read a part."""
         return ""
 
-    def ranking(self, rule: Constants) -> RankingOfStep | None:
-        """Return how cached tokens are ranked, if verification can prove a near-tie of that ranking."""
+    def ranking(self, rule: Constants) -> StepRanking | None:
+        """Return the ranking of cached tokens, which proves near-ties; None: only lists on equal inputs are judged."""
         return None
+
+    def output_of(
+        self, attended: torch.Tensor, query: torch.Tensor, cache: LayerCache, selected: torch.Tensor, rule: Constants,
+        scored_by: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        """Reference: return the output of a step that reads `selected`, given the exact attention to it [B,H,D].
+
+        `scored_by` is what the ranking's `scored_by` found of an executor's choice; None for the reference's own."""
+        return attended
 
     @property
     def rebuilt(self) -> Mapping[str, Rebuild]:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kvc_trt.methods.base.attended_entries import WeighedEntries
 from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.ranking import PromptRanking, Prompts
 from kvc_trt.operators.dimensions import stored_pages
 from kvc_trt.operators.fp8_bounds import EMPTY, codes_of
 from kvc_trt.operators.shapes import LOWEST
@@ -120,48 +122,6 @@ class RunnableAlone(Protocol):
         """Return the outputs in the operator's order; the inputs are not changed."""
 
 
-class ByWindow(NamedTuple):
-    """Prompt tokens ranked by the last queries' attention to them, spread by max-pooling."""
-
-    pool_kernel: int
-
-
-class ByPages(NamedTuple):
-    """Cached tokens ranked by the bounds of their page on the query's largest channels."""
-
-    page_size: int
-    top_r: int
-    fp8_bounds: bool = False
-
-
-@dataclass(frozen=True)
-class ByDirection:
-    """Prompt tokens ranked by how far their keys point away from the mean direction of all keys."""
-
-
-class ByExpectedQueries(NamedTuple):
-    """Prompt tokens after the `sinks`, which all stay, ranked by the attention that expected queries give them."""
-
-    sinks: int
-
-
-class ByChannels(NamedTuple):
-    """Cached tokens ranked by their keys on the query's largest channels; the current one is always read."""
-
-    top_r: int
-
-
-class ByPageBounds(NamedTuple):
-    """Whole pages ranked for each query head by the bounds of their keys; the newest one is always read."""
-
-    page_size: int
-    fp8_bounds: bool = False
-
-
-RankingOfPrompt: TypeAlias = "ByWindow | ByDirection | ByExpectedQueries"
-RankingOfStep: TypeAlias = "ByPages | ByChannels | ByPageBounds"
-
-
 class ReadByStep(NamedTuple):
     """What a step read, to be judged by the rule's selection; the cache holds the current token."""
 
@@ -173,43 +133,13 @@ class ReadByStep(NamedTuple):
 
 
 class KeptOfPrompt(NamedTuple):
-    """Prompt positions [B,G,C] kept of a case to a budget, to be judged by their ranking."""
+    """Prompt positions [B,G,C] that were kept, to be judged on equal inputs by their ranking."""
 
-    case: PromptCase
-    budget: int
+    prompts: Prompts
+    expected: Array
+    """The reference's positions, [B,G,C]."""
     indices: Array
-    ranking: ByWindow
-
-
-class AttendedEntries(NamedTuple):
-    """Entries of one row in text order, ranked by the attention that they received; the last `recent` always stay."""
-
-    queries: Array
-    """[H,M,D]: those that attended, of the last M entries; an entry is seen from its own query on."""
-    keys: Array
-    """[G,n,D]"""
-    recent: int
-    received: Array | None = None
-    """[G,n] what each had received before; None: nothing."""
-    of_layer: bool = False
-    """True where all KV heads share one list, by the sum over all query heads."""
-
-
-class ExpectedEntries(NamedTuple):
-    """Entries of one row, ranked by the attention that expected queries give them; the first `sinks` always stay."""
-
-    mean: Array
-    """[H,D]"""
-    covariance: Array
-    """[H,D,D]"""
-    keys: Array
-    """[G,n,D]"""
-    values: Array
-    """[G,n,D]"""
-    sinks: int
-
-
-Weighed: TypeAlias = "AttendedEntries | ExpectedEntries"
+    ranking: PromptRanking
 
 
 class ExactList(NamedTuple):
@@ -218,7 +148,7 @@ class ExactList(NamedTuple):
     row: int
     found: Array
     expected: tuple[Array, ...]
-    ranked: Weighed | None = None
+    ranked: WeighedEntries | None = None
     """The entries, where softmax weights rank them, which underflow may lose; None for other rankings."""
 
 

@@ -22,17 +22,17 @@ from kvc_trt.operators.schema import Operator, Tensor
 if TYPE_CHECKING:
     import torch
 
+    from kvc_trt.methods.base.attended_entries import WeighedEntries
     from kvc_trt.methods.base.graph_context import CacheLayer, PromptLayer, StepLayer
     from kvc_trt.methods.base.isolated_runs import (
         Array,
         Found,
         PromptCase,
         PromptRun,
-        RankingOfPrompt,
         RunnableAlone,
         TurnRun,
-        Weighed,
     )
+    from kvc_trt.methods.base.ranking import PromptRanking
     from kvc_trt.methods.base.turn_context import TurnLayer
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
@@ -117,8 +117,8 @@ class PromptEviction(ABC):
         """Describe how prompt tokens are chosen, following their number; only for kinds that evict just prompts."""
         return ""
 
-    def ranking(self, rule: Constants) -> RankingOfPrompt | None:
-        """Return how prompt tokens are ranked, if verification can prove a near-tie of that ranking."""
+    def ranking(self, rule: Constants) -> PromptRanking | None:
+        """Return the ranking of prompt tokens, which proves near-ties; None: only lists on equal inputs are judged."""
         return None
 
     def runs(self) -> Mapping[str, PromptRun]:
@@ -144,7 +144,7 @@ class PromptEviction(ABC):
         double = self.compact(q.double(), k.double(), v.double(), rows, rule)
         return self.judged(results, case, rule, double, single, self.weighed(case, rule))
 
-    def weighed(self, case: PromptCase, rule: Constants) -> Sequence[Weighed]:
+    def weighed(self, case: PromptCase, rule: Constants) -> Sequence[WeighedEntries]:
         """Return, by row, what is ranked by softmax weights; nothing for other rankings."""
         return ()
 
@@ -155,7 +155,7 @@ class PromptEviction(ABC):
         rule: Constants,
         double: Compacted,
         single: Compacted,
-        weighed: Sequence[Weighed] = (),
+        weighed: Sequence[WeighedEntries] = (),
     ) -> Found:
         """Compare its first operator's result with the two results of the reference, as `judged_as` does."""
         assert self.operators
@@ -169,7 +169,7 @@ def judged_as(
     rule: Constants,
     double: Compacted,
     single: Compacted,
-    weighed: Sequence[Weighed] = (),
+    weighed: Sequence[WeighedEntries] = (),
 ) -> Found:
     """Compare a compaction's result with those of the reference in float64 and float32; it must equal one of them.
 

@@ -18,7 +18,7 @@ from kvc_trt.engine.program import engine_program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.engine_run import observe
-from kvc_trt.verify.rankings.near_ties import IndexComparison
+from kvc_trt.verify.rankings.index_lists import IndexComparison
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory

@@ -1,6 +1,6 @@
 """Is a KV proof true? The reference reads the same tokens on a CPU and chooses for itself, step by step.
 
-A list that is equal proves itself. One that differs is judged like any choice of an engine (`near_ties`): it is right
+A list that is equal proves itself. One that differs is judged like any choice of an engine (`rankings`): it is right
 where rounding can swap the scores, and only there. A digest does not say which tokens were swapped, and some engines
 round too coarsely, or choose by scores whose near-ties have no rule: then the engine itself is run again
 (`engine_replay`). Where it chooses otherwise too, the first place is named, and called neither true nor false.

@@ -16,15 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.backends.harness import Array, ObservedExecutor, Watched
+from kvc_trt.methods.base.isolated_runs import ReadByStep
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 from kvc_trt.runtime.executor import CheckedDraft, DraftExecutor
 from kvc_trt.verify.checks import Check, at_most
 from kvc_trt.verify.engine_run import step_inputs
 from kvc_trt.verify.engine_under_test import EngineUnderTest
-from kvc_trt.verify.rankings.near_ties import IndexComparison
-from kvc_trt.verify.rankings.outcome import larger
+from kvc_trt.verify.rankings.array_errors import larger
+from kvc_trt.verify.rankings.index_lists import IndexComparison
+from kvc_trt.verify.rankings.steps import compare_step
 from kvc_trt.verify.reference_run import StepInputs
-from kvc_trt.verify.rungs.operators import compare_step, index_check
+from kvc_trt.verify.rungs.operators import index_check
 
 if TYPE_CHECKING:
     from kvc_trt.graph.state import CacheSite
@@ -184,10 +186,9 @@ class _Passes:
                 keys, values = (executor.buffers[f"{kind}_cache.{site.name}"][:rows] for kind in "kv")
                 query, output, selected = map(executor.exposed, _names(op))
                 lengths = self._lengths[op.cache] + token + 1
-                compared, error = compare_step(
-                    query, keys, values, lengths, output, selected, site.parameters,
-                    exact=True, truncates=self._tested.target.truncates,
-                )  # fmt: skip
+                read = ReadByStep(keys, values, lengths, output, selected)
+                truncates = self._tested.target.truncates
+                compared, error = compare_step(query, read, site.parameters, exact=True, truncates=truncates)
                 self._found.selection += compared
                 self._found.output_error = larger(self._found.output_error, error)
                 self._found.read.setdefault(op.cache, []).append(selected.copy())

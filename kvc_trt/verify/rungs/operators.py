@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 
-from kvc_trt import reference
 from kvc_trt.backends.harness import Array, EngineOperator, Harness
 from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites
 from kvc_trt.methods.base.isolated_runs import (
-    ByPages,
     Choice,
     ExactList,
     Found,
@@ -31,9 +29,9 @@ from kvc_trt.operators.compaction.layer_budgets import LAYER_BUDGETS
 from kvc_trt.reference.dense import causal_attention
 from kvc_trt.reference.squeeze import squeeze
 from kvc_trt.verify.checks import Check, at_most
-from kvc_trt.verify.rankings.choices import compare_either, compare_exactly
-from kvc_trt.verify.rankings.near_ties import IndexComparison, compare_compaction, compare_selection
-from kvc_trt.verify.rankings.outcome import Outcome, attend_selected, exact, maximum_error
+from kvc_trt.verify.rankings.array_errors import exact, larger, maximum_error
+from kvc_trt.verify.rankings.index_lists import IndexComparison, compare_exactly, compare_kept
+from kvc_trt.verify.rankings.steps import compare_step
 from kvc_trt.verify.rungs.inputs import AttentionCase, attention_cases, prompt_cases, step_cases
 from kvc_trt.verify.rungs.quantised_operators import QUANTISED, check_quantised
 from kvc_trt.verify.rungs.turn_operators import shared_runs, turn_cases
@@ -46,6 +44,29 @@ if TYPE_CHECKING:
 
 
 Case: TypeAlias = "PromptCase | StepCase | TurnCase | AttentionCase"
+
+
+NOTHING_COMPARED = IndexComparison()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of running one operator: index lists judged, and errors relative to the largest reference value."""
+
+    indices: IndexComparison = NOTHING_COMPARED
+    value_error: float = 0.0
+    copy_error: float = 0.0
+    """Error of what is merely moved (caches, bounds, lengths); nothing but 0 is right."""
+    computes: bool = False
+    """True if anything is computed to within rounding, so that `value_error` means something."""
+
+    def __add__(self, other: Outcome) -> Outcome:
+        return Outcome(
+            self.indices + other.indices,
+            larger(self.value_error, other.value_error),
+            larger(self.copy_error, other.copy_error),
+            self.computes or other.computes,
+        )
 
 
 def check_operators(
@@ -88,7 +109,7 @@ def check_operators(
 
 
 def run_case(operator: EngineOperator, case: Case, parameters: PolicyParameters, *, truncates: bool = False) -> Outcome:
-    """One operator on one case; `truncates` as in `near_ties`."""
+    """Run one operator on one case. `truncates`: tensor cores have summed the products of scores."""
     if isinstance(case, AttentionCase):
         return _run_prefill_attention(operator, case)
     if isinstance(case, TurnCase):
@@ -174,7 +195,7 @@ def _run_layer_budgets(operator: EngineOperator, case: PromptCase, rule: PolicyP
 
 
 def _judged(case: PromptCase | StepCase | TurnCase, found: Found, rule: PolicyParameters, truncates: bool) -> Outcome:
-    """What an operator gave, compared: lists by the proof that goes with them, arrays by their largest error."""
+    """Compare an operator's results: lists by the proof that goes with them, arrays by their largest error."""
     outcome = Outcome(computes=bool(found.computed))
     for choice in found.chosen:
         outcome += _judged_choice(case, choice, rule, truncates)
@@ -189,46 +210,10 @@ def _judged_choice(
     case: PromptCase | StepCase | TurnCase, choice: Choice, rule: PolicyParameters, truncates: bool
 ) -> Outcome:
     if isinstance(choice, KeptOfPrompt):
-        return Outcome(_compare_kept(choice, truncates))
+        lists = choice.expected, choice.indices
+        return Outcome(compare_kept(choice.ranking, choice.prompts, *lists, truncates=truncates))
     if isinstance(choice, ExactList):
         return Outcome(compare_exactly(choice))
     assert isinstance(case, StepCase)
-    compared, error = compare_step(case.query, *choice, rule, truncates=truncates)
+    compared, error = compare_step(case.query, choice, rule, truncates=truncates)
     return Outcome(compared, error, computes=True)
-
-
-def _compare_kept(choice: KeptOfPrompt, truncates: bool) -> IndexComparison:
-    case, kernel = choice.case, choice.ranking.pool_kernel
-    inputs = float32(case.q_window), float32(case.k), float32(case.v), torch.from_numpy(case.prompt_lengths)
-    expected = reference.compact(*inputs, prompt_budget=choice.budget, pool_kernel=kernel).indices.numpy()
-    lists = case.q_window, case.k, case.prompt_lengths, expected, choice.indices
-    return compare_compaction(*lists, pool_kernel=kernel, truncates=truncates)
-
-
-def compare_step(
-    query: Array, keys: Array, values: Array, lengths: Array, output: Array, selected: Array,
-    parameters: PolicyParameters, *, exact: bool = False, truncates: bool = False,
-) -> tuple[IndexComparison, float]:  # fmt: skip
-    """One step that chooses, against the reference on the same inputs: keys, values, lengths hold the current token.
-
-    Returns the comparison of what was read and the error of the output over what was read. `exact` takes the expected
-    output in float64: real queries are larger than random ones, and float32's error grows with them on both sides.
-    `truncates` as in `near_ties`.
-    """
-    ranking = parameters.selection.ranking(parameters)
-    if not isinstance(ranking, ByPages):
-        return compare_either(query, keys, values, lengths, output, selected, parameters)
-    q, k, v, m = float32(query), float32(keys), float32(values), torch.from_numpy(lengths)
-    wanted, expected, *_ = parameters.selection.select(
-        q, parameters.selection.layer_cache(k, v, m, parameters), parameters
-    )
-    assert expected is not None
-    compared = compare_selection(
-        query, keys, lengths, expected.numpy(), selected,
-        page_size=ranking.page_size, top_r=ranking.top_r, fp8_bounds=ranking.fp8_bounds, truncates=truncates,
-    )  # fmt: skip
-    if exact:
-        q, k, v = q.double(), k.double(), v.double()
-    if exact or compared.near_ties or compared.wrong:
-        wanted = attend_selected(q, k, v, torch.from_numpy(np.ascontiguousarray(selected)))
-    return compared, maximum_error(output, wanted.numpy())

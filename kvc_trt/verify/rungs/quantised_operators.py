@@ -15,7 +15,7 @@ from kvc_trt.backends.harness import Array, EngineOperator
 from kvc_trt.models.quantisation import dequantise
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
 from kvc_trt.verify.checks import Check, at_most
-from kvc_trt.verify.rankings.outcome import exact
+from kvc_trt.verify.rankings.array_errors import exact
 
 QUANTISED = (QUANTISED_LINEAR.name, QUANTISED_ROWS.name)
 

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from kvc_trt.backends.harness import Watched
 from kvc_trt.graph.state import cache_sites
-from kvc_trt.methods.base.isolated_runs import page_bounds
+from kvc_trt.methods.base.isolated_runs import ReadByStep, page_bounds
 from kvc_trt.runtime.session.batch import Batch
 from kvc_trt.verify.checks import Rung, at_most
 from kvc_trt.verify.engine_run import judge_compaction
-from kvc_trt.verify.rankings.near_ties import IndexComparison
+from kvc_trt.verify.rankings.index_lists import IndexComparison
+from kvc_trt.verify.rankings.steps import compare_step
 from kvc_trt.verify.report import NearTies
-from kvc_trt.verify.rungs.operators import compare_step
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -60,7 +60,9 @@ class Judge:
         return {name: self.bar * _scale(name, base) if _is_float(base[0][name]) else 0.0 for name in names}
 
     def rung(self, feeds: Sequence[Values], results: Any, side: int, *, truncates: bool = False) -> Rung:
-        """Compare the first of Polygraphy's `results` with number `side`; `truncates` of that one as in `near_ties`."""
+        """Compare the first of Polygraphy's `results` with number `side`.
+
+        `truncates`: tensor cores have summed the products of scores there."""
         from polygraphy.comparator import Comparator, SimpleCompareFunc
 
         base, other = results[0][1], results[side][1]
@@ -157,8 +159,8 @@ class Judge:
         keys, values = (side[f"{kind}_cache_out.{site.name}"] for kind in "kv")
         lengths = feed["cache_lengths"][op.cache] + 1
         output, selected = (side[name] for name in op.outputs)
-        given = (side[op.inputs[0]], keys, values, lengths, output, selected, site.parameters)
-        return compare_step(*given, exact=True, truncates=truncates)[0]
+        read = ReadByStep(keys, values, lengths, output, selected)
+        return compare_step(side[op.inputs[0]], read, site.parameters, exact=True, truncates=truncates)[0]
 
 
 def _scale(name: str, runs: Sequence[Values]) -> float:

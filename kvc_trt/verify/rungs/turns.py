@@ -17,14 +17,14 @@ from torch import Tensor
 
 from kvc_trt import policies, reference
 from kvc_trt.backends.harness import Array, ObservedExecutor
-from kvc_trt.methods.base.isolated_runs import ByWindow
+from kvc_trt.methods.base.ranking import Prompts
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime.executor import Extended, TurnExecutor
 from kvc_trt.runtime.session.batch import Batch, batch_of
 from kvc_trt.verify.checks import Check, at_most
 from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.questions.prompts import random_prompts
-from kvc_trt.verify.rankings.near_ties import IndexComparison, compare_compaction, count_differences
+from kvc_trt.verify.rankings.index_lists import IndexComparison, count_differences, judge_kept
 from kvc_trt.verify.rungs.operators import index_check
 
 if TYPE_CHECKING:
@@ -151,7 +151,8 @@ class _ForcedTurns:
         shared = own.indices.shape[1] // keys.shape[1]
         keys, values = (table.repeat_interleave(shared, dim=1) for table in (keys, values))
         given = next(self._given)[:, :, : own.indices.shape[2]]
-        self._judge(observed, keys, prompt_lengths, own.indices.numpy(), given, parameters)
+        prompts = Prompts.of_tensors(observed, keys, values, prompt_lengths)
+        self._judge(prompts, own.indices.numpy(), given, parameters)
         return _kept(own, keys, values, torch.from_numpy(np.ascontiguousarray(given)).long())
 
     def compact_turn(self, turn: Turn, parameters: PolicyParameters) -> Compacted:
@@ -167,23 +168,21 @@ class _ForcedTurns:
         indices = indices.masked_fill(given < 0, -1)
         for b, new in enumerate(turn.new_lengths.tolist()):
             one, voting = slice(b, b + 1), min(parameters.window, new, turn.queries.shape[2])
-            tables = turn.queries[one, :, -voting:], turn.keys[one], turn.lengths[one]
-            self._judge(*tables, own.indices[one].numpy(), indices[one].int().numpy(), parameters)
+            tables = turn.queries[one, :, -voting:], turn.keys[one], turn.values[one], turn.lengths[one]
+            lists = own.indices[one].numpy(), indices[one].int().numpy()
+            self._judge(Prompts.of_tensors(*tables), *lists, parameters)
         return _kept(own, turn.keys, turn.values, indices)
 
     def select(self, query: Tensor, cache: LayerCache, parameters: PolicyParameters) -> Selection:
         """Read as the method does."""
         return self._own.select(query, cache, parameters)
 
-    def _judge(
-        self, queries: Any, keys: Tensor, lengths: Tensor, own: Array, given: Array, parameters: PolicyParameters
-    ) -> None:
+    def _judge(self, prompts: Prompts, own: Array, given: Array, parameters: PolicyParameters) -> None:
         ranking = parameters.eviction.ranking(parameters)
-        if not isinstance(ranking, ByWindow) or self._slack is None:
+        if ranking is None or not ranking.ranks_turns_alike or self._slack is None:
             self.compared += count_differences(own, given)
-            return
-        inputs = queries.numpy(), keys.numpy(), lengths.numpy(), own, given
-        self.compared += compare_compaction(*inputs, pool_kernel=ranking.pool_kernel, slack=self._slack)
+        else:
+            self.compared += judge_kept(ranking, prompts, own, given, self._slack)
 
 
 def _kept(own: Compacted, keys: Tensor, values: Tensor, indices: Tensor) -> Compacted:

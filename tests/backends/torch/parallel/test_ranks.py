@@ -12,10 +12,11 @@ from kvc_trt.backends.torch.parallel.executor import ParallelExecutor
 from kvc_trt.engine.program import twin_program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import cache_sites
+from kvc_trt.methods.base.isolated_runs import ReadByStep
 from kvc_trt.runtime import Session
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.engine_run import judge_compaction, run
-from kvc_trt.verify.rungs.operators import compare_step
+from kvc_trt.verify.rankings.steps import compare_step
 from tests.backends.onnxruntime.test_rows import CLEAR_MARGIN, requests
 from tests.backends.prompts import filled, padded, prompts
 from tests.backends.torch.test_executor import alone
@@ -87,9 +88,8 @@ def test_what_a_rank_chooses_is_the_references_choice_on_what_it_got(ranks, make
         compared = judge_compaction(sites[layer], got, several.exposed(f"indices.{layer}"), batch)
         query, attended, selected = (several.exposed(f"{name}.{layer}") for name in ("query", "attended", "selected"))
         keys, values = (several.buffers[f"{kind}_cache.{layer}"][:3] for kind in "kv")
-        read, error = compare_step(
-            query, keys, values, step[2][layer] + 1, attended, selected, sites[layer].parameters, exact=True
-        )
+        given = ReadByStep(keys, values, step[2][layer] + 1, attended, selected)
+        read, error = compare_step(query, given, sites[layer].parameters, exact=True)
         assert not compared.wrong
         assert not read.wrong
         assert error <= 1e-5

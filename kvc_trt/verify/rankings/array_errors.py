@@ -1,40 +1,14 @@
-"""The outcome of running one operator alone, and how its arrays are compared with the reference's."""
+"""Errors of arrays: how the results of an executor are compared with those of the reference."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-import torch
 
-from kvc_trt import reference
 from kvc_trt.backends.harness import Array
-from kvc_trt.verify.rankings.near_ties import IndexComparison
 
-NOTHING_COMPARED = IndexComparison()
 FORGIVEN = ("bfloat16",)
 """Types whose own rounding, half a spacing or 2^-8 relative, exceeds the bar on operator outputs: a right result would
 fail it. float16's is 2^-11, and stays inside of the bar. (docs/decisions/0012)"""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one operator did: index lists judged, and errors relative to the largest reference value."""
-
-    indices: IndexComparison = NOTHING_COMPARED
-    value_error: float = 0.0
-    copy_error: float = 0.0
-    """Error of what is merely moved (caches, bounds, lengths); nothing but 0 is right."""
-    computes: bool = False
-    """Whether anything is computed to within rounding: `value_error` means something."""
-
-    def __add__(self, other: Outcome) -> Outcome:
-        return Outcome(
-            self.indices + other.indices,
-            larger(self.value_error, other.value_error),
-            larger(self.copy_error, other.copy_error),
-            self.computes or other.computes,
-        )
 
 
 def maximum_error(found: Array, expected: Array) -> float:
@@ -77,22 +51,3 @@ def exact(found: Array, expected: Array) -> float:
 def larger(one: float, other: float) -> float:
     """The maximum, NaN winning on either side: a NaN must not hide."""
     return float(np.maximum(one, other))
-
-
-def attend_selected(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, selected: torch.Tensor
-) -> torch.Tensor:
-    """Exact attention over given tokens: query [B,H,D], caches [B,G,C,D], selected [B,G,k] (-1 for none) -> [B,H,D]."""
-    batch, groups = keys.shape[:2]
-    grouped = query.reshape(batch, groups, -1, query.shape[-1])
-    output = torch.empty_like(grouped)
-    for row in range(batch):
-        for head in range(groups):
-            index = selected[row, head][selected[row, head] >= 0].long().clamp(max=keys.shape[2] - 1)
-            output[row, head] = reference.dense_attention(
-                grouped[None, row, head],
-                keys[None, row, head, None, index].reshape(1, 1, -1, keys.shape[-1]),
-                values[None, row, head, None, index].reshape(1, 1, -1, keys.shape[-1]),
-                torch.tensor([len(index)]),
-            )[0]
-    return output.reshape(query.shape)
