@@ -25,6 +25,8 @@ from kvc_trt.verify.reference_run import (
     Choices,
     ForcedChoices,
     Inputs,
+    Judging,
+    KnownRun,
     ReferenceRun,
     can_judge,
     force_choices,
@@ -103,14 +105,12 @@ class EngineUnderTest:
     @cached_property
     def reference_run(self) -> ReferenceRun:
         """The reference under the engine's policy and weights, fed the engine's tokens."""
+        return reference_run(self._known_run())
+
+    def _known_run(self) -> KnownRun:
         engine = self.engine
-        return reference_run(
-            engine.model,
-            engine.weights(),
-            engine.parameters,
-            self.batch,
-            self.engine_run.tokens,
-            progress=self.progress,
+        return KnownRun(
+            engine.model, engine.weights(), engine.parameters, self.batch, self.engine_run.tokens, self.progress
         )
 
     @cached_property
@@ -127,22 +127,10 @@ class EngineUnderTest:
         ours, seen = self.reference_run, self._choices(read)
         if seen is None or not can_judge(site.parameters for site in self.sites):
             return ForcedChoices(ours.logits)
-        engine = self.engine
-        truncation = slack_of_truncation(engine.model.head_size) if self.target.truncates else 0.0
+        truncation = slack_of_truncation(self.engine.model.head_size) if self.target.truncates else 0.0
+        judging = Judging(self.thresholds.choice_slack, inputs, FLOAT32_SLACK + truncation)
         with self.phase("reference"):
-            return force_choices(
-                engine.model,
-                engine.weights(),
-                engine.parameters,
-                self.batch,
-                self.engine_run.tokens,
-                ours,
-                seen,
-                slack=self.thresholds.choice_slack,
-                inputs=inputs,
-                inputs_slack=FLOAT32_SLACK + truncation,
-                progress=self.progress,
-            )
+            return force_choices(self._known_run(), ours, seen, judging)
 
     def _choices(self, read: Mapping[int, list[Array]]) -> Choices | None:
         """What the engine kept and read, as `ReferenceRun` lists it; None where the graph hides a part of that.

@@ -8,7 +8,7 @@ judged first, each on the reference's own inputs, and then forced on the referen
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.models.weights import WeightSource
     from kvc_trt.policies import PolicyParameters
+    from kvc_trt.reference.rules import Method
 
 Choices = Mapping[int, list[NDArray[np.integer]]]
 """Per cache: the prompt positions kept [B,G,C], then per step the slots read [B,G,k] (nothing where all are read)."""
@@ -45,6 +46,39 @@ class StepInputs(NamedTuple):
 
 Inputs = Mapping[int, list[StepInputs]]
 """Per cache: what each step chose by."""
+
+
+@dataclass(frozen=True)
+class KnownRun:
+    """A model under a policy, with prompts and tokens that are known beforehand."""
+
+    model: ModelConfig
+    weights: WeightSource
+    parameters: PolicyParameters
+    batch: Batch
+    tokens: NDArray[np.int64]
+    """The token fed to each row at each step, [N,B]."""
+    progress: Progress | None = None
+
+    def under(self, method: Method) -> ReferenceRun:
+        """Run the reference with a method that makes the choices."""
+        decoder = ForcedDecoder(self.model, self.weights, method=method, parameters=self.parameters, resident=False)
+        return decoder.forced(self.batch, self.tokens, self.progress)
+
+
+@dataclass(frozen=True)
+class Judging:
+    """The rules by which choices of an engine are judged.
+
+    A choice of a step is judged on the `inputs` that the engine made it from, where these are known, within
+    `inputs_slack` times the tolerance of a near-tie. Any other is judged on the reference's own inputs. Rounding of
+    earlier layers differs between the two, so there it is explained within `slack` times that tolerance.
+    """
+
+    slack: float | None
+    """None: all differences are counted only."""
+    inputs: Inputs = field(default_factory=dict)
+    inputs_slack: float = FLOAT32_SLACK
 
 
 @dataclass
@@ -101,48 +135,21 @@ class ForcedDecoder(ReferenceDecoder):
         return ReferenceRun(logits.to(torch.float32).numpy(), choices)
 
 
-def reference_run(
-    config: ModelConfig,
-    weights: WeightSource,
-    parameters: PolicyParameters,
-    batch: Batch,
-    tokens: NDArray[np.int64],
-    *,
-    progress: Progress | None = None,
-) -> ReferenceRun:
-    """Run the reference under `parameters`, reading each weight once."""
-    method = policies.method(parameters)
-    decoder = ForcedDecoder(config, weights, method=method, parameters=parameters, resident=False)
-    return decoder.forced(batch, tokens, progress)
+def reference_run(run: KnownRun) -> ReferenceRun:
+    """Run the reference with its own choices, reading each weight once."""
+    return run.under(policies.method(run.parameters))
 
 
-def replay(
-    config: ModelConfig,
-    weights: WeightSource,
-    parameters: PolicyParameters,
-    batch: Batch,
-    tokens: NDArray[np.int64],
-    chosen: Choices,
-    *,
-    slack: float | None,
-    inputs: Inputs | None = None,
-    inputs_slack: float = FLOAT32_SLACK,
-    progress: Progress | None = None,
-) -> ReferenceRun:
-    """The reference under an engine's choices `chosen`, each of them judged.
+def replay(run: KnownRun, chosen: Choices, judging: Judging) -> ReferenceRun:
+    """Run the reference under an engine's choices `chosen`, and judge each of them.
 
-    A choice of a step is judged on the `inputs` that the engine made it from, where these are known, within
-    `inputs_slack` times the tolerance of a near-tie. Any other is judged on the reference's own inputs. Rounding of
-    earlier layers differs between the two, so there it is explained within `slack` times that tolerance (None: all
-    differences are counted only). Choices made before are forced, so that one near-tie is not counted again in all that
-    follows from it.
+    Choices made before are forced, so that one near-tie is not counted again in all that follows from it.
     """
-    choosing = [site.cache for site in cache_sites(config, parameters) if site.parameters.compresses]
-    method = _Replay({cache: chosen[cache] for cache in choosing}, parameters, slack, inputs or {}, inputs_slack)
-    decoder = ForcedDecoder(config, weights, method=method, parameters=parameters, resident=False)
-    run = decoder.forced(batch, tokens, progress)
-    run.explained, run.inputs_off = method.compared, method.inputs_off
-    return run
+    choosing = [site.cache for site in cache_sites(run.model, run.parameters) if site.parameters.compresses]
+    method = _Replay({cache: chosen[cache] for cache in choosing}, run.parameters, judging)
+    found = run.under(method)
+    found.explained, found.inputs_off = method.compared, method.inputs_off
+    return found
 
 
 def can_judge(rules: Iterable[PolicyParameters]) -> bool:
@@ -158,20 +165,7 @@ def _can_judge(rule: PolicyParameters) -> bool:
     return kept and read and not rule.evicts_while_decoding and rule.squeeze_share is None
 
 
-def force_choices(
-    config: ModelConfig,
-    weights: WeightSource,
-    parameters: PolicyParameters,
-    batch: Batch,
-    tokens: NDArray[np.int64],
-    own: ReferenceRun,
-    chosen: Choices,
-    *,
-    slack: float | None,
-    inputs: Inputs | None = None,
-    inputs_slack: float = FLOAT32_SLACK,
-    progress: Progress | None = None,
-) -> ForcedChoices:
+def force_choices(run: KnownRun, own: ReferenceRun, chosen: Choices, judging: Judging) -> ForcedChoices:
     """Run the reference again under the engine's choices `chosen` in the rows where its `own` run chose otherwise.
 
     The choices are judged as by `replay`.
@@ -179,10 +173,7 @@ def force_choices(
     rows = tuple(sorted(different_rows(own.choices, chosen)))
     if not rows:
         return ForcedChoices(own.logits)
-    again = replay(
-        config, weights, parameters, batch, tokens, chosen,
-        slack=slack, inputs=inputs, inputs_slack=inputs_slack, progress=progress,
-    )  # fmt: skip
+    again = replay(run, chosen, judging)
     logits = own.logits.copy()
     logits[:, rows] = again.logits[:, rows]
     return ForcedChoices(logits, rows, again.explained, again.inputs_off)
@@ -191,12 +182,10 @@ def force_choices(
 class _Replay:
     """A method that keeps and reads what it is told: the numerics of a run apart from its choices."""
 
-    def __init__(
-        self, chosen: Choices, parameters: PolicyParameters, slack: float | None, inputs: Inputs, inputs_slack: float
-    ) -> None:
-        self.compared, self.inputs_off = IndexComparison(), 0.0 if inputs else None
+    def __init__(self, chosen: Choices, parameters: PolicyParameters, judging: Judging) -> None:
+        self.compared, self.inputs_off = IndexComparison(), 0.0 if judging.inputs else None
         self._own = policies.method(parameters)
-        self._slack, self._inputs, self._inputs_slack = slack, inputs, inputs_slack
+        self._slack, self._inputs, self._inputs_slack = judging.slack, judging.inputs, judging.inputs_slack
         self._layers = iter((index, chosen[index]) for index in sorted(chosen))
         self._current: list[NDArray[np.integer]] = []
         self._cache, self._step = 0, 0

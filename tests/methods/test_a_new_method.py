@@ -19,7 +19,7 @@ from kvc_trt.engine import EngineDirectory
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.engine_run import observe
 from kvc_trt.verify.rankings.index_lists import IndexComparison
-from kvc_trt.verify.reference_run import can_judge, reference_run, replay
+from kvc_trt.verify.reference_run import Judging, KnownRun, can_judge, reference_run, replay
 from kvc_trt.verify.thresholds import thresholds_for
 
 NAME = "long-keys"
@@ -93,8 +93,8 @@ def test_its_own_ranking_proves_a_near_tie(built):
     In the first layer, all copies of the token with the longer keys stay, and as many of the other one as fit.
     """
     batch = batch_of([PROMPT])
-    given = built.model, built.weights(), built.parameters, batch, np.zeros((0, 1), np.int64)
-    own = reference_run(*given).choices
+    given = KnownRun(built.model, built.weights(), built.parameters, batch, np.zeros((0, 1), np.int64))
+    own = reference_run(given).choices
     taken = own[0][0][0, 0]
     left = np.setdiff1d(np.arange(len(PROMPT)), taken)
     (shorter,) = set(PROMPT[left])
@@ -104,7 +104,7 @@ def test_its_own_ranking_proves_a_near_tie(built):
     def judged(kept: Mapping[int, np.ndarray]) -> IndexComparison:
         """The verdict on what an executor says that it kept."""
         chosen = {cache: [lists] for cache, lists in kept.items()}
-        found = replay(*given, chosen, slack=thresholds_for("fp32").choice_slack).explained
+        found = replay(given, chosen, Judging(thresholds_for("fp32").choice_slack)).explained
         assert found is not None
         return found
 

@@ -10,7 +10,15 @@ from kvc_trt import policies
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.questions.prompts import prompt_lengths, random_prompts
-from kvc_trt.verify.reference_run import can_judge, different_rows, force_choices, reference_run, replay
+from kvc_trt.verify.reference_run import (
+    Judging,
+    KnownRun,
+    can_judge,
+    different_rows,
+    force_choices,
+    reference_run,
+    replay,
+)
 from tests.rounding import assert_close
 
 STEPS = 3
@@ -24,13 +32,13 @@ def forced(request, make_engine, parameters_for):
     return engine, batch, tokens
 
 
-def arguments(engine, batch, tokens):
-    return engine.model, engine.weights(), engine.parameters, batch, tokens
+def known(engine, batch, tokens):
+    return KnownRun(engine.model, engine.weights(), engine.parameters, batch, tokens)
 
 
 def test_it_equals_prefill_and_decode(forced):
     engine, batch, tokens = forced
-    run = reference_run(*arguments(*forced))
+    run = reference_run(known(*forced))
     parameters = engine.parameters
     decoder = ReferenceDecoder(
         engine.model, engine.weights(), method=policies.method(parameters), parameters=parameters
@@ -59,23 +67,23 @@ def test_it_equals_prefill_and_decode(forced):
 )
 def test_replaying_its_own_choices_changes_nothing(forced):
     """Of KV heads, of query heads that keep or read tokens for themselves, and where a layer chooses nothing."""
-    run = reference_run(*arguments(*forced))
-    again = replay(*arguments(*forced), run.choices, slack=1.0)
+    run = reference_run(known(*forced))
+    again = replay(known(*forced), run.choices, Judging(1.0))
     assert_close(again.logits, run.logits)
     assert (again.explained.near_ties, again.explained.wrong) == (0, ())
     assert different_rows(run.choices, again.choices) == set()
 
 
 def test_a_replay_refuses_what_rounding_cannot_explain(forced):
-    run = reference_run(*arguments(*forced))
+    run = reference_run(known(*forced))
     chosen = {layer: [choice.copy() for choice in choices] for layer, choices in run.choices.items()}
     kept = chosen[0][0][0, 0]
     dropped = np.setdiff1d(np.arange(150), kept)[0]
     chosen[0][0][0, 0] = np.sort(np.append(kept[1:], dropped))
-    again = replay(*arguments(*forced), chosen, slack=32.0)
+    again = replay(known(*forced), chosen, Judging(32.0))
     assert len(again.explained.wrong) >= 1
     assert different_rows(run.choices, chosen) == {0}
-    counted = replay(*arguments(*forced), chosen, slack=None)
+    counted = replay(known(*forced), chosen, Judging(None))
     assert (counted.explained.near_ties >= 1, counted.explained.wrong) == (True, ())
 
 
@@ -88,22 +96,22 @@ def test_what_is_forced_on_one_layer_is_not_taken_for_another_ones(make_engine, 
     """The first layer keeps everything, and has no choice that could be forced."""
     engine = make_engine(parameters_for(skip_layers=1))
     batch = batch_of(random_prompts(engine.model, [200], seed=3))
-    given = arguments(engine, batch, np.zeros((0, 1), np.int64))
-    chosen = {layer: [choice.copy() for choice in choices] for layer, choices in reference_run(*given).choices.items()}
+    given = known(engine, batch, np.zeros((0, 1), np.int64))
+    chosen = {layer: [choice.copy() for choice in choices] for layer, choices in reference_run(given).choices.items()}
     kept = chosen[1][0][0, 0]
     chosen[1][0][0, 0] = np.sort(np.append(kept[1:], np.setdiff1d(np.arange(150), kept)[0]))
-    wrong = replay(*given, chosen, slack=32.0).explained.wrong
+    wrong = replay(given, chosen, Judging(32.0)).explained.wrong
     assert len(wrong) == 1
     assert wrong[0].startswith("cache 1, step 0: row 0, KV head 0: ")
 
 
 def test_only_rows_that_chose_otherwise_are_run_again(forced):
-    own = reference_run(*arguments(*forced))
+    own = reference_run(known(*forced))
     chosen = {layer: [choice.copy() for choice in choices] for layer, choices in own.choices.items()}
-    assert force_choices(*arguments(*forced), own, chosen, slack=32.0).rows == ()
+    assert force_choices(known(*forced), own, chosen, Judging(32.0)).rows == ()
     kept = chosen[0][0][0, 0]
     chosen[0][0][0, 0] = np.sort(np.append(kept[1:], np.setdiff1d(np.arange(150), kept)[0]))
-    found = force_choices(*arguments(*forced), own, chosen, slack=None)
+    found = force_choices(known(*forced), own, chosen, Judging(None))
     assert (found.rows, found.explained.near_ties >= 1) == ((0,), True)
     assert np.array_equal(found.logits[:, 1:], own.logits[:, 1:])
     assert not np.array_equal(found.logits[:, 0], own.logits[:, 0])

@@ -27,7 +27,7 @@ from kvc_trt.runtime.request import check_token_ids
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.proofs.engine_replay import replay_by_engine
 from kvc_trt.verify.proofs.report import ProofReport
-from kvc_trt.verify.reference_run import Choices, can_judge, reference_run, replay
+from kvc_trt.verify.reference_run import Choices, Judging, KnownRun, can_judge, reference_run, replay
 from kvc_trt.verify.thresholds import thresholds_for
 
 if TYPE_CHECKING:
@@ -70,10 +70,11 @@ class _Replay:
 
     @cached_property
     def _own(self) -> Choices:
+        return reference_run(self._known_run()).choices
+
+    def _known_run(self) -> KnownRun:
         engine = self._engine
-        return reference_run(
-            engine.model, engine.weights(), engine.parameters, self._batch, self._tokens, progress=self._progress
-        ).choices
+        return KnownRun(engine.model, engine.weights(), engine.parameters, self._batch, self._tokens, self._progress)
 
     @cached_property
     def _slack(self) -> float | None:
@@ -120,13 +121,10 @@ class _Replay:
 
     def _judged(self, report: ProofReport, claimed: Mapping[_Place, Lists]) -> ProofReport:
         """Force lists on the reference, and judge each of them on what the reference then has."""
-        engine, forced = self._engine, {cache: list(lists) for cache, lists in self._own.items()}
+        forced = {cache: list(lists) for cache, lists in self._own.items()}
         for place, lists in claimed.items():
             forced[place.cache][place.step] = lists[None]
-        found = replay(
-            engine.model, engine.weights(), engine.parameters, self._batch, self._tokens, forced,
-            slack=self._slack, progress=self._progress,
-        ).explained  # fmt: skip
+        found = replay(self._known_run(), forced, Judging(self._slack)).explained
         assert found is not None
         return _with(replace(report, near_ties=found.near_ties), *found.wrong)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.verify.checks import Check, at_most
 from kvc_trt.verify.engine_under_test import EngineUnderTest
-from kvc_trt.verify.reference_run import reference_run
+from kvc_trt.verify.reference_run import KnownRun, reference_run
 from kvc_trt.verify.report import ErrorFigures
 from kvc_trt.verify.rungs.drafts import check_drafts
 from kvc_trt.verify.rungs.operators import index_check
@@ -142,12 +142,5 @@ def _measure_quantisation(tested: EngineUnderTest, ours: Logits) -> None:
 
 def _reference_logits(tested: EngineUnderTest, weights: WeightSource, parameters: PolicyParameters) -> Logits:
     with tested.phase("reference"):
-        run = reference_run(
-            tested.engine.model,
-            weights,
-            parameters,
-            tested.batch,
-            tested.engine_run.tokens,
-            progress=tested.progress,
-        )
-    return run.logits
+        model, tokens = tested.engine.model, tested.engine_run.tokens
+        return reference_run(KnownRun(model, weights, parameters, tested.batch, tokens, tested.progress)).logits
