@@ -143,7 +143,7 @@ def observe(
 def step_inputs(
     executor: ObservedExecutor, sites: Sequence[CacheSite], queries: Mapping[int, list[Array]], lengths: Array
 ) -> dict[int, list[StepInputs]]:
-    """What the steps of each cache chose by: their queries [B,H,D], and its stored keys, of `lengths` [caches,B]."""
+    """Return what steps chose by, per cache: their queries [B,H,D], and the stored keys, of `lengths` [caches,B]."""
     found = {}
     for site in sites:
         rows, stored = lengths.shape[1], lengths[site.cache].max()

@@ -133,7 +133,7 @@ class EngineUnderTest:
             return force_choices(self._known_run(), ours, seen, judging)
 
     def _choices(self, read: Mapping[int, list[Array]]) -> Choices | None:
-        """What the engine kept and read, as `ReferenceRun` lists it; None where the graph hides a part of that.
+        """Return what the engine kept and read, as `ReferenceRun` lists it; None where the graph hides a part of it.
 
         A cache that keeps whole prompts may have no list of them: the reference's says the same.
         """
@@ -207,7 +207,7 @@ class EngineUnderTest:
         return {c for c, rule in rules.items() if rule.compresses}
 
     def compresses_nothing(self) -> bool:
-        """Whether the batch never leaves the regime in which the policy is dense."""
+        """Tell whether the batch never leaves the regime in which the policy is dense."""
         longest = int(self.batch.prompt_lengths.max())
         rules = [site.parameters for site in self.sites]
         evicts = any(rule.eviction.evicts and longest > rule.prompt_budget for rule in rules)

@@ -91,7 +91,7 @@ def verify(
 
 
 def _empty_report(tested: EngineUnderTest) -> Report:
-    """What is verified, and the figures that the rungs will fill in."""
+    """Return a report of what is verified, with figures that the rungs will fill in."""
     engine, parameters = tested.engine, tested.engine.parameters
     precision = tested.options.prefill_precision
     return Report(

@@ -38,7 +38,7 @@ Choices = Mapping[int, list[NDArray[np.integer]]]
 
 
 class StepInputs(NamedTuple):
-    """What a step of an engine chose by: its query [B,H,D], and the keys [B,G,n,D] that are stored, or more of them."""
+    """The inputs of a step's choice: its query [B,H,D], and the keys [B,G,n,D] that are stored, or more of them."""
 
     query: NDArray[Any]
     keys: NDArray[Any]
@@ -83,7 +83,7 @@ class Judging:
 
 @dataclass
 class ReferenceRun:
-    """What the reference computed: logits [N+1,B,vocab], and its choices for every cache."""
+    """Logits [N+1,B,vocab] that the reference computed, and its choices for every cache."""
 
     logits: NDArray[np.float32]
     choices: dict[int, list[NDArray[np.integer]]]
@@ -180,7 +180,7 @@ def force_choices(run: KnownRun, own: ReferenceRun, chosen: Choices, judging: Ju
 
 
 class _Replay:
-    """A method that keeps and reads what it is told: the numerics of a run apart from its choices."""
+    """A method that keeps and reads what an engine did: the numerics of a run apart from its choices."""
 
     def __init__(self, chosen: Choices, parameters: PolicyParameters, judging: Judging) -> None:
         self.compared, self.inputs_off = IndexComparison(), 0.0 if judging.inputs else None

@@ -1,4 +1,4 @@
-"""What must become of a case: the reference's choices or proven near-ties, and all else exact or within the bars."""
+"""Checks of a case's results: the reference's choices or proven near-ties, and all else exact or within the bars."""
 
 from __future__ import annotations
 

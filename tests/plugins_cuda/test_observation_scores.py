@@ -91,7 +91,7 @@ def check(library: KernelLibrary, q_window: Tensor, k: Tensor, lengths: Sequence
 
 
 def truncation(library: KernelLibrary, magnitude: Tensor, k: Tensor) -> Tensor:
-    """What tensor cores may change of a vote, relative, [B,G,1]: two logits are off, its own and its sum of weights."""
+    """Largest relative change to votes by tensor cores, [B,G,1]: two logits are off, its own and its sum of weights."""
     off = truncated_share(k.shape[3]) * magnitude[..., None]
     return torch.expm1(2 * off) if truncates(library, k.dtype) else torch.zeros_like(off)
 

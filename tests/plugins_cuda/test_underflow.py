@@ -14,7 +14,7 @@ from tests.plugins_cuda.cases import DTYPES, FP8, compact_case, step_case
 from tests.plugins_cuda.checks import check_compact, check_hybrid
 
 LENGTHENED = 200.0
-"""Logits of random vectors reach a few units; of queries so many times as long, differences reach hundreds."""
+"""Logits of random vectors reach a few units; with queries this many times as long, differences reach hundreds."""
 
 
 @pytest.mark.parametrize("pool", [1, 3])

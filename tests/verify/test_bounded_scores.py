@@ -129,7 +129,7 @@ def test_pages(seed, group, length, scale, page_size, bounds_in):
 @settings(max_examples=60, deadline=None)
 @given(**CASES, page_size=st.integers(1, 5), top_r=st.integers(1, 8), bounds_in=st.sampled_from(BOUNDS))
 def test_tokens_of_pages(seed, group, length, scale, page_size, top_r, bounds_in):
-    """What a moved query chooses is among the possible choices, and its scores of moved keys are in their range."""
+    """A moved query's choice is among the possible choices, and its scores of moved keys are in their range."""
     rng = np.random.default_rng(seed)
     query, keys = scale * rng.standard_normal((group, 8)), scale * rng.standard_normal((length, 8))
     pages = ByPages(page_size, top_r, bounds_in != "full")

@@ -163,7 +163,7 @@ def test_digests_of_lists_that_come_again_are_judged_like_lists(proving, monkeyp
 
 
 def test_in_half_precision_the_bound_alone_refutes_nothing(proving, monkeypatch):
-    """What it does not explain is wrong only if the engine, run again, does not choose it either."""
+    """A list that it does not explain is wrong only if the engine, run again, does not choose it either."""
     engine = proving("rocketkv", "fp16")
     proofs = [proof_from(engine, "lists", PROMPT[first:], max_new_tokens=12) for first in range(6)]
     tied = next(proof for proof in proofs if engine.replay(proof).near_ties)

@@ -139,7 +139,7 @@ def test_every_kind_of_engine_has_something_to_compare(settings, other, left_out
 @pytest.mark.slow
 @pytest.mark.parametrize("proven", [True, False])
 def test_other_tokens_are_a_difference_unless_they_are_a_proven_near_tie(proven, engine, monkeypatch):
-    """What follows from a near-tie in layer 1 is not judged; layer 0 and layer 1's own query are."""
+    """Tensors that follow from a near-tie in layer 1 are not judged; layer 0 and layer 1's own query are."""
     exposed = TorchExecutor.exposed
 
     def swapped(self, name):

@@ -107,7 +107,7 @@ class Exchanging:
     leaves: int
     page_size: int
     done: bool = False
-    """Whether the token was there, and another one was not."""
+    """True once the token was there, and another one was not."""
 
     def __post_init__(self):
         self.name = self.operator.name
@@ -300,7 +300,7 @@ def test_copied_pages_tie_also_where_they_underflow():
 @pytest.mark.parametrize("length", [1e-6, 1.0, 1e6])
 @pytest.mark.parametrize("scaled_first", [False, True])
 def test_expected_attention_that_flushes_stays_in_its_range(length, scaled_first):
-    """Whether the weights are multiplied by the values' lengths before they are divided by the heads, or after."""
+    """The weights are multiplied by the values' lengths before they are divided by the heads, or after."""
     rng = np.random.default_rng(0)
     logits = np.append(0.0, rng.uniform(-104, -60, 200))
     keys, mean = np.zeros((201, SIZE)), np.zeros((4, SIZE))

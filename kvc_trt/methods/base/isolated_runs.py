@@ -34,7 +34,7 @@ class PromptCase:
 
     name: str
     ties: bool
-    """Whether scores tie exactly; then a higher index in place of a lower one breaks the tie rule."""
+    """True if scores tie exactly; then a higher index in place of a lower one breaks the tie rule."""
     q_window: Float
     k: Float
     v: Float
@@ -123,7 +123,7 @@ class RunnableAlone(Protocol):
 
 
 class ReadByStep(NamedTuple):
-    """What a step read, to be judged by the rule's selection; the cache holds the current token."""
+    """The tokens that a step read, to be judged by the rule's selection; the cache holds the current token."""
 
     keys: Array
     values: Array

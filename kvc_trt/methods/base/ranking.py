@@ -126,7 +126,7 @@ class Ranking(ABC, Generic[Inputs]):
     """How a kind orders what it chooses from."""
 
     proves_equal_inputs = False
-    """Whether `explain_on_equal_inputs` judges lists that were chosen from the reference's own inputs.
+    """True if `explain_on_equal_inputs` judges lists that were chosen from the reference's own inputs.
 
     Otherwise such lists must equal those of the reference in float32 or in float64."""
 
@@ -151,7 +151,7 @@ class PromptRanking(Ranking[Prompts]):
     """How prompt eviction orders the tokens of a prompt."""
 
     ranks_turns_alike = False
-    """Whether a turn's last queries rank stored and new tokens as a prompt's last queries rank the prompt.
+    """True if a turn's last queries rank stored and new tokens as a prompt's last queries rank the prompt.
 
     Otherwise the lists that are kept after a turn are counted, and not judged."""
 

@@ -78,7 +78,7 @@ def check_turns(tested: EngineUnderTest) -> list[Check]:
 
 
 def _prompts(tested: EngineUnderTest) -> Batch:
-    """Return two prompts, of which a policy that evicts has to evict, as far as its budget allows a quick check."""
+    """Return two prompts that a policy must evict from, if its budget is small enough for a quick check."""
     longest = min(tested.plan.longest_prompt, LONGEST_PROMPT, tested.engine.parameters.max_input_len)
     lengths = [max(1, longest - TURNS * LONGEST_TURN), max(1, longest // 3)]
     return batch_of(random_prompts(tested.engine.model, lengths, tested.seed))

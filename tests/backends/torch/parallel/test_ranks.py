@@ -118,7 +118,7 @@ def test_layer_budgets_and_other_policies_share_the_ranks(make_program, on_ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_row_moves_between_one_process_and_several(ranks, make_program, on_ranks):
-    """What a stored context holds is of all KV heads, whatever has run it."""
+    """A stored context holds all KV heads, whatever has run it."""
     program = make_program("rocketkv, a skipped layer")
     one, several = TorchExecutor(program), on_ranks(program, ranks)
     for executor in (one, several):
