@@ -14,11 +14,11 @@ from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.cache import cache_root
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.build import BuildResult, build_engine
-from kvc_trt.engine.calibration import calibrated
 from kvc_trt.engine.manifest import sealed
-from kvc_trt.engine.model_choice import ModelSource, choose_model, open_source
-from kvc_trt.engine.resolve import for_source, resolve
-from kvc_trt.engine.resolved_build import ResolvedBuild
+from kvc_trt.engine.resolution.calibration import calibrated
+from kvc_trt.engine.resolution.model_choice import ModelSource, choose_model, open_source
+from kvc_trt.engine.resolution.resolve import for_source, resolve
+from kvc_trt.engine.resolution.resolved_build import ResolvedBuild
 from kvc_trt.errors import VerificationFailed
 from kvc_trt.models.sharding import describe_shards
 from kvc_trt.progress import Progress

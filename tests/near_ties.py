@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvc_trt.methods.base.ranking import Prompts, Step
 from kvc_trt.methods.hybrid import ByPages
+from kvc_trt.methods.rankings.ranking import Prompts, Step
 from kvc_trt.methods.snapkv_plus_plus import ByWindow
 from kvc_trt.verify.rankings.index_lists import IndexComparison, compare_kept, compare_read
 

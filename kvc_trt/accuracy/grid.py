@@ -129,7 +129,7 @@ def policies_of(names: Sequence[str] | None) -> list[str]:
 
 def budgets_of(model: str) -> tuple[int, ...]:
     """The model's own token budget, twice and four times as many."""
-    from kvc_trt.engine.model_choice import choose_model
+    from kvc_trt.engine.resolution.model_choice import choose_model
 
     budget = int(choose_model(model).defaults["token_budget"])
     return budget, 2 * budget, 4 * budget
@@ -137,7 +137,7 @@ def budgets_of(model: str) -> tuple[int, ...]:
 
 def longest_of(model: str) -> int:
     """Tokens of the longest questions a model is asked."""
-    from kvc_trt.engine.model_choice import choose_model
+    from kvc_trt.engine.resolution.model_choice import choose_model
 
     return int(choose_model(model).defaults["max_input_len"])
 

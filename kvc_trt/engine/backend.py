@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from kvc_trt.engine.format import CONFIG_FILE, EVERY_GRAPH, OPTIONAL_GRAPHS, graph_of
 from kvc_trt.engine.graph_stages import Makers, graph_makers
 from kvc_trt.engine.missing import missing_graph, missing_kernel
-from kvc_trt.engine.model_choice import ModelChoice, ModelSource
-from kvc_trt.engine.resolved_build import ResolvedBuild, WeightKind, checkpoint_weights
+from kvc_trt.engine.resolution.model_choice import ModelChoice, ModelSource
+from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, WeightKind, checkpoint_weights
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig

@@ -20,8 +20,8 @@ from kvc_trt.engine.directory import EngineDirectory
 from kvc_trt.engine.files import sha256
 from kvc_trt.engine.format import CONFIG_FILE, TOKENIZER_DIRECTORY
 from kvc_trt.engine.manifest import MANIFEST_FILE, FileRecord, canonical, sealed
-from kvc_trt.engine.model_choice import ModelSource
-from kvc_trt.engine.resolved_build import ResolvedBuild, weight_bytes
+from kvc_trt.engine.resolution.model_choice import ModelSource
+from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, weight_bytes
 from kvc_trt.engine.stages import Stages
 from kvc_trt.engine.writer import check_replaceable, check_space, new_directory, place, writable_target
 from kvc_trt.errors import InputError, KvcError

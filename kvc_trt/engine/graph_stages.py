@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvc_trt.engine.format import WEIGHTS_FILE
-from kvc_trt.engine.model_choice import ModelSource
-from kvc_trt.engine.resolved_build import ResolvedBuild
+from kvc_trt.engine.resolution.model_choice import ModelSource
+from kvc_trt.engine.resolution.resolved_build import ResolvedBuild
 from kvc_trt.progress import Progress
 
 if TYPE_CHECKING:

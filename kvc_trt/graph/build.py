@@ -22,9 +22,8 @@ from kvc_trt.graph.decoder import decode_layer, extend_layer, prefill_layer
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import cache_sites
 from kvc_trt.graph.weights import GraphWeights
-from kvc_trt.methods.base.graph_context import DecodeBatch, PromptBatch
+from kvc_trt.methods.base.graph_context import DecodeBatch, PromptBatch, TurnBatch
 from kvc_trt.methods.base.parameters import PolicyParameters
-from kvc_trt.methods.base.turn_context import TurnBatch
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators.emitter import Emitter
 from kvc_trt.operators.shapes import count_to

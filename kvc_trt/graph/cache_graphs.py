@@ -22,9 +22,8 @@ from kvc_trt.graph.cache_nodes import (
     turn_window,
 )
 from kvc_trt.graph.state import CacheSite, cache_sites
-from kvc_trt.methods.base.graph_context import DecodeBatch, PromptBatch
+from kvc_trt.methods.base.graph_context import DecodeBatch, PromptBatch, TurnBatch
 from kvc_trt.methods.base.registry import operators
-from kvc_trt.methods.base.turn_context import TurnBatch
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.emitter import Emitter, Value
 from kvc_trt.operators.shapes import size

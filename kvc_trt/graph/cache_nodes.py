@@ -12,9 +12,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites
-from kvc_trt.methods.base.graph_context import DecodeBatch, PromptBatch, PromptLayer, StepLayer, of_token
+from kvc_trt.methods.base.graph_context import (
+    DecodeBatch,
+    PromptBatch,
+    PromptLayer,
+    StepLayer,
+    TurnBatch,
+    TurnLayer,
+    of_token,
+)
 from kvc_trt.methods.base.parameters import PolicyParameters
-from kvc_trt.methods.base.turn_context import TurnBatch, TurnLayer
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators.emitter import Emitter, Value
 from kvc_trt.operators.shapes import HeadShape, Layout, count_to

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from kvc_trt.graph.cache_nodes import Projected, attend_token, store_prompt, take_turn
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
-from kvc_trt.methods.base.graph_context import DecodeBatch, PromptBatch, by_head
-from kvc_trt.methods.base.turn_context import TurnBatch
+from kvc_trt.methods.base.graph_context import DecodeBatch, PromptBatch, TurnBatch, by_head
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.emitter import Value
 

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
-from kvc_trt.methods.base.attended_entries import WeighedEntries, WeightScores, magnitude, softmax
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.graph_context import PromptLayer
 from kvc_trt.methods.base.inputs import EVERY_POLICY, SELECTION, PolicyInputs, constants
@@ -39,9 +38,13 @@ from kvc_trt.methods.base.isolated_runs import (
 )
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
-from kvc_trt.methods.base.ranking import ChosenList, PromptRanking, Prompts
 from kvc_trt.methods.base.rocketkv_budget import cache_capacity
-from kvc_trt.methods.base.rounding import (
+from kvc_trt.methods.base.scored_eviction import ScoredEviction, checked_prompt_budget
+from kvc_trt.methods.full import DENSE
+from kvc_trt.methods.hybrid import BEST_OF_PAGES, select_from_pages
+from kvc_trt.methods.rankings.attended_entries import WeighedEntries, WeightScores, magnitude, softmax
+from kvc_trt.methods.rankings.ranking import ChosenList, PromptRanking, Prompts
+from kvc_trt.methods.rankings.rounding import (
     LARGEST_EXPONENT,
     RELATIVE_ROUNDING,
     SMALLEST_NORMAL,
@@ -50,9 +53,6 @@ from kvc_trt.methods.base.rounding import (
     lost_to_underflow,
     off,
 )
-from kvc_trt.methods.base.scored_eviction import ScoredEviction, checked_prompt_budget
-from kvc_trt.methods.full import DENSE
-from kvc_trt.methods.hybrid import BEST_OF_PAGES, select_from_pages
 from kvc_trt.models.rope import rotary_tables
 from kvc_trt.operators.compaction.expected_attention import COMPACT_EXPECTED_ATTENTION
 from kvc_trt.operators.compaction.expected_queries import EXPECTED_QUERIES, EXPECTED_QUERIES_OF_TURN
@@ -60,7 +60,7 @@ from kvc_trt.operators.compaction.expected_queries import EXPECTED_QUERIES, EXPE
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.methods.base.turn_context import TurnLayer
+    from kvc_trt.methods.base.graph_context import TurnLayer
     from kvc_trt.operators.emitter import Value
     from kvc_trt.operators.schema import Operator
     from kvc_trt.reference import Compacted, ExpectedQueries, Turn

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
-from kvc_trt.methods.base.attended_entries import AttendedEntries
 from kvc_trt.methods.base.beside_recent import (
     BestBesideRecent,
     DropWorstBesideRecent,
@@ -48,6 +47,7 @@ from kvc_trt.methods.base.isolated_runs import (
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.base.prompt_eviction import judged_as
+from kvc_trt.methods.rankings.attended_entries import AttendedEntries
 from kvc_trt.operators.attention.heavy_hitter_attention import HEAVY_HITTER_ATTENTION
 from kvc_trt.operators.compaction.heavy_hitters import COMPACT_HEAVY_HITTERS
 from kvc_trt.operators.turns.heavy_hitters import COMPACT_HEAVY_HITTERS_OF_TURN

@@ -20,17 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvc_trt.methods.base.channel_ranking import MOST_CHANNEL_CHOICES, OnChannels, possible_channels
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.inputs import DEFAULT_WINDOW, EVERY_POLICY, SELECTION, PolicyInputs, constants
-from kvc_trt.methods.base.page_ranking import bounds_of_pages, steps_of_bounds, together
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.base.prompt_eviction import PromptEviction
-from kvc_trt.methods.base.ranking import ChosenList, Step, StepRanking, few
 from kvc_trt.methods.base.rocketkv_budget import default_channels, default_page_size
-from kvc_trt.methods.base.rounding import (
+from kvc_trt.methods.full import NOTHING
+from kvc_trt.methods.rankings.channels import MOST_CHANNEL_CHOICES, OnChannels, possible_channels
+from kvc_trt.methods.rankings.pages import bounds_of_pages, steps_of_bounds, together
+from kvc_trt.methods.rankings.ranking import ChosenList, Step, StepRanking, few
+from kvc_trt.methods.rankings.rounding import (
     LARGEST_EXPONENT,
     RELATIVE_ROUNDING,
     BoundedScores,
@@ -41,7 +42,6 @@ from kvc_trt.methods.base.rounding import (
     off_by,
     outside_tolerance,
 )
-from kvc_trt.methods.full import NOTHING
 from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
-from kvc_trt.methods.base.ranking import ChosenList, PromptRanking, Prompts
-from kvc_trt.methods.base.rounding import BoundedScores, Float64, off
 from kvc_trt.methods.base.scored_eviction import ScoredEviction, checked_prompt_budget
 from kvc_trt.methods.full import DENSE
+from kvc_trt.methods.rankings.ranking import ChosenList, PromptRanking, Prompts
+from kvc_trt.methods.rankings.rounding import BoundedScores, Float64, off
 from kvc_trt.operators.compaction.keydiff import COMPACT_KEYDIFF
 
 if TYPE_CHECKING:

@@ -24,12 +24,12 @@ from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.base.page_ranking import bounds_of_pages, steps_of_bounds, together
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Formula, Policy
-from kvc_trt.methods.base.ranking import ChosenList, Step, StepRanking
-from kvc_trt.methods.base.rounding import BoundedScores, Float64, off_by
 from kvc_trt.methods.full import NOTHING
+from kvc_trt.methods.rankings.pages import bounds_of_pages, steps_of_bounds, together
+from kvc_trt.methods.rankings.ranking import ChosenList, Step, StepRanking
+from kvc_trt.methods.rankings.rounding import BoundedScores, Float64, off_by
 from kvc_trt.operators.attention.quest_attention import QUEST_ATTENTION
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from kvc_trt.operators.turns.append_block import APPEND_BLOCK
 if TYPE_CHECKING:
     import torch
 
-    from kvc_trt.methods.base.turn_context import TurnLayer
+    from kvc_trt.methods.base.graph_context import TurnLayer
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
 

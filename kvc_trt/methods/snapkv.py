@@ -33,7 +33,7 @@ from kvc_trt.operators.compaction.compact import COMPACT
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.methods.base.turn_context import TurnLayer
+    from kvc_trt.methods.base.graph_context import TurnLayer
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
 
@@ -64,7 +64,7 @@ class ObservedPerQueryHead(PromptEviction):
     @override
     def new_entry(self, step: Entry) -> Entry:
         """Return the step or turn with keys and values repeated for every query head."""
-        from kvc_trt.methods.base.turn_context import TurnLayer
+        from kvc_trt.methods.base.graph_context import TurnLayer
 
         if isinstance(step, TurnLayer):
             keys, values = (repeat_heads(step.emit, step.config, part) for part in (step.keys, step.values))

@@ -40,11 +40,11 @@ from kvc_trt.methods.base.isolated_runs import (
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.base.prompt_eviction import PromptEviction, stored_bounds
-from kvc_trt.methods.base.ranking import ChosenList, PromptRanking, Prompts
 from kvc_trt.methods.base.rocketkv_budget import auto_pool_kernel, cache_capacity
-from kvc_trt.methods.base.rounding import Float64, Magnitude, lost_to_underflow, outside_tolerance
 from kvc_trt.methods.base.scored_eviction import ScoredEviction, checked_prompt_budget
 from kvc_trt.methods.full import DENSE
+from kvc_trt.methods.rankings.ranking import ChosenList, PromptRanking, Prompts
+from kvc_trt.methods.rankings.rounding import Float64, Magnitude, lost_to_underflow, outside_tolerance
 from kvc_trt.operators.compaction.compact import COMPACT, COMPACT_TURN
 from kvc_trt.operators.compaction.ranked import COMPACT_RANKED, TRIM
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
-from kvc_trt.methods.base.channel_ranking import OnChannels, possible_channels
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection, Rebuild
 from kvc_trt.methods.base.graph_context import PromptLayer
@@ -29,9 +28,10 @@ from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
 from kvc_trt.methods.base.isolated_runs import Array
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Formula, Policy
-from kvc_trt.methods.base.ranking import ChosenList, Step, StepRanking
-from kvc_trt.methods.base.rounding import BoundedScores, Float64, Int64, off_by
 from kvc_trt.methods.full import NOTHING
+from kvc_trt.methods.rankings.channels import OnChannels, possible_channels
+from kvc_trt.methods.rankings.ranking import ChosenList, Step, StepRanking
+from kvc_trt.methods.rankings.rounding import BoundedScores, Float64, Int64, off_by
 from kvc_trt.operators.attention.sparq_attention import SPARQ_ATTENTION
 from kvc_trt.operators.shapes import float32
 from kvc_trt.operators.turns.append_block import APPEND_CHANNELS
@@ -39,7 +39,7 @@ from kvc_trt.operators.turns.append_block import APPEND_CHANNELS
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.methods.base.turn_context import TurnLayer
+    from kvc_trt.methods.base.graph_context import TurnLayer
     from kvc_trt.reference import LayerCache, Selection
 
 

@@ -49,7 +49,7 @@ from kvc_trt.operators.turns.ring import COMPACT_RING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.methods.base.turn_context import TurnLayer
+    from kvc_trt.methods.base.graph_context import TurnLayer
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, LayerCache, Selection, Turn
 

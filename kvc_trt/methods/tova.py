@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
-from kvc_trt.methods.base.attended_entries import AttendedEntries
 from kvc_trt.methods.base.beside_recent import (
     BestBesideRecent,
     DropWorstBesideRecent,
@@ -39,6 +38,7 @@ from kvc_trt.methods.base.isolated_runs import (
 )
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
+from kvc_trt.methods.rankings.attended_entries import AttendedEntries
 from kvc_trt.operators.attention.tova_attention import TOVA_ATTENTION
 from kvc_trt.operators.compaction.tova import COMPACT_TOVA
 

@@ -29,25 +29,32 @@ if TYPE_CHECKING:
     from kvc_trt.reference.tova import keep_attended, tova_attention
     from kvc_trt.reference.turn import Turn, append_block, compact_turn, extend_attention, join
 else:
-    _NAMES = {
-        "bounds": ("append", "page_bounds"),
-        "cache": ("LayerCache", "Selection"),
-        "compaction": ("Compacted", "compact"),
-        "dense": ("dense_attention",),
-        "topk": ("exact_topk",),
-        "expected_attention": ("ExpectedQueries", "expected_queries", "future_rotation", "keep_expected"),
-        "heavy_hitters": ("heavy_hitter_attention", "keep_heavy_hitters", "keep_heavy_hitters_of_turn"),
-        "hybrid": ("hybrid_attention",),
-        "keydiff": ("keep_distinct",),
-        "quest": ("quest_attention",),
-        "recent": ("keep_recent",),
-        "sparq": ("sparq_attention",),
-        "tova": ("keep_attended", "tova_attention"),
-        "turn": ("Turn", "append_block", "compact_turn", "extend_attention", "join"),
+    _MODULES = {
+        "kvc_trt.reference.bounds": ("append", "page_bounds"),
+        "kvc_trt.reference.cache": ("LayerCache", "Selection"),
+        "kvc_trt.reference.compaction": ("Compacted", "compact"),
+        "kvc_trt.reference.dense": ("dense_attention",),
+        "kvc_trt.reference.topk": ("exact_topk",),
+        "kvc_trt.reference.expected_attention": (
+            "ExpectedQueries",
+            "expected_queries",
+            "future_rotation",
+            "keep_expected",
+        ),
+        "kvc_trt.reference.heavy_hitters": (
+            "heavy_hitter_attention",
+            "keep_heavy_hitters",
+            "keep_heavy_hitters_of_turn",
+        ),
+        "kvc_trt.reference.hybrid": ("hybrid_attention",),
+        "kvc_trt.reference.keydiff": ("keep_distinct",),
+        "kvc_trt.reference.quest": ("quest_attention",),
+        "kvc_trt.reference.recent": ("keep_recent",),
+        "kvc_trt.reference.sparq": ("sparq_attention",),
+        "kvc_trt.reference.tova": ("keep_attended", "tova_attention"),
+        "kvc_trt.reference.turn": ("Turn", "append_block", "compact_turn", "extend_attention", "join"),
     }
-    __getattr__ = lazy_names(
-        __name__, {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
-    )
+    __getattr__ = lazy_names(__name__, {name: module for module, names in _MODULES.items() for name in names})
 
 __all__ = [
     "Compacted",

@@ -19,7 +19,7 @@ from kvc_trt.backends.harness import Harness, ObservedExecutor, Watched
 from kvc_trt.errors import VerificationFailed
 from kvc_trt.graph.state import CacheSite, cache_sites
 from kvc_trt.methods.base.isolated_runs import ReadByStep, float32
-from kvc_trt.methods.base.ranking import Prompts
+from kvc_trt.methods.rankings.ranking import Prompts
 from kvc_trt.runtime.session.batch import Batch
 from kvc_trt.verify.rankings.array_errors import larger
 from kvc_trt.verify.rankings.index_lists import IndexComparison, compare_kept

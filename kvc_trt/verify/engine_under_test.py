@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kvc_trt import policies
 from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.errors import InputError, VerificationFailed
-from kvc_trt.methods.base.rounding import slack_of_truncation
+from kvc_trt.methods.rankings.rounding import slack_of_truncation
 from kvc_trt.progress import Progress
 from kvc_trt.runtime.session.batch import Batch, batch_of
 from kvc_trt.verify.engine_run import EngineRun, Observed, observe, run

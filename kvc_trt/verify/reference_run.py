@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kvc_trt import policies, reference
 from kvc_trt.graph.state import cache_sites
-from kvc_trt.methods.base.ranking import Prompts, Step
+from kvc_trt.methods.rankings.ranking import Prompts, Step
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime.session.batch import Batch

@@ -10,7 +10,7 @@ from kvc_trt.backends.registry import backends
 from kvc_trt.cli.main import run
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.program import engine_program
-from kvc_trt.engine.resolve import check_backend_settings
+from kvc_trt.engine.resolution.resolve import check_backend_settings
 from kvc_trt.errors import InputError
 
 PROMPT, REST = "<record> lamp scarlet tiger lagos eight", "<query> lamp scarlet tiger"

@@ -7,10 +7,10 @@ import pytest
 from kvc_trt import policies
 from kvc_trt.backends.onnxruntime.backend import OnnxRuntimeBackend
 from kvc_trt.config import BuildConfig
-from kvc_trt.engine.calibration import calibrated
-from kvc_trt.engine.model_choice import choose_model, open_source
-from kvc_trt.engine.resolve import for_source, resolve
-from kvc_trt.engine.resolved_build import weight_bytes, with_defaults
+from kvc_trt.engine.resolution.calibration import calibrated
+from kvc_trt.engine.resolution.model_choice import choose_model, open_source
+from kvc_trt.engine.resolution.resolve import for_source, resolve
+from kvc_trt.engine.resolution.resolved_build import weight_bytes, with_defaults
 from kvc_trt.errors import InputError
 from kvc_trt.graph.weights import write_weights
 from kvc_trt.models.random_weights import RandomWeights

@@ -10,8 +10,8 @@ import pytest
 from kvc_trt.backends.registry import backends, names
 from kvc_trt.cli.main import run
 from kvc_trt.config import BuildConfig
-from kvc_trt.engine.model_choice import choose_model
-from kvc_trt.engine.resolve import resolve
+from kvc_trt.engine.resolution.model_choice import choose_model
+from kvc_trt.engine.resolution.resolve import resolve
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.registry import describe

@@ -14,6 +14,7 @@ import pytest
 import kvc_trt.methods
 from kvc_trt import policies
 from kvc_trt.backends.registry import harness_for, open_engine
+from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.cli.main import run
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.runtime.session.batch import batch_of
@@ -115,7 +116,7 @@ def test_its_own_ranking_proves_a_near_tie(built):
         lists[0, 0] = np.sort([*taken[taken != out], left[-1]])
         return judged({0: lists, 1: own[1][0]})
 
-    assert judged(observe(built, harness_for(built, "onnxruntime", 1), batch, 0).kept).wrong == ()
+    assert judged(observe(built, harness_for(built, RunOptions("onnxruntime", 1)), batch, 0).kept).wrong == ()
     near = exchanged(shorter)
     assert (near.compared, near.near_ties, near.swapped_tokens, near.wrong) == (4, 1, 1, ())
     real = exchanged(longer)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from kvc_trt.engine.resolution.head_pattern import read_head_pattern
 from kvc_trt.errors import InputError
-from kvc_trt.methods.base.head_pattern import read_head_pattern
 from kvc_trt.methods.duo_attention import best_heads
 from kvc_trt.models.presets import load_preset
 from kvc_trt.policies import PolicyParameters, resolve

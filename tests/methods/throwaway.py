@@ -16,8 +16,8 @@ from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.base.prompt_eviction import PromptEviction
-from kvc_trt.methods.base.ranking import ChosenList, PromptRanking, Prompts, Step, StepRanking
-from kvc_trt.methods.base.rounding import BoundedScores, Float64, off
+from kvc_trt.methods.rankings.ranking import ChosenList, PromptRanking, Prompts, Step, StepRanking
+from kvc_trt.methods.rankings.rounding import BoundedScores, Float64, off
 from kvc_trt.operators.attention.attend import attend
 from kvc_trt.operators.attention.selective import append, ascending, attend_all_or
 from kvc_trt.operators.compaction.keep_best import among_row, keep_best

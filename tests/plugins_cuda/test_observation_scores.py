@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvc_trt.kernels.library import SCHEDULES, KernelLibrary, empty_outputs
 from kvc_trt.kernels.structs import struct_of
-from kvc_trt.methods.base.rounding import truncated_share
+from kvc_trt.methods.rankings.rounding import truncated_share
 from kvc_trt.operators.compaction.compact import COMPACT
 from kvc_trt.reference import compaction
 from tests.plugins_cuda.cases import DTYPES, dyadic

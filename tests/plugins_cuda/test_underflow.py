@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kvc_trt.kernels.library import KernelLibrary
-from kvc_trt.methods.base.rounding import SMALLEST_NORMAL
 from kvc_trt.methods.hybrid import channel_choices, page_scores
+from kvc_trt.methods.rankings.rounding import SMALLEST_NORMAL
 from kvc_trt.methods.snapkv_plus_plus import window_scores
 from tests.plugins_cuda.cases import DTYPES, FP8, compact_case, step_case
 from tests.plugins_cuda.checks import check_compact, check_hybrid

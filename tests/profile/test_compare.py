@@ -8,7 +8,7 @@ import pytest
 
 from kvc_trt.cli.main import run
 from kvc_trt.config import BuildConfig
-from kvc_trt.engine.model_choice import choose_model
+from kvc_trt.engine.resolution.model_choice import choose_model
 from kvc_trt.policies import describe
 from kvc_trt.profile.planning.request import compare_policies
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.methods.base.channel_ranking import MOST_CHANNEL_CHOICES, possible_channels
-from kvc_trt.methods.base.rounding import BoundedScores, slack_of_truncation, truncated_share
 from kvc_trt.methods.expected_attention import expected_scores
 from kvc_trt.methods.hybrid import ByPages, possible_choices
 from kvc_trt.methods.keydiff import ByDirection
 from kvc_trt.methods.quest import ByPageBounds
+from kvc_trt.methods.rankings.channels import MOST_CHANNEL_CHOICES, possible_channels
+from kvc_trt.methods.rankings.rounding import BoundedScores, slack_of_truncation, truncated_share
 from kvc_trt.methods.sparq import ByChannels
 from kvc_trt.reference import hybrid
 from kvc_trt.reference.expected_attention import expected_attention

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvc_trt.methods.base.rounding import truncated_share
 from kvc_trt.methods.hybrid import channel_choices, page_scores
+from kvc_trt.methods.rankings.rounding import truncated_share
 from kvc_trt.methods.snapkv_plus_plus import window_scores
 from tests.near_ties import compare_compaction, compare_selection
 

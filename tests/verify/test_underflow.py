@@ -11,11 +11,11 @@ import torch
 from kvc_trt.backends.harness import EngineOperator
 from kvc_trt.backends.registry import harness_for
 from kvc_trt.backends.run_options import RunOptions
-from kvc_trt.methods.base.attended_entries import AttendedEntries
 from kvc_trt.methods.base.isolated_runs import ExactList
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.methods.expected_attention import ExpectedEntries, expected_scores
 from kvc_trt.methods.heavy_hitters import HeavyHitters
+from kvc_trt.methods.rankings.attended_entries import AttendedEntries
 from kvc_trt.verify.rankings.index_lists import compare_exactly
 from kvc_trt.verify.rungs.operators import run_case
 from tests.near_ties import compare_compaction, compare_selection

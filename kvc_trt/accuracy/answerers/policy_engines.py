@@ -18,8 +18,8 @@ from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.cache import cache_root
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.format import WEIGHTS_FILE
-from kvc_trt.engine.model_choice import ModelChoice, ModelSource, choose_model, open_source
-from kvc_trt.engine.resolved_build import ResolvedBuild, compute_dtype, host_weights, with_defaults
+from kvc_trt.engine.resolution.model_choice import ModelChoice, ModelSource, choose_model, open_source
+from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, compute_dtype, host_weights, with_defaults
 from kvc_trt.errors import InputError
 from kvc_trt.machine import usable_cores
 from kvc_trt.models.config import longest_sequence
@@ -99,7 +99,7 @@ class PolicyEngines:
 
     def _resolve(self, variant: Variant, room: Room) -> PolicyParameters:
         """As a build resolves it, with layer budgets measured where the variant asks for them."""
-        from kvc_trt.engine.calibration import calibrated
+        from kvc_trt.engine.resolution.calibration import calibrated
 
         budget = {} if variant.policy == BASELINE else {"token_budget": variant.token_budget}
         given = {

@@ -11,7 +11,7 @@ from kvc_trt.backends.base import Backend
 from kvc_trt.backends.probes import Probe, import_package
 from kvc_trt.backends.run_options import PREFILL_PRECISIONS
 from kvc_trt.engine.backend import FP8
-from kvc_trt.engine.resolved_build import host_weights
+from kvc_trt.engine.resolution.resolved_build import host_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from kvc_trt.backends.onnxruntime.prefill.shared_prefill import OnnxRuntimePrograms
     from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.engine import EngineDirectory
-    from kvc_trt.engine.model_choice import ModelChoice
-    from kvc_trt.engine.resolved_build import WeightKind
+    from kvc_trt.engine.resolution.model_choice import ModelChoice
+    from kvc_trt.engine.resolution.resolved_build import WeightKind
     from kvc_trt.methods.base.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
 

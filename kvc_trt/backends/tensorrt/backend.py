@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.engine.graph_stages import Makers
-    from kvc_trt.engine.model_choice import ModelChoice, ModelSource
-    from kvc_trt.engine.resolved_build import ResolvedBuild, WeightKind
+    from kvc_trt.engine.resolution.model_choice import ModelChoice, ModelSource
+    from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, WeightKind
     from kvc_trt.methods.base.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.progress import Progress

@@ -15,8 +15,8 @@ from kvc_trt.backends.tensorrt.format import WITH_PLANS, target_problem
 
 if TYPE_CHECKING:
     from kvc_trt.engine.graph_stages import Makers
-    from kvc_trt.engine.model_choice import ModelSource
-    from kvc_trt.engine.resolved_build import ResolvedBuild
+    from kvc_trt.engine.resolution.model_choice import ModelSource
+    from kvc_trt.engine.resolution.resolved_build import ResolvedBuild
     from kvc_trt.progress import Progress
 
 

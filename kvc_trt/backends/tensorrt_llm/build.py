@@ -18,8 +18,8 @@ from kvc_trt.backends.tensorrt_llm.builder_api import PACKAGES, BuilderApi, inst
 from kvc_trt.backends.tensorrt_llm.layers import NetworkLayers
 from kvc_trt.backends.tensorrt_llm.networks import define_decode, define_prefill
 from kvc_trt.engine.graph_stages import Maker
-from kvc_trt.engine.model_choice import ModelSource
-from kvc_trt.engine.resolved_build import ResolvedBuild
+from kvc_trt.engine.resolution.model_choice import ModelSource
+from kvc_trt.engine.resolution.resolved_build import ResolvedBuild
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.progress import Progress
 

@@ -79,8 +79,8 @@ def _from_config(config: Mapping[str, Any], path: Path) -> Source:
 
 
 def _from_build(config: BuildConfig, path: Path) -> Source:
-    from kvc_trt.engine.model_choice import choose_model
-    from kvc_trt.engine.resolved_build import resolve_parameters, with_defaults
+    from kvc_trt.engine.resolution.model_choice import choose_model
+    from kvc_trt.engine.resolution.resolved_build import resolve_parameters, with_defaults
 
     choice = choose_model(config.model, config.checkpoint)
     filled = with_defaults(config, choice)

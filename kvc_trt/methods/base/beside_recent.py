@@ -20,9 +20,8 @@ from kvc_trt.methods.base.prompt_eviction import PromptEviction
 from kvc_trt.methods.base.scored_eviction import ScoredEviction
 
 if TYPE_CHECKING:
-    from kvc_trt.methods.base.graph_context import PromptLayer
+    from kvc_trt.methods.base.graph_context import PromptLayer, TurnLayer
     from kvc_trt.methods.base.isolated_runs import Array
-    from kvc_trt.methods.base.turn_context import TurnLayer
     from kvc_trt.operators.emitter import Value
 
 SPARE_SLOTS = 1

@@ -17,10 +17,9 @@ from kvc_trt.operators.schema import BOUND, CACHE, Operator, Tensor
 if TYPE_CHECKING:
     import torch
 
-    from kvc_trt.methods.base.graph_context import PromptLayer, StepLayer
+    from kvc_trt.methods.base.graph_context import PromptLayer, StepLayer, TurnLayer
     from kvc_trt.methods.base.isolated_runs import Array, Found, RunnableAlone, StepCase, StepRun
-    from kvc_trt.methods.base.ranking import StepRanking
-    from kvc_trt.methods.base.turn_context import TurnLayer
+    from kvc_trt.methods.rankings.ranking import StepRanking
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import LayerCache, Selection
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.methods.base.attended_entries import WeighedEntries
 from kvc_trt.methods.base.constants import Constants
-from kvc_trt.methods.base.ranking import PromptRanking, Prompts
+from kvc_trt.methods.rankings.attended_entries import WeighedEntries
+from kvc_trt.methods.rankings.ranking import PromptRanking, Prompts
 from kvc_trt.operators.dimensions import stored_pages
 from kvc_trt.operators.fp8_bounds import EMPTY, codes_of
 from kvc_trt.operators.shapes import LOWEST

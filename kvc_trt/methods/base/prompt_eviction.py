@@ -22,8 +22,7 @@ from kvc_trt.operators.schema import Operator, Tensor
 if TYPE_CHECKING:
     import torch
 
-    from kvc_trt.methods.base.attended_entries import WeighedEntries
-    from kvc_trt.methods.base.graph_context import CacheLayer, PromptLayer, StepLayer
+    from kvc_trt.methods.base.graph_context import CacheLayer, PromptLayer, StepLayer, TurnLayer
     from kvc_trt.methods.base.isolated_runs import (
         Array,
         Found,
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
         RunnableAlone,
         TurnRun,
     )
-    from kvc_trt.methods.base.ranking import PromptRanking
-    from kvc_trt.methods.base.turn_context import TurnLayer
+    from kvc_trt.methods.rankings.attended_entries import WeighedEntries
+    from kvc_trt.methods.rankings.ranking import PromptRanking
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
     from kvc_trt.reference.rules import PromptQueries

@@ -19,8 +19,7 @@ from kvc_trt.operators.attention.heavy_hitter_attention import SLOT_POSITIONS
 from kvc_trt.operators.schema import Operator, Tensor
 
 if TYPE_CHECKING:
-    from kvc_trt.methods.base.graph_context import PromptLayer
-    from kvc_trt.methods.base.turn_context import TurnLayer
+    from kvc_trt.methods.base.graph_context import PromptLayer, TurnLayer
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
 

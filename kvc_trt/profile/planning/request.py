@@ -17,9 +17,9 @@ from kvc_trt import policies
 from kvc_trt.backends.registry import backend as backend_of
 from kvc_trt.backends.registry import backends
 from kvc_trt.config import DERIVED_NUMBERS, BuildConfig
-from kvc_trt.engine.model_choice import ModelChoice, choose_model
-from kvc_trt.engine.resolve import check_backend_settings
-from kvc_trt.engine.resolved_build import compute_dtype, resolve_parameters, with_defaults
+from kvc_trt.engine.resolution.model_choice import ModelChoice, choose_model
+from kvc_trt.engine.resolution.resolve import check_backend_settings
+from kvc_trt.engine.resolution.resolved_build import compute_dtype, resolve_parameters, with_defaults
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import PolicyParameters

@@ -9,8 +9,8 @@ from kvc_trt.backends.registry import backend as backend_of
 from kvc_trt.backends.registry import backends, takers
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.parallel import check_parallel
-from kvc_trt.engine.resolve import check_backend_settings
-from kvc_trt.engine.resolved_build import compute_dtype
+from kvc_trt.engine.resolution.resolve import check_backend_settings
+from kvc_trt.engine.resolution.resolved_build import compute_dtype
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.sharding import shards

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.methods.base.isolated_runs import ExactList
-from kvc_trt.methods.base.ranking import ChosenList, PromptRanking, Prompts, Step, StepRanking
+from kvc_trt.methods.rankings.ranking import ChosenList, PromptRanking, Prompts, Step, StepRanking
 
 Lists = NDArray[np.integer]
 

@@ -12,7 +12,7 @@ import torch
 
 from kvc_trt import reference
 from kvc_trt.methods.base.isolated_runs import Array, ReadByStep, float32
-from kvc_trt.methods.base.ranking import Step
+from kvc_trt.methods.rankings.ranking import Step
 from kvc_trt.policies import PolicyParameters
 from kvc_trt.verify.rankings.array_errors import differences, maximum_error
 from kvc_trt.verify.rankings.index_lists import IndexComparison, compare_read

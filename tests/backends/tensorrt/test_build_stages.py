@@ -16,8 +16,8 @@ from kvc_trt.backends.tensorrt.module import load_tensorrt, version_of
 from kvc_trt.cli.main import run
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.manifest import canonical, sealed
-from kvc_trt.engine.model_choice import choose_model
-from kvc_trt.engine.resolve import resolve
+from kvc_trt.engine.resolution.model_choice import choose_model
+from kvc_trt.engine.resolution.resolve import resolve
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.kernels.structs import ABI_VERSION
 from kvc_trt.models.sources.checkpoint import Checkpoint

@@ -16,8 +16,8 @@ from kvc_trt.backends.tensorrt_llm.engine_directory import PHASES
 from kvc_trt.cli.main import run
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.build import build_engine
-from kvc_trt.engine.model_choice import ModelSource, choose_model
-from kvc_trt.engine.resolve import resolve
+from kvc_trt.engine.resolution.model_choice import ModelSource, choose_model
+from kvc_trt.engine.resolution.resolve import resolve
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.kernels.structs import ABI_VERSION

@@ -28,7 +28,7 @@ from kvc_trt.cache import cache_root
 from kvc_trt.engine.format import DECODE_FILE, EXTEND_FILE, PREFILL_FILE, WEIGHTS_FILE
 from kvc_trt.engine.graph_stages import Maker
 from kvc_trt.engine.manifest import canonical
-from kvc_trt.engine.resolved_build import ResolvedBuild
+from kvc_trt.engine.resolution.resolved_build import ResolvedBuild
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.progress import Progress
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.methods.base.rounding import Float64, Int64
+from kvc_trt.methods.rankings.rounding import Float64, Int64
 
 if TYPE_CHECKING:
     from torch import Tensor

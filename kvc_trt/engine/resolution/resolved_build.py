@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from kvc_trt import policies
 from kvc_trt.config import DERIVED_NUMBERS, BuildConfig
-from kvc_trt.engine.model_choice import ModelChoice
+from kvc_trt.engine.resolution.head_pattern import read_head_pattern
+from kvc_trt.engine.resolution.model_choice import ModelChoice
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.methods.base.head_pattern import read_head_pattern
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import count_parameters

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.methods.base.ranking import ChosenList
-from kvc_trt.methods.base.rounding import RELATIVE_ROUNDING, SMALLEST_NORMAL, Float64, Int64
+from kvc_trt.methods.rankings.ranking import ChosenList
+from kvc_trt.methods.rankings.rounding import RELATIVE_ROUNDING, SMALLEST_NORMAL, Float64, Int64
 
 Array = NDArray[Any]
 _QUERIES_AT_A_TIME = 256

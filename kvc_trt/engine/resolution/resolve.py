@@ -10,9 +10,9 @@ from typing import Any
 from kvc_trt import policies
 from kvc_trt.config import DERIVED_NUMBERS, BuildConfig
 from kvc_trt.engine.backend import BuildBackend
-from kvc_trt.engine.model_choice import ModelChoice, ModelSource
 from kvc_trt.engine.parallel import check_parallel, rank_model
-from kvc_trt.engine.resolved_build import ResolvedBuild, compute_dtype, with_defaults
+from kvc_trt.engine.resolution.model_choice import ModelChoice, ModelSource
+from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, compute_dtype, with_defaults
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import PolicyParameters

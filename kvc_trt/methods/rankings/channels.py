@@ -7,7 +7,7 @@ from itertools import combinations, islice
 
 import numpy as np
 
-from kvc_trt.methods.base.rounding import Float64, Int64, off_by
+from kvc_trt.methods.rankings.rounding import Float64, Int64, off_by
 
 MOST_CHANNEL_CHOICES = 256
 """Most sets of channels, and of their bounds, that are tried for one list."""

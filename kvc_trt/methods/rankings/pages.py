@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvc_trt.methods.base.rounding import Float64, Int64
+from kvc_trt.methods.rankings.rounding import Float64, Int64
 from kvc_trt.operators.fp8_bounds import raised
 
 

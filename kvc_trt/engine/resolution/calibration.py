@@ -13,8 +13,8 @@ from kvc_trt.errors import InputError
 from kvc_trt.methods.base.layer_budget import DEFAULT_SHARE, largest_budget, smallest_budget, uniform_budget
 
 if TYPE_CHECKING:
-    from kvc_trt.engine.model_choice import ModelSource
-    from kvc_trt.engine.resolved_build import ResolvedBuild
+    from kvc_trt.engine.resolution.model_choice import ModelSource
+    from kvc_trt.engine.resolution.resolved_build import ResolvedBuild
     from kvc_trt.progress import Progress
     from kvc_trt.tasks.tokenizer import TaskTokenizer
 
