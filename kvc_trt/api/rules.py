@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
     from kvc_trt.proof import ProofKind
@@ -20,17 +20,17 @@ class AnswerRules(TypedDict, total=False):
     """None always takes the best token."""
     stop: Sequence[str] | str
     """Texts that end the answer; they are not part of it."""
-    ignore_eos: bool
-    """Go on past the model's own end tokens."""
-    min_tokens: int
-    """Let nothing end the answer before it has so many tokens."""
     bad_words: Sequence[str] | str
     """Texts that the answer may not contain, as the tokenizer writes them."""
+    min_tokens: int
+    """Let nothing end the answer before it has this many tokens."""
+    ignore_eos: bool
+    """Go on past the model's own end tokens."""
+    logprobs: int | None
+    """With each token, give its log-probability and those of this many of the most likely ones (0 to 20)."""
     kv_proof: ProofKind | None
     """Give a proof of what the caches kept and read: "digest", or "lists" with the lists (docs/proof.md). The engine
     must have been opened with `proofs`."""
-    logprobs: int | None
-    """With each token, give its log-probability and so many of the most likely ones (0 to 20)."""
 
 
 class PromptRules(AnswerRules, total=False):
@@ -42,37 +42,25 @@ class PromptRules(AnswerRules, total=False):
 
 
 def requests_of(prompts: Iterable[Sequence[int]], rules: PromptRules | AnswerRules) -> list[Request]:
-    """Return one request for each prompt, all under the same rules; TypeError for a rule that there is not."""
-    rule = _request(**rules)
+    """Return one request for each prompt, all under the same rules; TypeError for an unknown rule."""
+    rule = _request(dict(rules))
     return [replace(rule, prompt_token_ids=ids) for ids in prompts]
 
 
-def _request(
-    *,
-    max_new_tokens: int | None = None,
-    sampling: Sampling | None = None,
-    stop: Sequence[str] | str = (),
-    ignore_eos: bool = False,
-    min_tokens: int = 0,
-    bad_words: Sequence[str] | str = (),
-    kv_proof: ProofKind | None = None,
-    logprobs: int | None = None,
-    context: Context | None = None,
-) -> Request:
-    from kvc_trt.runtime import Request, Sampling
+def _request(given: dict[str, Any]) -> Request:
+    from kvc_trt.runtime import Sampling
+    from kvc_trt.runtime.answer_rules import Client, Kind, rules_of
+    from kvc_trt.runtime.request import request_under
 
-    return Request(
-        (),
-        max_new_tokens,
-        context=context,
-        sampling=sampling or Sampling(),
-        stop_strings=_texts(stop),
-        ignore_eos=ignore_eos,
-        min_tokens=min_tokens,
-        bad_words=_texts(bad_words),
-        kv_proof=kv_proof,
-        logprobs=logprobs,
-    )
+    known = {name: rule for name, rule in rules_of(Client.PYTHON).items() if not rule.of_sampling}
+    sampling, context = given.pop("sampling", None), given.pop("context", None)
+    for name in given:
+        if name not in known:
+            raise TypeError(f"unknown rule {name!r}, expected one of {', '.join((*known, 'sampling', 'context'))}")
+    rules = {
+        known[name].name: _texts(value) if known[name].kind is Kind.TEXTS else value for name, value in given.items()
+    }
+    return replace(request_under((), rules), sampling=sampling or Sampling(), context=context)
 
 
 def _texts(given: Sequence[str] | str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import cloup
 from kvc_trt.atomic_files import check_new_file
 from kvc_trt.backends.registry import names
 from kvc_trt.backends.run_options import PrefillPrecision
+from kvc_trt.cli.answer_options import answer_options, take_rules
 from kvc_trt.cli.conversation import END, converse, on_terminal
 from kvc_trt.cli.option_types import PREFILL_PRECISION
 from kvc_trt.cli.prompts import read_prompts, warn_of_bare_text
@@ -23,7 +24,6 @@ from kvc_trt.cli.text.run_report import report, summary
 from kvc_trt.errors import BarePromptWarning
 
 if TYPE_CHECKING:
-    from kvc_trt.proof import ProofKind
     from kvc_trt.runtime import Event, Output, Session
 
 FROM_INPUT = "\0"
@@ -74,38 +74,8 @@ BARE_PROMPT_HINT = "--chat TEXT asks through the template, --raw silences this w
 )
 @cloup.option_group(
     "Answer",
-    cloup.option("--max-new-tokens", type=click.IntRange(min=1), help="Tokens of it.  [default: max_output_len]"),
     cloup.option("--stream", is_flag=True, help="Print the text as it comes."),
-    cloup.option("--temperature", type=float, default=0.0, help="0 always takes the best token."),
-    cloup.option("--top-k", type=int, default=0, help="Draw from the k best tokens; 0: from all."),
-    cloup.option("--top-p", type=float, default=1.0, help="Draw from the best tokens that reach this probability."),
-    cloup.option("--min-p", type=float, default=0.0, help="Draw from tokens with this share of the best probability."),
-    cloup.option("--seed", type=int, help="Equal seeds draw equal answers, alone and in a batch."),
-    cloup.option(
-        "--repetition-penalty",
-        type=float,
-        default=1.0,
-        help="Above 1: fewer tokens that prompt or answer have already.",
-    ),
-    cloup.option("--presence-penalty", type=float, default=0.0, help="Above 0: fewer tokens that the answer has."),
-    cloup.option(
-        "--frequency-penalty", type=float, default=0.0, help="Above 0: fewer tokens that the answer has often."
-    ),
-    cloup.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; may be repeated."),
-    cloup.option("--bad-word", multiple=True, metavar="TEXT", help="Never answer with this text; may be repeated."),
-    cloup.option("--min-tokens", type=int, default=0, help="Let nothing end the answer before so many tokens."),
-    cloup.option("--ignore-eos", is_flag=True, help="Go on past the model's own end tokens."),
-    cloup.option(
-        "--logprobs",
-        type=int,
-        metavar="N",
-        help="In --json, the log-probability of each token, and of the N most likely ones (0 to 20).",
-    ),
-    cloup.option(
-        "--kv-proof",
-        type=click.Choice(["digest", "lists"]),
-        help="Prove what the caches kept and read: digests, or also the lists of tokens; in --json, or in the file -o.",
-    ),
+    *answer_options(),
     cloup.option("-o", "--output", "proof_file", type=click.Path(path_type=Path), help="The file of --kv-proof."),
 )
 @cloup.option_group(
@@ -144,22 +114,7 @@ def command(
     system: str | None,
     raw: bool,
     context: Path | None,
-    max_new_tokens: int | None,
     stream: bool,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    seed: int | None,
-    repetition_penalty: float,
-    presence_penalty: float,
-    frequency_penalty: float,
-    stop: tuple[str, ...],
-    bad_word: tuple[str, ...],
-    min_tokens: int,
-    ignore_eos: bool,
-    logprobs: int | None,
-    kv_proof: ProofKind | None,
     proof_file: Path | None,
     backend: str | None,
     threads: int | None,
@@ -167,6 +122,7 @@ def command(
     prefill_precision: PrefillPrecision,
     speculate: str | None,
     as_json: bool,
+    **parameters: Any,
 ) -> None:
     """Answer the prompt with the engine in directory ENGINE.
 
@@ -177,26 +133,18 @@ def command(
     With --chat alone, each line of standard input is a question, and its answer costs one pass over what is new of the
     conversation; --json prints a line of JSON for each.
     """
-    from kvc_trt import Engine, Sampling
+    from kvc_trt import Engine
     from kvc_trt.proof import write_proof
     from kvc_trt.runtime.session.turn import takes_turns
 
+    rules = take_rules(parameters)
+    kv_proof = rules["kv_proof"]
     if stream and as_json:
         raise click.UsageError("--stream and --json exclude each other")
-    if logprobs is not None and not as_json:
+    if rules["logprobs"] is not None and not as_json:
         raise click.UsageError("--logprobs goes with --json")
     if (kv_proof is None) != (proof_file is None) and not (kv_proof and as_json):
         raise click.UsageError("--kv-proof goes with -o FILE or --json, and -o with --kv-proof")
-    sampling = Sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-    )
     if context is None:
         # Without a question, that the options agree is all that is wanted.
         said = "?" if chat == FROM_INPUT else chat
@@ -233,16 +181,6 @@ def command(
         warn_of_bare_text(asked, opened, BARE_PROMPT_HINT)
     session = opened.session(opened.rows_for(prompts))
     loaded = time.perf_counter() - started
-    rules: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "sampling": sampling,
-        "stop": stop,
-        "ignore_eos": ignore_eos,
-        "min_tokens": min_tokens,
-        "bad_words": bad_word,
-        "logprobs": logprobs,
-        "kv_proof": kv_proof,
-    }
     goes_on = on_terminal() and not as_json and kv_proof is None and takes_turns(session.executor)
     if chat is not None and (chat == FROM_INPUT or goes_on):
         first = None if chat == FROM_INPUT else chat

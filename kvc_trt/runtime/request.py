@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from kvc_trt.errors import InputError
 from kvc_trt.proof import PromptRecord, Proof, ProofKind
+from kvc_trt.runtime.answer_rules import RULES
 from kvc_trt.runtime.context import Context
 from kvc_trt.runtime.executor import Limits
-from kvc_trt.runtime.logprobs import MOST, TokenLogprobs
+from kvc_trt.runtime.logprobs import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "capacity"]
 
@@ -37,21 +38,9 @@ class Sampling:
     """Applied after top_p: keep tokens whose probability is at least this share of the best one's."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf"):
-            raise InputError(f"temperature must be a finite number >= 0, found {self.temperature}")
-        if self.top_k < 0:
-            raise InputError(f"top-k must be >= 0 (0 keeps all tokens), found {self.top_k}")
-        if not 0.0 < self.top_p <= 1.0:
-            raise InputError(f"top-p must be in (0, 1], found {self.top_p}")
-        if self.seed is not None and self.seed < 0:
-            raise InputError(f"seed must be >= 0, found {self.seed}")
-        if not 0.01 <= self.repetition_penalty <= 100.0:
-            raise InputError(f"repetition penalty must be from 0.01 to 100, found {self.repetition_penalty}")
-        for name, penalty in (("presence", self.presence_penalty), ("frequency", self.frequency_penalty)):
-            if not -2.0 <= penalty <= 2.0:
-                raise InputError(f"{name} penalty must be from -2 to 2, found {penalty}")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise InputError(f"min-p must be from 0 to 1, found {self.min_p}")
+        for rule in RULES.values():
+            if rule.of_sampling:
+                rule.check(getattr(self, rule.name))
 
 
 @dataclass(frozen=True)
@@ -78,14 +67,14 @@ class Request:
     """Tokens that end the row, in addition to the model's own end tokens."""
     stop_strings: Sequence[str] = ()
     min_tokens: int = 0
-    """So many tokens of the answer come before an end token, a stop token or a stop string may end it."""
+    """Tokens that the answer has before an end token, a stop token or a stop string may end it."""
     bad_words: Sequence[str] = ()
     """Texts whose last token is not drawn where it would complete them, tokenised as they would stand alone and as they
     would after a space."""
     banned_token_ids: Sequence[Sequence[int]] = ()
     """The same for sequences of token ids."""
     logprobs: int | None = None
-    """Return the log-probability of each token, and so many of the most likely ones; None returns none."""
+    """Return the log-probability of each token, and of this many of the most likely ones; None returns none."""
     ignore_eos: bool = False
     """Do not stop at the model's own end tokens."""
     kv_proof: ProofKind | None = None
@@ -96,6 +85,13 @@ class Request:
     `context_token_ids`, an answer from a context has a proof too."""
     stay: bool = False
     """When its answer ends, the row stays in the session and waits for `Session.turn`, or for `remove`."""
+
+
+def request_under(prompt_token_ids: Sequence[int], rules: Mapping[str, Any]) -> Request:
+    """Return the request for a prompt under rules that are given by their names in the table (`answer_rules.py`)."""
+    sampling = {name: value for name, value in rules.items() if RULES[name].of_sampling}
+    others = {name: value for name, value in rules.items() if name not in sampling}
+    return Request(prompt_token_ids, sampling=Sampling(**sampling), **others)
 
 
 @dataclass(frozen=True)
@@ -167,12 +163,9 @@ def check_request(request: Request, limits: Limits, what: str = "prompt") -> Che
             hint=f"shorten it, or build the engine with --max-input-len {len(prompt)}",
         )
     max_new_tokens = limits.max_output_len if request.max_new_tokens is None else request.max_new_tokens
-    if max_new_tokens < 1:
-        raise InputError(f"{what}: max_new_tokens must be at least 1, found {max_new_tokens}")
-    if not 0 <= request.min_tokens <= max_new_tokens:
-        raise InputError(f"{what}: min_tokens must be from 0 to {max_new_tokens}, found {request.min_tokens}")
-    if request.logprobs is not None and not 0 <= request.logprobs <= MOST:
-        raise InputError(f"{what}: logprobs must be from 0 to {MOST}, found {request.logprobs}")
+    RULES["max_new_tokens"].check(max_new_tokens, f"{what}: ")
+    RULES["min_tokens"].check(request.min_tokens, f"{what}: ", at_most=max_new_tokens)
+    RULES["logprobs"].check(request.logprobs, f"{what}: ")
     if any(not stop for stop in request.stop_strings):
         raise InputError(f"{what}: a stop string is empty")
     continuation = check_token_ids(request.continuation_token_ids, limits, f"{what}: continuation")

@@ -1,25 +1,27 @@
-"""A request from outside, by the names that clients use, checked as far as that needs no engine."""
+"""A client's request, by the names that clients use, with every check that needs no engine."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvc_trt.errors import InputError, describe, did_you_mean
 from kvc_trt.proof.record import proof_kind
-from kvc_trt.runtime.request import Request, Sampling
+from kvc_trt.runtime.answer_rules import RULES, Client, rules_of
+from kvc_trt.runtime.request import Request, request_under
 from kvc_trt.serving.fields import FIELDS, OTHER_NAMES, SAMPLING_FIELDS, Field
 from kvc_trt.serving.values import checked
 
 RETURNS = "return_"
-"""What the names of fields begin with that ask for more than the text."""
+"""Prefix of the fields that ask for more than the text."""
+_RULES = rules_of(Client.TRITON)
 
 
 @dataclass(frozen=True)
 class ServedRequest:
-    """What a client wants. Either `text` or `token_ids` is the prompt."""
+    """A client's request, checked. Either `text` or `token_ids` is the prompt."""
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
@@ -30,7 +32,7 @@ class ServedRequest:
     echo: bool = False
     """True if the prompt's text goes before the answer's."""
     returns: frozenset[str] = frozenset()
-    """What is wanted besides the text, such as `finish_reason`."""
+    """Outputs to return besides the text, such as `finish_reason`."""
 
 
 def parse_request(given: Mapping[str, object]) -> ServedRequest:
@@ -88,21 +90,13 @@ def _of_sampling_parameters(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rules(values: Mapping[str, Any]) -> Request:
-    max_tokens = values.get("max_tokens")
-    if max_tokens is not None and max_tokens < 1:
-        raise InputError(f"max_tokens must be at least 1, found {max_tokens}")
-    of_sampling = {one.name: values[one.name] for one in fields(Sampling) if one.name in values}
-    if of_sampling.get("top_k") == -1:  # vLLM's way to say all
-        of_sampling["top_k"] = 0
-    return Request(
-        (),
-        max_tokens,
-        sampling=Sampling(**of_sampling),
-        stop_token_ids=values.get("stop_token_ids", ()),
-        stop_strings=values.get("stop_words", ()),
-        min_tokens=values.get("min_tokens", 0),
-        bad_words=values.get("bad_words", ()),
-        logprobs=0 if values.get("return_log_probs") else None,
-        kv_proof=proof_kind(values.get("return_kv_proof"), "return_kv_proof"),
-        ignore_eos=values.get("ignore_eos", False),
-    )
+    rules = {
+        rule.name: values[name]
+        for name, rule in _RULES.items()
+        if name in values and values[name] not in rule.also_default
+    }
+    RULES["max_new_tokens"].check(rules.get("max_new_tokens"), name="max_tokens")
+    # A switch asks for the drawn tokens' log-probabilities alone, and an empty text for no proof.
+    rules["logprobs"] = 0 if rules.get("logprobs") else None
+    rules["kv_proof"] = proof_kind(rules.get("kv_proof"), "return_kv_proof")
+    return request_under((), rules)

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.serving.fields import Field, Kind
+from kvc_trt.runtime.answer_rules import Kind
+from kvc_trt.serving.fields import Field
 
 
 def checked(field: Field, value: object) -> Any:

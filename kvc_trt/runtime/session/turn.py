@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
+from kvc_trt.runtime.answer_rules import RULES
 from kvc_trt.runtime.executor import Executor, Extended, Limits, TurnExecutor
 from kvc_trt.runtime.request import check_token_ids
 from kvc_trt.runtime.session.row import Row
@@ -45,8 +46,7 @@ def take_turn(
     new = check_token_ids(token_ids, limits, what)
     if not new:
         raise InputError(f"{what}: the turn is empty, expected at least one token")
-    if max_new_tokens is not None and max_new_tokens < 1:
-        raise InputError(f"{what}: max_new_tokens must be at least 1, found {max_new_tokens}")
+    RULES["max_new_tokens"].check(max_new_tokens, f"{what}: ")
     tokens = [*(row.unfed() if feed_last else row.forced), *new]
     check_turn(len(tokens), row.position, row.cache_lengths.tolist(), limits, what)
     found = _run(executor, row, place, tokens)

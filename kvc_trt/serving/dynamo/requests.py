@@ -1,31 +1,26 @@
-"""What Dynamo's frontend asks of a worker, as a request to the scheduler.
+"""A message of Dynamo's frontend to a worker, as a request to the scheduler.
 
-The frontend has tokenised the prompt, and finds stop strings in the answer by itself. It passes on a number of
-things that it does not check, and that we do not do: each of them is refused by its name, none is passed over.
+The frontend has tokenised the prompt, and finds stop strings in the answer by itself. It passes on fields that it does
+not check and that we do not support: each of them is refused by its name, none is ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from kvc_trt.errors import InputError, describe
 from kvc_trt.proof.record import ProofKind, proof_kind
-from kvc_trt.runtime import Request, Sampling
+from kvc_trt.runtime.answer_rules import Client, Kind, Rule, rules_of
 from kvc_trt.runtime.executor import Limits
+from kvc_trt.runtime.request import Request, request_under
 from kvc_trt.serving.dynamo.bodies import KV_PROOF, WANTS_PROOF
 
-_SAMPLING = {
-    "temperature": 0.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "seed": None,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
-"""Fields of `Sampling` that have the same names there, and the values that stand for their absence."""
+_RULES = rules_of(Client.OPENAI)
+_SAMPLING = {name: rule for name, rule in _RULES.items() if rule.of_sampling}
+_OUTPUT = {name: rule for name, rule in _RULES.items() if rule.of_output}
+_STOPPING = {name: rule for name, rule in _RULES.items() if not rule.of_sampling and not rule.of_output}
+"""The rules by the names of the frontend, which sends them in three groups."""
 _OTHER_SAMPLING: dict[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -34,19 +29,15 @@ _OTHER_SAMPLING: dict[str, tuple[object, ...]] = {
     "include_stop_str_in_output": (False,),
 }
 """Sampling options that we do not have, and the values that ask for nothing."""
-_STOPPING = frozenset(
-    {"max_tokens", "min_tokens", "stop", "stop_token_ids", "stop_token_ids_hidden", "stop_token_ids_visible"}
-    | {"ignore_eos"}
-)
-_OUTPUT: dict[str, tuple[object, ...]] = {
+_MORE_STOP_TOKENS = ("stop_token_ids_hidden", "stop_token_ids_visible")
+"""Fields that go with `stop_token_ids`."""
+_OTHER_OUTPUT: dict[str, tuple[object, ...]] = {
     "prompt_logprobs": (),
     "skip_special_tokens": (True, False),  # the frontend does it
     "formatted_prompt": (True, False),
     "return_tokens_as_token_ids": (True, False),
 }
 _MEDIA = ("multi_modal_data", "mm_processor_kwargs", "prompt_embeds", "encoder_result")
-_ALL_TOKENS = -1
-"""How some clients write that `top_k` keeps all tokens."""
 
 
 def request_of(asked: Mapping[str, Any], limits: Limits, start_tokens: Sequence[int] = ()) -> Request:
@@ -59,23 +50,22 @@ def request_of(asked: Mapping[str, Any], limits: Limits, start_tokens: Sequence[
         if asked.get(name):
             raise InputError(f"{name}: this model reads text alone")
     stopping = _given(asked, "stop_conditions")
-    _refuse_others(stopping, "stop_conditions", {}, known=_STOPPING)
+    _refuse_others(stopping, "stop_conditions", {}, known={*_STOPPING, *_MORE_STOP_TOKENS})
     output = _given(asked, "output_options")
-    _refuse_others(output, "output_options", _OUTPUT, known=frozenset({"logprobs"}))
+    _refuse_others(output, "output_options", _OTHER_OUTPUT, known=_OUTPUT)
+    sampling = _given(asked, "sampling_options")
+    _refuse_others(sampling, "sampling_options", _OTHER_SAMPLING, known=_SAMPLING)
     prompt = prompt_of(asked, start_tokens)
     kv_proof = _kv_proof(asked)
-    return Request(
-        prompt,
-        _max_new_tokens(stopping, len(prompt), limits),
-        sampling=_sampling(_given(asked, "sampling_options")),
-        stop_token_ids=_stop_token_ids(stopping),
-        min_tokens=_whole(stopping.get("min_tokens", 0), "min_tokens"),
-        logprobs=None if "logprobs" not in output else _whole(output["logprobs"], "logprobs"),
-        ignore_eos=bool(stopping.get("ignore_eos")),
-        kv_proof=kv_proof,
-        # The frontend would end the answer at such a string by itself, and the proof comes with its last token.
-        stop_strings=_texts(stopping.get("stop", ()), "stop") if kv_proof else (),
-    )
+    if kv_proof is None:
+        # The frontend ends the answer at such a string by itself. A proof comes with the answer's last token, so the
+        # row has to end there too.
+        stopping.pop("stop", None)
+    rules = _read(sampling, _SAMPLING) | _read(stopping, _STOPPING) | _read(output, _OUTPUT)
+    more = [_token_ids(stopping[name], name) for name in _MORE_STOP_TOKENS if name in stopping]
+    rules["stop_token_ids"] = sum(more, rules.get("stop_token_ids", ()))
+    _check_length(rules.get("max_new_tokens"), len(prompt), limits)
+    return request_under(prompt, {**rules, "kv_proof": kv_proof})
 
 
 def prompt_of(asked: Mapping[str, Any], start_tokens: Sequence[int] = ()) -> list[int]:
@@ -92,41 +82,29 @@ def _given(asked: Mapping[str, Any], group: str) -> dict[str, Any]:
 
 
 def _refuse_others(
-    given: Mapping[str, Any], group: str, neutral: Mapping[str, tuple[object, ...]], *, known: frozenset[str]
+    given: Mapping[str, Any], group: str, neutral: Mapping[str, tuple[object, ...]], *, known: Collection[str]
 ) -> None:
     for name, value in given.items():
         if name not in known and value not in neutral.get(name, ()) and value not in ([], {}):
             raise InputError(f"{name} of {group} is not supported here, found {describe(value)}")
 
 
-def _sampling(given: Mapping[str, Any]) -> Sampling:
-    _refuse_others(given, "sampling_options", _OTHER_SAMPLING, known=frozenset(_SAMPLING))
-    chosen: dict[str, Any] = {}
-    for name, absent in _SAMPLING.items():
-        value = given.get(name, absent)
-        if name == "top_k" and value == _ALL_TOKENS:
-            value = absent
-        if value != absent:
-            chosen[name] = _whole(value, name) if name in ("top_k", "seed") else _number(value, name)
-    return Sampling(**chosen)
+def _read(given: Mapping[str, Any], rules: Mapping[str, Rule]) -> dict[str, Any]:
+    """Return the values of a group by our own names of its rules; InputError for one of a wrong type."""
+    return {
+        rule.name: _READERS[rule.kind](given[name], name)
+        for name, rule in rules.items()
+        if name in given and given[name] not in rule.also_default
+    }
 
 
-def _max_new_tokens(stopping: Mapping[str, Any], prompt: int, limits: Limits) -> int | None:
-    value = stopping.get("max_tokens")
-    if value is None:
-        return None
-    tokens, most = _whole(value, "max_tokens"), limits.max_sequence_len - prompt
-    if not 1 <= tokens <= max(1, most):
+def _check_length(tokens: int | None, prompt: int, limits: Limits) -> None:
+    most = max(1, limits.max_sequence_len - prompt)
+    if tokens is not None and not 1 <= tokens <= most:
         raise InputError(
-            f"max_tokens is {tokens}, expected 1 to {max(1, most)}: this model takes {limits.max_sequence_len} tokens "
+            f"max_tokens is {tokens}, expected 1 to {most}: this model takes {limits.max_sequence_len} tokens "
             f"together, and the prompt has {prompt}"
         )
-    return tokens
-
-
-def _stop_token_ids(stopping: Mapping[str, Any]) -> tuple[int, ...]:
-    names = ("stop_token_ids", "stop_token_ids_hidden", "stop_token_ids_visible")
-    return tuple(_whole(token, name) for name in names for token in stopping.get(name) or ())
 
 
 def _kv_proof(asked: Mapping[str, Any]) -> ProofKind | None:
@@ -143,6 +121,10 @@ def _texts(value: object, name: str) -> tuple[str, ...]:
     return tuple(text for text in texts if text)
 
 
+def _token_ids(value: Any, name: str) -> tuple[int, ...]:
+    return tuple(_whole(token, name) for token in value)
+
+
 def _whole(value: object, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{name}: expected a whole number, found {describe(value)}")
@@ -153,3 +135,17 @@ def _number(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError(f"{name}: expected a number, found {describe(value)}")
     return float(value)
+
+
+def _switch(value: object, name: str) -> bool:
+    return bool(value)
+
+
+_READERS: Mapping[Kind, Callable[[Any, str], Any]] = {
+    Kind.TEXTS: _texts,
+    Kind.TOKENS: _token_ids,
+    Kind.INTEGER: _whole,
+    Kind.LARGE_INTEGER: _whole,
+    Kind.NUMBER: _number,
+    Kind.SWITCH: _switch,
+}

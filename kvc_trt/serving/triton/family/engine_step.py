@@ -14,13 +14,13 @@ from kvc_trt.serving.errors import ServingError
 from kvc_trt.serving.fields import FIELDS
 from kvc_trt.serving.request import ServedRequest, parse_request
 from kvc_trt.serving.served_answer import Answer, Piece
-from kvc_trt.serving.triton.family.model_names import ENGINE_INPUTS, ENGINE_OUTPUTS, NAMES, REFUSED
+from kvc_trt.serving.triton.family.model_names import ENGINE_INPUTS, ENGINE_OUTPUTS, LENGTH, NAMES, REFUSED
 from kvc_trt.serving.triton.model import ServedModel
 from kvc_trt.serving.triton.tensors import Outputs, WriteOutputs, array_of, parameters_of, tensors_of
 from kvc_trt.serving.values import checked
 
 _OURS = {one.engine: one.field.name for one in NAMES if one.field.name in FIELDS}
-_OURS |= {"input_ids": "input_ids", "request_output_len": "max_tokens"}
+_OURS |= {"input_ids": "input_ids", "request_output_len": LENGTH}
 _THEIRS = {one.engine: one.field for one in NAMES if one.field.name not in FIELDS}
 _POSTPROCESSING_SECONDS = 0.5
 """Within which the text of what was sent is made, if nothing is very slow."""

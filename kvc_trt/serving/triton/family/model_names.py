@@ -7,11 +7,12 @@ themselves and ask `tensorrt_llm`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kvc_trt.serving.fields import FIELDS, Field, Kind
+from kvc_trt.runtime.answer_rules import RULES, Client, Kind
+from kvc_trt.serving.fields import FIELDS, Field
 from kvc_trt.serving.triton.tensors import MANY, TensorType, type_of
 
 ENSEMBLE, PREPROCESSING, ENGINE_STEP, POSTPROCESSING = "ensemble", "preprocessing", "tensorrt_llm", "postprocessing"
@@ -35,25 +36,25 @@ def _theirs(name: str, kind: Kind, only: float | None = None) -> Name:
     return Name(name, name, Field(name, kind, only=only))
 
 
+def _rules() -> Iterator[Name]:
+    """Yield the names of the rules that both models have."""
+    for rule in RULES.values():
+        ensemble, engine = rule.named(Client.TRITON), rule.named(Client.TENSORRT_LLM)
+        if ensemble is not None and engine is not None and ensemble != LENGTH:
+            yield _ours(ensemble, engine)
+
+
+LENGTH = "max_tokens"
+"""The longest answer; it goes through `preprocessing` and reaches `tensorrt_llm` as `request_output_len`."""
 NAMES = (
     _ours("stream", "streaming"),
-    _ours("stop_words"),
-    _ours("bad_words"),
     _ours("exclude_input_in_output"),
     _theirs("end_id", Kind.INTEGER),
     _theirs("pad_id", Kind.INTEGER),
-    _ours("temperature"),
-    _ours("top_k", "runtime_top_k"),
-    _ours("top_p", "runtime_top_p"),
-    _ours("seed"),
-    _ours("repetition_penalty"),
-    _ours("presence_penalty"),
-    _ours("frequency_penalty"),
+    *_rules(),
     _ours("length_penalty", "len_penalty"),
-    _ours("min_tokens"),
     _ours("beam_width"),
     _theirs("num_return_sequences", Kind.INTEGER, only=1),
-    _ours("return_log_probs"),
     _theirs("return_context_logits", Kind.SWITCH, only=False),
     _theirs("return_generation_logits", Kind.SWITCH, only=False),
     _theirs("return_perf_metrics", Kind.SWITCH, only=False),
@@ -62,12 +63,12 @@ NAMES = (
     _ours("return_finish_reason"),
     _ours("return_kv_cache_tokens"),
 )
-"""What goes from `ensemble` to `tensorrt_llm` as it is. The prompt and its length go through `preprocessing`."""
+"""Fields that go from `ensemble` to `tensorrt_llm` unchanged. The prompt and its length go through `preprocessing`."""
 
 ENSEMBLE_INPUTS: Mapping[str, TensorType] = MappingProxyType(
     {
         "text_input": type_of(FIELDS["text_input"]),
-        "max_tokens": type_of(FIELDS["max_tokens"]),
+        LENGTH: type_of(FIELDS[LENGTH]),
         **{one.ensemble: type_of(one.field) for one in NAMES},
     }
 )
@@ -103,7 +104,7 @@ ANSWER: Mapping[str, TensorType] = MappingProxyType(
         "kv_cache_tokens_reused": TensorType("INT32"),
     }
 )
-"""What goes from `tensorrt_llm` to a client of `ensemble` as it is."""
+"""Tensors that go from `tensorrt_llm` to a client of `ensemble` unchanged."""
 ENGINE_OUTPUTS: Mapping[str, TensorType] = MappingProxyType(
     {
         "output_ids": TensorType("INT32", (1, MANY)),
@@ -157,4 +158,4 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "bad_words_list": "give texts in bad_words",
     }
 )
-"""What the family has and an engine cannot honour, and why."""
+"""Fields of the family that no engine here can honour, and the reasons."""

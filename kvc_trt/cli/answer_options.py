@@ -1,0 +1,50 @@
+"""The options of `kvc-trt run` that are rules of an answer, made from the table of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+import cloup
+
+from kvc_trt.runtime.answer_rules import Client, Kind, Rule, rules_of
+
+_RULES = rules_of(Client.COMMAND_LINE)
+_TYPES: dict[Kind, type] = {Kind.INTEGER: int, Kind.LARGE_INTEGER: int, Kind.NUMBER: float, Kind.TEXT: str}
+
+
+def answer_options() -> list[Callable[..., Any]]:
+    """Return one option for each rule that the command line has. Its value goes by the rule's own name."""
+    return [_option(f"--{name.replace('_', '-')}", rule) for name, rule in _RULES.items()]
+
+
+def take_rules(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Take the rules out of a command's parameters, and return them as `Engine.generate` takes them.
+
+    Raises InputError for a value of sampling that is out of its range.
+    """
+    from kvc_trt import Sampling
+
+    given = {rule.name: parameters.pop(rule.name) for rule in _RULES.values()}
+    sampling = {rule.name: given.pop(rule.name) for rule in _RULES.values() if rule.of_sampling}
+    keywords = {rule.name: keyword for keyword, rule in rules_of(Client.PYTHON).items()}
+    return {"sampling": Sampling(**sampling), **{keywords[name]: value for name, value in given.items()}}
+
+
+def _option(flag: str, rule: Rule) -> Callable[..., Any]:
+    if rule.kind is Kind.SWITCH:
+        return cloup.option(flag, rule.name, is_flag=True, help=rule.help)
+    if rule.kind is Kind.TEXTS:
+        return cloup.option(flag, rule.name, multiple=True, metavar=rule.metavar, help=rule.help)
+    return cloup.option(
+        flag, rule.name, type=_type(rule), default=rule.default, metavar=rule.metavar, help=rule.help
+    )  # fmt: skip
+
+
+def _type(rule: Rule) -> Any:
+    if rule.choices:
+        return click.Choice(rule.choices)
+    if rule.name == "max_new_tokens":  # only the session would refuse it, after the engine is loaded
+        return click.IntRange(min=1)
+    return _TYPES[rule.kind]

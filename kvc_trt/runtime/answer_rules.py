@@ -1,0 +1,201 @@
+"""The rules of an answer, each described once.
+
+The options of `kvc-trt run`, the keywords of the Python API, and the fields that the servers read follow from `RULES`.
+A new rule is one entry here, a field of `Sampling` or `Request` (`request.py`) that holds its value, and the code that
+obeys it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import MappingProxyType
+
+from kvc_trt.errors import InputError
+from kvc_trt.proof.record import PROOF_KINDS
+from kvc_trt.runtime.logprobs import MOST
+
+_INFINITE = float("inf")
+
+
+class Kind(Enum):
+    """The type of a value, as an error names it."""
+
+    TEXT = "a text"
+    TEXTS = "texts"
+    TOKENS = "a list of token ids"
+    INTEGER = "an integer"
+    LARGE_INTEGER = "an integer from 0 to 2^64 - 1"
+    NUMBER = "a number"
+    SWITCH = "true or false"
+
+
+class Client(Enum):
+    """Those who may name a rule in their own way."""
+
+    COMMAND_LINE = "options of kvc-trt run"
+    PYTHON = "keywords of Engine.generate, and fields of kvc_trt.Sampling"
+    OPENAI = "OpenAI's API, as vLLM and Dynamo extend it"
+    TRITON = "vLLM's Triton model, and TensorRT-LLM's `ensemble`"
+    TENSORRT_LLM = "TensorRT-LLM's Triton model `tensorrt_llm`"
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a rule allows."""
+
+    lowest: float
+    highest: float = _INFINITE
+    words: str = ""
+    """The range in an error; empty: both ends."""
+    excluded: float | None = None
+    """An end that is not part of it."""
+
+    def __contains__(self, value: float) -> bool:
+        return self.lowest <= value <= self.highest and value != self.excluded
+
+    def __str__(self) -> str:
+        return self.words or f"from {self.lowest} to {self.highest}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule: its value, and how each client calls it."""
+
+    name: str
+    """The field of `Sampling` or `Request` that holds its value."""
+    kind: Kind
+    default: object
+    help: str
+    """One line, as `kvc-trt run --help` prints it."""
+    range: Range | None = None
+    choices: tuple[str, ...] = ()
+    """The texts that are allowed; empty: any."""
+    names: Mapping[Client, str | None] = field(default_factory=dict)
+    """Names that differ from `name`; None for a client that does not have the rule."""
+    of_sampling: bool = False
+    """A field of `Sampling` holds it, and not one of `Request`."""
+    of_output: bool = False
+    """It asks for more to be returned, and changes no token."""
+    words: str = ""
+    """The name in errors, where it differs from `name`."""
+    metavar: str | None = None
+    """What stands for the value in `kvc-trt run --help`; None: the type."""
+    triton_kind: Kind | None = None
+    """The type of its field in Triton's models, where it differs."""
+    also_default: tuple[object, ...] = ()
+    """Values other than the default by which clients of the servers ask for the default."""
+
+    def named(self, client: Client) -> str | None:
+        """Return the name by which a client knows the rule; None for a client that does not have it."""
+        return self.names.get(client, self.name)
+
+    def check(
+        self, value: float | None, where: str = "", *, name: str | None = None, at_most: int | None = None
+    ) -> None:
+        """Raise InputError, opening with `where`, for a value outside of the range; None asks for the default.
+
+        `name` replaces the rule's own in the error, and `at_most` the upper end of its range.
+        """
+        if value is None or self.range is None:
+            return
+        allowed = self.range if at_most is None else replace(self.range, highest=at_most, words="")
+        if value not in allowed:
+            raise InputError(f"{where}{name or self.words or self.name} must be {allowed}, found {value}")
+
+
+_RULES = (
+    Rule(
+        "max_new_tokens", Kind.INTEGER, None, "Tokens of it.  [default: max_output_len]",
+        Range(1, words="at least 1"),
+        names={Client.OPENAI: "max_tokens", Client.TRITON: "max_tokens", Client.TENSORRT_LLM: "request_output_len"},
+    ),
+    Rule(
+        "temperature", Kind.NUMBER, 0.0, "0 always takes the best token.",
+        Range(0, words="a finite number >= 0", excluded=_INFINITE),
+        of_sampling=True,
+    ),
+    Rule(
+        "top_k", Kind.INTEGER, 0, "Draw from the k best tokens; 0: from all.",
+        Range(0, words=">= 0 (0 keeps all tokens)"),
+        names={Client.TENSORRT_LLM: "runtime_top_k"}, of_sampling=True, words="top-k", also_default=(-1,),
+    ),
+    Rule(
+        "top_p", Kind.NUMBER, 1.0, "Draw from the best tokens that reach this probability.",
+        Range(0, 1, words="in (0, 1]", excluded=0),
+        names={Client.TENSORRT_LLM: "runtime_top_p"}, of_sampling=True, words="top-p",
+    ),
+    Rule(
+        "min_p", Kind.NUMBER, 0.0, "Draw from tokens with this share of the best probability.",
+        Range(0, 1),
+        names={Client.TENSORRT_LLM: None}, of_sampling=True, words="min-p",
+    ),
+    Rule(
+        "seed", Kind.LARGE_INTEGER, None, "Equal seeds draw equal answers, alone and in a batch.",
+        Range(0, words=">= 0"),
+        of_sampling=True,
+    ),
+    Rule(
+        "repetition_penalty", Kind.NUMBER, 1.0, "Above 1: fewer tokens that prompt or answer have already.",
+        Range(0.01, 100),
+        of_sampling=True, words="repetition penalty",
+    ),
+    Rule(
+        "presence_penalty", Kind.NUMBER, 0.0, "Above 0: fewer tokens that the answer has.",
+        Range(-2, 2),
+        of_sampling=True, words="presence penalty",
+    ),
+    Rule(
+        "frequency_penalty", Kind.NUMBER, 0.0, "Above 0: fewer tokens that the answer has often.",
+        Range(-2, 2),
+        of_sampling=True, words="frequency penalty",
+    ),
+    Rule(
+        "stop_strings", Kind.TEXTS, (), "End the answer before this text; may be repeated.",
+        names={
+            Client.COMMAND_LINE: "stop", Client.PYTHON: "stop", Client.OPENAI: "stop",
+            Client.TRITON: "stop_words", Client.TENSORRT_LLM: "stop_words",
+        },
+        metavar="TEXT",
+    ),
+    Rule(
+        "stop_token_ids", Kind.TOKENS, (), "End the answer with one of these tokens.",
+        names={Client.COMMAND_LINE: None, Client.PYTHON: None, Client.TENSORRT_LLM: None},
+    ),
+    Rule(
+        "bad_words", Kind.TEXTS, (), "Never answer with this text; may be repeated.",
+        names={Client.COMMAND_LINE: "bad_word", Client.OPENAI: None},
+        metavar="TEXT",
+    ),
+    Rule(
+        "min_tokens", Kind.INTEGER, 0, "Let nothing end the answer before it has this many tokens.",
+        Range(0, words="from 0 to the longest answer"),
+    ),
+    Rule(
+        "ignore_eos", Kind.SWITCH, False, "Go on past the model's own end tokens.",
+        names={Client.TENSORRT_LLM: None},
+    ),
+    Rule(
+        "logprobs", Kind.INTEGER, None,
+        f"In --json, the log-probability of each token, and of the N most likely ones (0 to {MOST}).",
+        Range(0, MOST),
+        names={Client.TRITON: "return_log_probs", Client.TENSORRT_LLM: "return_log_probs"},
+        of_output=True, metavar="N", triton_kind=Kind.SWITCH,
+    ),
+    Rule(
+        "kv_proof", Kind.TEXT, None,
+        "Prove what the caches kept and read: digests, or also the lists of tokens; in --json, or in the file -o.",
+        choices=PROOF_KINDS,
+        # Dynamo's frontend knows no such field; its messages carry an annotation instead.
+        names={Client.OPENAI: None, Client.TRITON: "return_kv_proof", Client.TENSORRT_LLM: None},
+        of_output=True,
+    ),
+)  # fmt: skip
+RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _RULES})
+"""Every rule, by its name."""
+
+
+def rules_of(client: Client) -> dict[str, Rule]:
+    """Return the rules that a client has, by its names."""
+    return {name: rule for rule in _RULES if (name := rule.named(client)) is not None}
