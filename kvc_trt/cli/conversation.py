@@ -6,43 +6,49 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from kvc_trt.cli.prompts import read_text
+from kvc_trt.cli.run_arguments import RunArguments
 from kvc_trt.cli.text.run_report import cache_of, held, logprobs_of
 from kvc_trt.errors import InputError
+from kvc_trt.runtime.session.turn import takes_turns
 
 if TYPE_CHECKING:
     from kvc_trt import Engine
-    from kvc_trt.runtime import Event
-    from kvc_trt.runtime.chat.conversation import Conversation, Reply
+    from kvc_trt.runtime import Event, Session
+    from kvc_trt.runtime.chat.conversation import Reply
 
 END = "/exit"
 _PROMPT = "> "
 
 
+def is_conversation(given: RunArguments, session: Session) -> bool:
+    """Return whether further questions are read: all of them from the input, or those after --chat from a terminal."""
+    if given.chat is None or given.questions_follow:
+        return given.questions_follow
+    return on_terminal() and not given.as_json and not given.proves and takes_turns(session.executor)
+
+
 def on_terminal() -> bool:
-    """Whether someone can be asked for the next question."""
+    """Return whether someone can be asked for the next question."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def converse(
-    engine: Engine, conversation: Conversation, first: str | None, document: Path | None, *, as_json: bool
-) -> None:
-    """Answer the `first` question, then line after line of standard input; a `document` goes before what comes first.
+def converse(engine: Engine, given: RunArguments) -> None:
+    """Answer the question of --chat, then line after line of standard input; --document goes before the first one.
 
-    Each answer is streamed to stdout, and a line on what it took goes to stderr; `as_json` prints one line of JSON per
-    answer instead. Raises InputError, which ends the conversation, for a question that does not fit.
+    Each answer is streamed to stdout, with a line of figures on stderr; --json prints one line of JSON per answer
+    instead. Raises InputError, which ends the conversation, for a question that does not fit.
     """
-    before = "" if document is None else f"{read_text(document).rstrip()}\n\n"
-    with contextlib.closing(conversation):
-        for question in _questions(first):
-            reply = conversation.ask(before + question, None if as_json else _show)
+    before = "" if given.document is None else f"{read_text(given.document).rstrip()}\n\n"
+    with contextlib.closing(engine.conversation(system=given.system, **given.rules)) as conversation:
+        for question in _questions(None if given.questions_follow else given.chat):
+            reply = conversation.ask(before + question, None if given.as_json else _show)
             before = ""
-            if as_json:
+            if given.as_json:
                 click.echo(json.dumps(_report(question, reply, engine), ensure_ascii=False, allow_nan=False))
             else:
                 click.echo()
@@ -51,7 +57,7 @@ def converse(
 
 
 def _questions(first: str | None) -> Iterator[str]:
-    """The first question, then each line that is not empty, until the end of the input or `END`."""
+    """Yield the first question, then each line that is not empty, until the end of the input or `END`."""
     if first is not None:
         yield first
     for line in _typed() if on_terminal() else _piped():

@@ -5,29 +5,28 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import cloup
 
-from kvc_trt.atomic_files import check_new_file
+from kvc_trt import Engine
 from kvc_trt.backends.registry import names
-from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.cli.answer_options import answer_options, take_rules
-from kvc_trt.cli.conversation import END, converse, on_terminal
+from kvc_trt.cli.conversation import END, converse, is_conversation
 from kvc_trt.cli.option_types import PREFILL_PRECISION
-from kvc_trt.cli.prompts import read_prompts, warn_of_bare_text
+from kvc_trt.cli.prompts import warn_of_bare_text
+from kvc_trt.cli.run_arguments import FROM_INPUT, RunArguments
 from kvc_trt.cli.text.printing import json_option, print_json, progress
 from kvc_trt.cli.text.run_report import report, summary
 from kvc_trt.errors import BarePromptWarning
+from kvc_trt.proof import write_proof
 
 if TYPE_CHECKING:
-    from kvc_trt.runtime import Event, Output, Session
+    from kvc_trt.runtime import Context, Event, Output, Session
 
-FROM_INPUT = "\0"
-"""Stands for --chat without a text; no argument of a process can be this."""
 BARE_PROMPT_HINT = "--chat TEXT asks through the template, --raw silences this warning"
 
 
@@ -103,27 +102,7 @@ BARE_PROMPT_HINT = "--chat TEXT asks through the template, --raw silences this w
     ),
 )
 @json_option
-def command(
-    engine: Path,
-    prompt: str | None,
-    prompt_file: Path | None,
-    prompt_ids: Path | None,
-    chat: str | None,
-    messages: Path | None,
-    document: Path | None,
-    system: str | None,
-    raw: bool,
-    context: Path | None,
-    stream: bool,
-    proof_file: Path | None,
-    backend: str | None,
-    threads: int | None,
-    prefill_slice_ms: float | None,
-    prefill_precision: PrefillPrecision,
-    speculate: str | None,
-    as_json: bool,
-    **parameters: Any,
-) -> None:
+def command(**parameters: Any) -> None:
     """Answer the prompt with the engine in directory ENGINE.
 
     The text goes to stdout, a summary to stderr. An answer ends with reason stop (an end token or --stop), length
@@ -133,78 +112,55 @@ def command(
     With --chat alone, each line of standard input is a question, and its answer costs one pass over what is new of the
     conversation; --json prints a line of JSON for each.
     """
-    from kvc_trt import Engine
-    from kvc_trt.proof import write_proof
-    from kvc_trt.runtime.session.turn import takes_turns
-
     rules = take_rules(parameters)
-    kv_proof = rules["kv_proof"]
-    if stream and as_json:
-        raise click.UsageError("--stream and --json exclude each other")
-    if rules["logprobs"] is not None and not as_json:
-        raise click.UsageError("--logprobs goes with --json")
-    if (kv_proof is None) != (proof_file is None) and not (kv_proof and as_json):
-        raise click.UsageError("--kv-proof goes with -o FILE or --json, and -o with --kv-proof")
-    if context is None:
-        # Without a question, that the options agree is all that is wanted.
-        said = "?" if chat == FROM_INPUT else chat
-        asked = read_prompts(prompt, prompt_file, prompt_ids, said, messages, document=document, system=system)
-    else:
-        if chat is not None or messages is not None or document is not None or system is not None:
-            raise click.UsageError("--context goes with --prompt, --prompt-file or --prompt-ids, or with none of them")
-        none = prompt is None and prompt_file is None and prompt_ids is None
-        asked = read_prompts("" if none else prompt, prompt_file, prompt_ids, None, None, document=None, system=None)
-    if kv_proof is not None and chat == FROM_INPUT:
-        raise click.UsageError("--kv-proof is of one answer: give the question, --chat TEXT")
-    if prefill_slice_ms is not None and (stream or chat == FROM_INPUT):
-        raise click.UsageError("--prefill-slice-ms goes with a batch of prompts, which is neither streamed nor typed")
-    if proof_file is not None:
-        if len(asked) > 1:
-            raise click.UsageError(f"-o holds the proof of one answer, found {len(asked)} prompts; --json has them all")
-        check_new_file(proof_file, replace=True)
-    if stream and len(asked) > 1:
-        raise click.UsageError(f"--stream shows one answer, found {len(asked)} prompts in {prompt_ids or messages}")
-
+    given = RunArguments(rules=rules, **parameters)
+    asked = given.prompts()
     started = time.perf_counter()
-    opened = Engine.open(
-        engine,
-        backend=backend,
-        threads=threads,
-        prefill_precision=prefill_precision,
-        speculate=speculate,
-        proofs=kv_proof is not None,
+    engine = _open(given)
+    prompts = asked.for_engine(engine)
+    context = None if given.context is None else engine.load_context(given.context)
+    if context is None and not given.raw:
+        warn_of_bare_text(asked, engine, BARE_PROMPT_HINT)
+    session = engine.session(engine.rows_for(prompts))
+    loaded = time.perf_counter() - started
+    if is_conversation(given, session):
+        converse(engine, given)
+        return
+    outputs = _answers(engine, prompts, given, context)
+    if given.proof_file is not None:
+        assert outputs[0].kv_proof is not None, "it was asked for"
+        write_proof(given.proof_file, outputs[0].kv_proof, replace=True)
+    if given.as_json:
+        print_json({**report(outputs, engine, loaded), "kernels": engine.kernels})
+        return
+    if not given.stream:
+        _print_answers(outputs)
+    kernels = f" | {engine.kernels}" if engine.kernels else ""
+    click.echo(summary(outputs, engine) + kernels, err=True)
+
+
+def _open(given: RunArguments) -> Engine:
+    return Engine.open(
+        given.engine,
+        backend=given.backend,
+        threads=given.threads,
+        prefill_precision=given.prefill_precision,
+        speculate=given.speculate,
+        proofs=given.proves,
         progress=progress(),
     )
-    prompts = asked.for_engine(opened)
-    start = None if context is None else opened.load_context(context)
-    if start is None and not raw:
-        warn_of_bare_text(asked, opened, BARE_PROMPT_HINT)
-    session = opened.session(opened.rows_for(prompts))
-    loaded = time.perf_counter() - started
-    goes_on = on_terminal() and not as_json and kv_proof is None and takes_turns(session.executor)
-    if chat is not None and (chat == FROM_INPUT or goes_on):
-        first = None if chat == FROM_INPUT else chat
-        converse(opened, opened.conversation(system=system, **rules), first, document, as_json=as_json)
-        return
-    rules["context"] = start
+
+
+def _answers(engine: Engine, prompts: Sequence[Any], given: RunArguments, context: Context | None) -> list[Output]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BarePromptWarning)  # it is said already, unless --raw is given
-        if prefill_slice_ms is not None:
-            outputs = opened.generate_in_slices(prompts, prefill_slice_ms=prefill_slice_ms, **rules)
-        elif stream:
-            outputs = _shown(opened.stream(prompts, **rules), session)
-        else:
-            outputs = opened.generate(prompts, **rules)
-    if proof_file is not None:
-        assert outputs[0].kv_proof is not None, "it was asked for"
-        write_proof(proof_file, outputs[0].kv_proof, replace=True)
-    if as_json:
-        print_json({**report(outputs, opened, loaded), "kernels": opened.kernels})
-        return
-    if not stream:
-        _print_answers(outputs)
-    kernels = f" | {opened.kernels}" if opened.kernels else ""
-    click.echo(summary(outputs, opened) + kernels, err=True)
+        warnings.simplefilter("ignore", BarePromptWarning)  # the command has warned, unless --raw is given
+        if given.prefill_slice_ms is not None:
+            slice_ms = given.prefill_slice_ms
+            return engine.generate_in_slices(prompts, prefill_slice_ms=slice_ms, context=context, **given.rules)
+        if given.stream:
+            return _shown(engine.stream(prompts, context=context, **given.rules), engine.session())
+        outputs: list[Output] = engine.generate(prompts, context=context, **given.rules)
+        return outputs
 
 
 def _shown(events: Iterable[Event], session: Session) -> list[Output]:

@@ -83,7 +83,6 @@ def test_a_terminal_is_asked_for_more(talk, monkeypatch):
             raise EOFError from None
 
     monkeypatch.setattr(conversation, "on_terminal", lambda: True)
-    monkeypatch.setattr("kvc_trt.cli.run.on_terminal", lambda: True)
     monkeypatch.setattr("builtins.input", typed)
     printed = talk("--chat", FIRST, *BRIEF)
     assert len(printed.err.splitlines()) == 2
