@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from kvc_trt.errors import InputError
 from kvc_trt.proof import PromptRecord, Proof, ProofKind
@@ -130,15 +130,6 @@ class Event:
     """The token's, if the request asks for them."""
 
 
-class Checked(NamedTuple):
-    """What a request asks for, once it was checked."""
-
-    prompt: list[int]
-    continuation: list[int]
-    max_new_tokens: int
-    banned: Sequence[tuple[int, ...]] = ()
-
-
 def check_token_ids(ids: Iterable[object], limits: Limits, what: str) -> list[int]:
     """Return the ids as plain integers; InputError names the first that is not a token id of the model."""
     checked: list[int] = []
@@ -150,23 +141,3 @@ def check_token_ids(ids: Iterable[object], limits: Limits, what: str) -> list[in
             raise InputError(f"{what}: token {position} is {token}, expected an id from 0 to {limits.vocab_size - 1}")
         checked.append(token)
     return checked
-
-
-def check_request(request: Request, limits: Limits, what: str = "prompt") -> Checked:
-    """Check a request against the engine's limits; InputError, naming `what`, for an invalid one."""
-    prompt = check_token_ids(request.prompt_token_ids, limits, what)
-    if not prompt and request.context is None:
-        raise InputError(f"{what} is empty, expected 1 to {limits.max_input_len} tokens")
-    if len(prompt) > limits.max_input_len and request.context is None:
-        raise InputError(
-            f"{what} has {len(prompt)} tokens, expected at most {limits.max_input_len} (the engine's max_input_len)",
-            hint=f"shorten it, or build the engine with --max-input-len {len(prompt)}",
-        )
-    max_new_tokens = limits.max_output_len if request.max_new_tokens is None else request.max_new_tokens
-    RULES["max_new_tokens"].check(max_new_tokens, f"{what}: ")
-    RULES["min_tokens"].check(request.min_tokens, f"{what}: ", at_most=max_new_tokens)
-    RULES["logprobs"].check(request.logprobs, f"{what}: ")
-    if any(not stop for stop in request.stop_strings):
-        raise InputError(f"{what}: a stop string is empty")
-    continuation = check_token_ids(request.continuation_token_ids, limits, f"{what}: continuation")
-    return Checked(prompt, continuation, max_new_tokens)

@@ -18,12 +18,13 @@ from typing import Any
 
 from kvc_trt.errors import Busy, Cancelled, DeadlineMissed
 from kvc_trt.runtime.executor import SlicingExecutor
-from kvc_trt.runtime.request import Event, Request, check_request, check_token_ids
+from kvc_trt.runtime.request import Event, Request
 from kvc_trt.runtime.scheduler.admission import MemoryPlan, Queue
 from kvc_trt.runtime.scheduler.metrics import Metrics
 from kvc_trt.runtime.scheduler.parked_rows import ParkedRows
 from kvc_trt.runtime.scheduler.ticket import Ticket
 from kvc_trt.runtime.scheduler.worker import Waiting, Worker
+from kvc_trt.runtime.session.admitted import Admitted
 from kvc_trt.runtime.session.session import Session
 
 PREFILL_SLICE_MS = 100.0
@@ -135,13 +136,12 @@ class Scheduler:
         limits = self.session.executor.limits
         request = replace(
             last.request,
-            prompt_token_ids=check_token_ids(token_ids, limits, "the turn"),
+            prompt_token_ids=tuple(token_ids),
             max_new_tokens=last.request.max_new_tokens if max_new_tokens is None else max_new_tokens,
             context=None,
             continuation_token_ids=(),
         )
-        tokens = len(request.prompt_token_ids)
-        check_request(request, limits, "the turn")
+        tokens = len(Admitted.of(request, limits, "the turn").prompt)
         now = self._check(tokens, deadline)
         with self._waiting.changed:
             if self._waiting.closed:

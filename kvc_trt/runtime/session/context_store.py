@@ -1,16 +1,15 @@
-"""What a session does with contexts: makes them of rows, starts rows from them, and shares those of common prefixes."""
+"""The contexts of a session: made of rows, the start of other rows, and shared where prompts begin alike."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
 
-from kvc_trt.errors import InputError
 from kvc_trt.runtime.context import Array, Context, Packing
 from kvc_trt.runtime.executor import Limits
-from kvc_trt.runtime.request import Checked
+from kvc_trt.runtime.session.admitted import Admitted
 from kvc_trt.runtime.session.prefixes import PrefixTable
-from kvc_trt.runtime.session.row import Row, Start
+from kvc_trt.runtime.session.row import Row
 from kvc_trt.runtime.session.turn import check_turn, room_after_turn
 
 
@@ -35,7 +34,7 @@ class ContextStore:
 
     @property
     def stores_prompts(self) -> bool:
-        """Whether every prompt is shared: there are bytes for it, and whatever follows a prompt loses nothing."""
+        """Every prompt is shared: there are bytes for it, and whatever follows a prompt loses nothing."""
         if self.prefixes.max_bytes == 0 or self._packing is None:
             return False
         return self._packing.keeps_every_token and (self._turns or self._packing.reads_everything)
@@ -61,29 +60,36 @@ class ContextStore:
             with contextlib.suppress(MemoryError):
                 self.prefixes.add(self.of_row(row, state()))
 
-    def start_of(self, own: Context | None, checked: Checked, what: str) -> Start:
-        """Return what a request starts from: its own context, or the longest shared text that its prompt begins with.
+    def start_after(self, context: Context, admitted: Admitted) -> None:
+        """Let a request start from its own `context`; InputError if prompt and continuation do not fit after it."""
+        unread, continuation = admitted.prompt, len(admitted.continuation)
+        position, at_once = context.logical_length, self._turns and bool(unread)
+        if at_once:
+            check_turn(len(unread), position, context.cache_lengths, self._limits, admitted.label)
+        room = self._room_after(context, len(unread), at_once=at_once)
+        if continuation > room:
+            tokens = len(unread) + continuation
+            positions_end = position + tokens > self._limits.max_sequence_len
+            larger = "--max-conversation-len" if positions_end else "--max-output-len"
+            raise admitted.error(
+                f"{tokens} tokens do not fit after {position} tokens, found room for {room + len(unread)}",
+                hint=f"build the engine with a larger {larger}",
+            )
+        admitted.start_from(context, unread, at_once=at_once)
 
-        A shared one is left aside where the rest and the answer would not fit after it: no answer is cut short by it.
-        InputError, naming `what`, for a prompt or continuation that does not fit after the request's own context.
+    def start_shared(self, admitted: Admitted) -> None:
+        """Let a request start from the longest shared text that its prompt begins with, if there is one.
+
+        It is left aside where the rest and the answer would not fit after it: no answer is cut short by it.
         """
-        if own is not None:
-            return self.start_after(own, checked, what)
-        found = self.prefixes.longest(checked.prompt)
+        found = self.prefixes.longest(admitted.prompt)
         if found is None:
-            return Start()
-        rest = checked.prompt[found.logical_length :]
-        start = Start(found, rest, at_once=self._turns and bool(rest))
-        needed = len(checked.continuation) + checked.max_new_tokens - 1
-        return start if needed <= self._room_after(start) else Start()
-
-    def start_after(self, context: Context, checked: Checked, what: str) -> Start:
-        """Return the start of a prompt that goes on after `context`; InputError, naming `what`, if it does not fit."""
-        start = Start(context, checked.prompt, at_once=self._turns and bool(checked.prompt))
-        if start.at_once:
-            check_turn(len(checked.prompt), context.logical_length, context.cache_lengths, self._limits, what)
-        self._check_room(start, len(checked.continuation), what)
-        return start
+            return
+        rest = admitted.prompt[found.logical_length :]
+        at_once = self._turns and bool(rest)
+        needed = len(admitted.continuation) + admitted.max_new_tokens - 1
+        if needed <= self._room_after(found, len(rest), at_once=at_once):
+            admitted.start_from(found, rest, at_once=at_once)
 
     def of_row(self, row: Row, state: Mapping[str, Array]) -> Context:
         """Return a copy of everything that a row has fed, given its state tensors by name.
@@ -91,9 +97,7 @@ class ContextStore:
         ValueError for a row whose logits stay on the device.
         """
         if isinstance(row.answer, int):
-            raise ValueError(
-                f"row {row.identity} has only its best token on the host; expected a request with keep_logits"
-            )
+            raise ValueError(f"{row.label} has only its best token on the host; expected a request with keep_logits")
         lengths = tuple(row.cache_lengths.tolist())
         return Context(
             fingerprint=self.packing.fingerprint,
@@ -104,23 +108,9 @@ class ContextStore:
             tensors=self.packing.pack(state, lengths, row.position),
         )
 
-    def _room_after(self, start: Start) -> int:
-        """Return how many tokens still fit after the context and its unread tokens; negative if those do not."""
-        assert start.context is not None
-        position, lengths, count = start.context.logical_length, start.context.cache_lengths, len(start.unread)
-        if start.at_once:
-            return room_after_turn(count, position, lengths, self._limits)
-        return self._limits.room(position, lengths) - count
-
-    def _check_room(self, start: Start, continuation: int, what: str) -> None:
-        assert start.context is not None
-        room = self._room_after(start)
-        if continuation > room:
-            unread, before = len(start.unread), start.context.logical_length
-            positions_end = before + unread + continuation > self._limits.max_sequence_len
-            larger = "--max-conversation-len" if positions_end else "--max-output-len"
-            raise InputError(
-                f"{what}: {unread + continuation} tokens do not fit after {before} tokens, "
-                f"found room for {room + unread}",
-                hint=f"build the engine with a larger {larger}",
-            )
+    def _room_after(self, context: Context, unread: int, *, at_once: bool) -> int:
+        """Return how many tokens still fit after a context and `unread` tokens; negative if those do not."""
+        position, lengths = context.logical_length, context.cache_lengths
+        if at_once:
+            return room_after_turn(unread, position, lengths, self._limits)
+        return self._limits.room(position, lengths) - unread

@@ -9,13 +9,14 @@ from typing import Protocol
 
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.request import Event, Output, Request
+from kvc_trt.runtime.session.admitted import label_of
 
 Events = Generator[tuple[int, Event], None, None]
 """Each with the index of its request."""
 
 
 class Answering(Protocol):
-    """What is asked of a `Session`."""
+    """The part of `Session` that answers requests."""
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -47,10 +48,10 @@ class Answering(Protocol):
 def stream(session: Answering, requests: Sequence[Request]) -> Events:
     """Check all requests now, and return an iterator that answers them (`Session.stream`)."""
     for i, request in enumerate(requests):
-        what = f"prompt {i}" if len(requests) > 1 else "prompt"
+        label = label_of(i, len(requests))
         if request.stay:
-            raise InputError(f"{what}: a row that stays for its next turn joins by Session.add")
-        session.check(request, what)
+            raise InputError(f"{label}: a row that stays for its next turn joins by Session.add")
+        session.check(request, label)
     return _events(session, requests)
 
 

@@ -1,4 +1,4 @@
-"""What an executor says of the tokens that its caches keep and read, and how rows record it for their proofs."""
+"""The tokens that an executor's caches keep and read, as it reports them, and how rows record them for proofs."""
 
 from __future__ import annotations
 

@@ -3,45 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
 from kvc_trt.proof import Proof, Recorder
-from kvc_trt.runtime.context import NO_TOKENS, Context, extended_digest
+from kvc_trt.runtime.context import NO_TOKENS, extended_digest
 from kvc_trt.runtime.executor import NOT_FINITE, Limits
 from kvc_trt.runtime.logprobs import token_logprobs
-from kvc_trt.runtime.request import Event, FinishReason, Output, Request
+from kvc_trt.runtime.request import Event, FinishReason, Output
 from kvc_trt.runtime.sampling.answer_text import AnswerText, Ends
-from kvc_trt.runtime.sampling.banned import Banned, TokenIds
+from kvc_trt.runtime.sampling.banned import Banned
 from kvc_trt.runtime.sampling.sampler import Sampler
+from kvc_trt.runtime.session.admitted import Admitted, Answer
 from kvc_trt.runtime.speculation.drafts import Draft, Stored
 from kvc_trt.runtime.speculation.ngram import NgramText
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-Answer: TypeAlias = NDArray[np.float32] | int
-
-
-@dataclass(frozen=True)
-class Start:
-    """What a row starts from: a stored context, or a prefill of its prompt."""
-
-    context: Context | None = None
-    unread: list[int] = field(default_factory=list)
-    """The tokens of the prompt that are not in the context."""
-    at_once: bool = False
-    """Whether they are read as a turn; otherwise they are fed one decode step each."""
-
-    def answer(self) -> tuple[Answer, NDArray[np.int64]]:
-        """Return the context's logits [vocab] and cache lengths [caches]."""
-        assert self.context is not None, "a prefill gives them"
-        return self.context.logits, np.array(self.context.cache_lengths, np.int64)
 
 
 class Row:
@@ -54,74 +35,71 @@ class Row:
     def __init__(
         self,
         identity: int,
-        request: Request,
-        prompt: list[int],
-        max_new_tokens: int,
-        *,
-        start: Start,
-        answer: Answer,
-        cache_lengths: NDArray[np.int64],
+        admitted: Admitted,
         limits: Limits,
-        end_token_ids: Iterable[int],
         tokenizer: Tokenizer | None,
-        banned: Sequence[TokenIds] = (),
-        recorder: Recorder | None = None,
         text: NgramText | None = None,
     ) -> None:
+        assert admitted.answer is not None, "its prompt has been read"
+        assert admitted.cache_lengths is not None, "its prompt has been read"
+        request, context, prompt = admitted.request, admitted.context, admitted.prompt
         self.identity = identity
-        self.answer = answer
-        context = start.context
+        self.answer: Answer = admitted.answer
         self.position = len(prompt) if context is None else context.logical_length
         """Logical position of the next token fed."""
-        self.cache_lengths = cache_lengths
+        self.cache_lengths = admitted.cache_lengths
         """[caches]: tokens stored per cache."""
-        self.forced: deque[int] = deque(() if start.at_once else start.unread)
+        self.forced: deque[int] = deque(() if admitted.reads_at_once else admitted.unread)
         """Tokens to feed before anything is sampled again."""
         self.next_token: int | None = None
         """The token that was sampled but not fed yet."""
         self.stored: Stored | None = None
         """What the latest pass has stored of a draft; None if there is nothing to feed or to take back."""
-        self.recorder = recorder
+        self.recorder = admitted.recorder
         """Takes note of what its caches keep and read, if its answer has a proof."""
-        self._continuation = tuple(request.continuation_token_ids)
         self.text = text
         """The tokens read, if drafts are made of them. Those of a context are known if the prompt has them too."""
-        stop_token_ids = frozenset((*request.stop_token_ids, *(() if request.ignore_eos else end_token_ids)))
-        ends = [token for token in stop_token_ids if 0 <= token < limits.vocab_size]
-        self._sampler = Sampler(request.sampling, Banned(banned, ends, request.min_tokens))
+        self.reused = 0 if context is None else context.logical_length
+        """Tokens of the stored context that it started from."""
+        self.stays = request.stay
+        """It waits for a turn when its answer ends."""
+        self._digest = NO_TOKENS if context is None else context.token_digest
+        self._undigested = prompt[:] if context is None else []
+        self._prompt = tuple(prompt)
+        self._continuation = tuple(request.continuation_token_ids)
+        self._proven = (*request.context_token_ids, *prompt)
+        self._keep_logits = request.keep_logits
+        self._wanted_logprobs = request.logprobs
+        self._max_new_tokens = admitted.max_new_tokens
+        self._limits = limits
+        self._tokenizer = tokenizer
+        self._ends = Ends(admitted.ends, request.stop_strings, request.min_tokens)
+        self._so_far = AnswerText(tokenizer, self._ends)
+        ends = [token for token in admitted.ends if 0 <= token < limits.vocab_size]
+        self._sampler = Sampler(request.sampling, Banned(admitted.banned, ends, request.min_tokens))
         if request.context is None:
-            known = prompt[: len(prompt) - len(start.unread)]
+            known = prompt[: len(prompt) - len(admitted.unread)]
             self._sampler.read(known)
             if text is not None:
                 text.read(known)
         else:
             self._sampler.read(request.context_token_ids)
-        self._digest = NO_TOKENS if context is None else context.token_digest
-        self._undigested = prompt[:] if context is None else []
-        self._prompt = tuple(prompt)
-        self._proven = (*request.context_token_ids, *prompt)
-        self.reused = 0 if context is None else context.logical_length
-        """Tokens of the stored context that it started from."""
-        self._keep_logits = request.keep_logits
-        self.stays = request.stay
-        """Whether it waits for a turn when its answer ends."""
-        self._limits = limits
-        self._max_new_tokens = max_new_tokens
-        self._wanted_logprobs = request.logprobs
-        self._tokenizer = tokenizer
-        self._ends = Ends(stop_token_ids, request.stop_strings, request.min_tokens)
-        self._so_far = AnswerText(tokenizer, self._ends)
         self._sampler.begin_answer()
 
     @property
+    def label(self) -> str:
+        """The first words of an error about it."""
+        return f"row {self.identity}"
+
+    @property
     def is_greedy(self) -> bool:
-        """Whether the row always takes the best token and needs no logits."""
+        """The row always takes the best token and needs no logits."""
         needs_logits = self._keep_logits or self._wanted_logprobs is not None or self.recorder is not None
         return self._sampler.is_greedy and not needs_logits
 
     @property
     def is_finite(self) -> bool:
-        """Whether a token can be drawn from the answer."""
+        """A token can be drawn from the answer."""
         if isinstance(self.answer, int):
             return self.answer != NOT_FINITE
         return bool(np.isfinite(self.answer.max()))
@@ -129,7 +107,7 @@ class Row:
     def not_finite(self) -> InputError:
         """Return the error of a row that is not finite."""
         return InputError(
-            f"row {self.identity}: the engine's logits are not finite after {self.position} tokens",
+            f"{self.label}: the engine's logits are not finite after {self.position} tokens",
             hint="kvc-trt verify ENGINE_DIR",
         )
 
@@ -142,10 +120,12 @@ class Row:
         """Return how many tokens can still be fed, limited by the fullest cache and by the logical positions left."""
         return self._limits.room(self.position, self.cache_lengths.tolist())
 
-    def check_no_proof(self, what: str) -> None:
-        """Raise InputError, naming `what`, for a row whose proof covers its prompt and one answer, and nothing else."""
+    def check_no_proof(self) -> None:
+        """Raise InputError for a row whose proof covers its prompt and one answer, and nothing else."""
         if self.recorder is not None:
-            raise InputError(f"{what}: a KV proof covers a prompt, its continuation and one answer, and no more tokens")
+            raise InputError(
+                f"{self.label}: a KV proof covers a prompt, its continuation and one answer, and no more tokens"
+            )
 
     def check_room(self, tokens: int, what: str) -> None:
         """Raise InputError, naming `what`, unless that many tokens can still be fed."""

@@ -58,7 +58,7 @@ class Session:
         self.max_batch_size = max_batch_size
         self.timings = Timings()
         self.contexts = ContextStore(packing, prefix_bytes, executor.limits, turns=takes_turns(executor))
-        """What rows start from and are stored as."""
+        """The contexts that rows start from and are stored as."""
         self._slots = RowSlots(executor)
         self._rows = self._slots.active
         self._joining = Joining(
@@ -120,7 +120,7 @@ class Session:
 
         Any thread may ask.
         """
-        return len(self._joining.check(request, what).prompt)
+        return len(self._joining.admit(request, what).prompt)
 
     def add_in_slices(self, request: Request, limit: float) -> Generator[None, None, int]:
         """Let one row join with a prefill that runs slice by slice, one per `next`; return the row's number.
@@ -155,10 +155,10 @@ class Session:
         found = self._slots.find(row)
         if found not in self._rows:
             raise ValueError(f"row {row} waits for a turn; active rows: {self.rows}")
-        found.check_no_proof(f"row {row}")
-        checked = check_token_ids(token_ids, self.executor.limits, f"row {row}")
+        found.check_no_proof()
+        checked = check_token_ids(token_ids, self.executor.limits, found.label)
         unfed = len(found.forced) + (found.next_token is not None)
-        found.check_room(unfed + len(checked), f"row {row}")
+        found.check_room(unfed + len(checked), found.label)
         found.forced.extend(checked)
 
     def turn(
@@ -211,7 +211,7 @@ class Session:
         load_turns(self.executor)
 
     def holds(self, row: int) -> bool:
-        """Whether a row is in the session, active or waiting."""
+        """Return whether a row is in the session, active or waiting."""
         return self._slots.holds(row)
 
     def remove(self, row: int) -> None:

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.runtime.executor import Executor, GreedyExecutor
+from kvc_trt.runtime.session.admitted import Answer
 from kvc_trt.runtime.session.drafting import Drafting
 from kvc_trt.runtime.session.reported_lists import ReportedLists, record_step
-from kvc_trt.runtime.session.row import Answer, Row
+from kvc_trt.runtime.session.row import Row
 from kvc_trt.runtime.timings import Timings
 
 

@@ -16,7 +16,7 @@ from kvc_trt.runtime.session.row import Row
 
 
 class Taken(NamedTuple):
-    """What a turn read."""
+    """The tokens that a turn has read, and the logits after them."""
 
     tokens: int
     """The new ones, and those before them that had not been fed."""
@@ -39,9 +39,9 @@ def take_turn(
     `feed_last`. InputError if the turn is empty, if the engine takes no turns, and if it does not fit; then nothing
     has changed.
     """
-    what, limits = f"row {row.identity}", executor.limits
+    what, limits = row.label, executor.limits
     check_takes_turns(executor, what)
-    row.check_no_proof(what)
+    row.check_no_proof()
     assert isinstance(executor, TurnExecutor)
     new = check_token_ids(token_ids, limits, what)
     if not new:
@@ -83,7 +83,7 @@ def check_gives_all_logits(executor: Executor, what: str) -> None:
 
 
 def takes_turns(executor: Executor) -> bool:
-    """Whether rows of this executor take turns."""
+    """Return whether rows of this executor take turns."""
     return executor.limits.no_turns is None and isinstance(executor, TurnExecutor)
 
 

@@ -1,0 +1,92 @@
+"""A request that a session has admitted: one object from its checks to the row that answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.errors import InputError
+from kvc_trt.proof import Recorder
+from kvc_trt.runtime.answer_rules import RULES
+from kvc_trt.runtime.context import Context
+from kvc_trt.runtime.executor import Limits, Prefilled
+from kvc_trt.runtime.request import Request, check_token_ids
+from kvc_trt.runtime.sampling.banned import TokenIds
+
+Answer: TypeAlias = NDArray[np.float32] | int
+"""The model's output for one token: logits [vocab], or for a greedy row only the best token."""
+
+
+@dataclass(eq=False)
+class Admitted:
+    """A request within the engine's limits, what its row starts from, and the answer to its prompt once that is read.
+
+    A row starts from a prefill of its prompt, or from a stored `context`: the request's own, or one whose text its
+    prompt begins with.
+    """
+
+    request: Request
+    label: str
+    """Opens each error about it: "prompt 3"."""
+    prompt: list[int]
+    continuation: list[int]
+    max_new_tokens: int
+    ends: frozenset[int] = frozenset()
+    """Tokens that end the answer: the request's own, and the model's unless they are ignored."""
+    banned: Sequence[TokenIds] = ()
+    recorder: Recorder | None = None
+    """Takes note of what the row's caches keep and read, if its answer has a proof."""
+    context: Context | None = None
+    unread: list[int] = field(default_factory=list)
+    """The tokens of the prompt that are not in the context."""
+    reads_at_once: bool = False
+    """They are read as a turn; otherwise they are fed one decode step each."""
+    answer: Answer | None = None
+    """None until the prompt has been read."""
+    cache_lengths: NDArray[np.int64] | None = None
+    """[caches]: tokens stored per cache; None until the prompt has been read."""
+
+    @classmethod
+    def of(cls, request: Request, limits: Limits, label: str) -> Admitted:
+        """Admit a request within the engine's limits; InputError, which opens with `label`, for an invalid one."""
+        prompt = check_token_ids(request.prompt_token_ids, limits, label)
+        if not prompt and request.context is None:
+            raise InputError(f"{label} is empty, expected 1 to {limits.max_input_len} tokens")
+        if len(prompt) > limits.max_input_len and request.context is None:
+            raise InputError(
+                f"{label} has {len(prompt)} tokens, expected at most {limits.max_input_len} "
+                "(the engine's max_input_len)",
+                hint=f"shorten it, or build the engine with --max-input-len {len(prompt)}",
+            )
+        max_new_tokens = limits.max_output_len if request.max_new_tokens is None else request.max_new_tokens
+        RULES["max_new_tokens"].check(max_new_tokens, f"{label}: ")
+        RULES["min_tokens"].check(request.min_tokens, f"{label}: ", at_most=max_new_tokens)
+        RULES["logprobs"].check(request.logprobs, f"{label}: ")
+        if any(not stop for stop in request.stop_strings):
+            raise InputError(f"{label}: a stop string is empty")
+        continuation = check_token_ids(request.continuation_token_ids, limits, f"{label}: continuation")
+        return cls(request, label, prompt, continuation, max_new_tokens)
+
+    def error(self, message: str, hint: str | None = None) -> InputError:
+        """Return an error about this request."""
+        return InputError(f"{self.label}: {message}", hint=hint)
+
+    def start_from(self, context: Context, unread: list[int], *, at_once: bool) -> None:
+        """Start from a stored context, and read `unread` after it."""
+        self.context, self.unread, self.reads_at_once = context, unread, at_once
+        self.answer = context.logits
+        self.cache_lengths = np.array(context.cache_lengths, np.int64)
+
+    def read(self, prefilled: Prefilled, source: int) -> None:
+        """Take the answer to the prompt from row `source` of a prefill."""
+        self.answer = prefilled.logits[source]
+        self.cache_lengths = prefilled.cache_lengths[:, source].copy()
+
+
+def label_of(index: int, count: int) -> str:
+    """Return the label of one of `count` requests that are made together."""
+    return f"prompt {index}" if count > 1 else "prompt"
