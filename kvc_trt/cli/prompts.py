@@ -21,7 +21,7 @@ PROMPT_OPTIONS = "--prompt TEXT, --prompt-file FILE, --prompt-ids FILE, --chat T
 
 @dataclass(frozen=True)
 class Prompts:
-    """What is asked, before an engine is there to read it; one of the three is given."""
+    """The prompts as given, before an engine reads them; exactly one of the three is set."""
 
     text: str | None = None
     ids: Sequence[Sequence[Any]] = ()
@@ -32,7 +32,7 @@ class Prompts:
 
     @property
     def is_bare_text(self) -> bool:
-        """Whether a text goes to the model as it is."""
+        """True if a text goes to the model unchanged."""
         return self.text is not None
 
     def for_engine(self, engine: Engine) -> Sequence[Any]:

@@ -90,7 +90,7 @@ BARE_PROMPT_HINT = "--chat TEXT asks through the template, --raw silences this w
         "--prefill-slice-ms",
         type=click.FloatRange(min=0, min_open=True),
         metavar="MS",
-        help="Read the prompts of a batch one by one, in slices of at most so many milliseconds, with a step of the "
+        help="Read the prompts of a batch one by one, in slices of at most this many milliseconds, with a step of the "
         "rows that are being answered after each.  [default: together, at once]",
     ),
     PREFILL_PRECISION,

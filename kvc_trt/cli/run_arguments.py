@@ -44,12 +44,12 @@ class RunArguments:
 
     @property
     def proves(self) -> bool:
-        """The answer gets a KV proof."""
+        """True if the answer gets a KV proof."""
         return self.rules["kv_proof"] is not None
 
     @property
     def questions_follow(self) -> bool:
-        """All questions are read from standard input."""
+        """True if all questions are read from standard input."""
         return self.chat == FROM_INPUT
 
     def prompts(self) -> Prompts:

@@ -75,9 +75,9 @@ class Rule:
     names: Mapping[Client, str | None] = field(default_factory=dict)
     """Names that differ from `name`; None for a client that does not have the rule."""
     of_sampling: bool = False
-    """A field of `Sampling` holds it, and not one of `Request`."""
+    """True if a field of `Sampling` holds it, and not one of `Request`."""
     of_output: bool = False
-    """It asks for more to be returned, and changes no token."""
+    """True if it asks for more to be returned, and changes no token."""
     words: str = ""
     """The name in errors, where it differs from `name`."""
     metavar: str | None = None

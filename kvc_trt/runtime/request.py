@@ -54,8 +54,8 @@ class Request:
     """A stored context that the prompt continues. The prompt is then read as a turn, or fed through decode by an engine
     without turns, and may be empty."""
     context_token_ids: Sequence[int] = ()
-    """The tokens of `context`, which itself holds but their digest. A repetition penalty and banned sequences look back
-    at them, and are refused without."""
+    """The tokens of `context`, which itself holds only their digest. A repetition penalty and banned sequences look
+    back at them, and are refused without."""
     keep_logits: bool = False
     """Bring the logits of every step to the host, so that `Session.take` can store the row at any time."""
     keep_context: bool = False
@@ -81,8 +81,8 @@ class Request:
     """Return what the caches kept and read for the answer, as digests, or also as lists (docs/proof.md). The whole
     prompt is then read: no shared text is taken for its beginning, and no drafts are checked."""
     kv_proof_prompt: PromptRecord | None = None
-    """What the row that has read the text of `context` has recorded of it: with that, and all of the text in
-    `context_token_ids`, an answer from a context has a proof too."""
+    """The record of the row that read the text of `context`. With it, and all of the text in `context_token_ids`, an
+    answer from a context has a proof too."""
     stay: bool = False
     """When its answer ends, the row stays in the session and waits for `Session.turn`, or for `remove`."""
 
@@ -96,7 +96,7 @@ def request_under(prompt_token_ids: Sequence[int], rules: Mapping[str, Any]) -> 
 
 @dataclass(frozen=True)
 class Output:
-    """What a finished row produced."""
+    """The result of a finished row."""
 
     prompt_token_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
@@ -113,7 +113,7 @@ class Output:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One for each of `token_ids`, if the request asks for them."""
     kv_proof: Proof | None = None
-    """What the caches kept and read, if the request asks for it."""
+    """The proof of what the caches kept and read, if the request asks for it."""
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def logprobs_of(output: Output) -> dict[str, object]:
     """Return what --json says of the log-probabilities of an answer's tokens: nothing unless they were asked for."""
     if output.logprobs is None:
         return {}
-    told = [
+    tokens = [
         {
             "token_id": token,
             "logprob": found.logprob,
@@ -100,7 +100,7 @@ def logprobs_of(output: Output) -> dict[str, object]:
         }
         for token, found in zip(output.token_ids, output.logprobs, strict=True)
     ]
-    return {"logprobs": told}
+    return {"logprobs": tokens}
 
 
 def stored_bytes(engine: Engine, output: Output) -> int:

@@ -1,4 +1,4 @@
-"""Which request joins next: the queue's order, and what the memory has room for."""
+"""The order in which requests join, and the memory that they need."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from kvc_trt.sizes import readable_size
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory that rows and one prefill may take together."""
+    """The memory that rows and one prefill may use together."""
 
     limit: int
     """Bytes."""
     row_bytes: int
     """Bytes of one row's state."""
     prefill_bytes: Callable[[int], float]
-    """Bytes that the prefill of a prompt of so many tokens takes while it runs."""
+    """Bytes that a prefill uses while it runs, given the number of tokens of its prompt."""
 
     def needed(self, tokens: int, rows: int) -> float:
-        """Return the bytes of `rows` running rows and one that joins with a prompt of so many tokens."""
+        """Return the bytes of `rows` running rows and one more that joins with a prompt of `tokens` tokens."""
         return (rows + 1) * self.row_bytes + self.prefill_bytes(tokens)
 
     def fits(self, tokens: int, rows: int) -> bool:
-        """Whether a prompt of so many tokens can join so many rows."""
+        """Return whether a prompt of `tokens` tokens can join `rows` running rows."""
         return self.needed(tokens, rows) <= self.limit
 
     def check(self, tokens: int) -> None:
@@ -42,7 +42,7 @@ class MemoryPlan:
 
 
 class Queue:
-    """Requests that wait: those of higher priority first, equal ones in the order in which they came."""
+    """Waiting requests, by priority, then in order of arrival."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
@@ -65,17 +65,17 @@ class Queue:
             )
 
     def add(self, ticket: Ticket) -> None:
-        """Put a request in its place."""
+        """Insert a request in order."""
         insort(self._tickets, ticket, key=lambda one: (-one.priority, one.number))
 
     def first(self) -> Ticket:
-        """Return the request whose turn it is. Nothing overtakes it, not even what would fit earlier."""
+        """Return the next request to join. Nothing overtakes it, not even a request that would fit earlier."""
         return self._tickets[0]
 
     def remove(self, ticket: Ticket) -> None:
-        """Take a request out."""
+        """Remove a request."""
         self._tickets.remove(ticket)
 
     def clear(self) -> None:
-        """Take all requests out."""
+        """Remove all requests."""
         self._tickets.clear()

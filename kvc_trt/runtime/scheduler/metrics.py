@@ -1,4 +1,4 @@
-"""What a scheduler counts: plain counters and histograms, for a serving layer to export under its own names."""
+"""The counters and histograms of a scheduler, for a serving layer to export under its own names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LONG_TIMES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 300.0)
 
 
 class Histogram:
-    """Observations, counted by the first bound that they do not exceed."""
+    """Observations, counted under the first bound that they do not exceed."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
-        """Observations up to each bound and above the one before; the last count is that above all bounds."""
+        """Number of observations in each interval between two bounds; the last one counts those above all bounds."""
         self.total = 0.0
         self.largest = 0.0
 
@@ -35,7 +35,7 @@ class Histogram:
         self.largest = max(self.largest, value)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values: count, sum, largest, and `buckets`, which counts what is up to each bound in all."""
+        """Return plain values: count, sum, largest, and `buckets`, the cumulative count up to each bound."""
         up_to, buckets = 0, {}
         for bound, count in zip(self.bounds, self.counts, strict=False):
             up_to += count
@@ -56,13 +56,13 @@ class Metrics:
     """The figures of one scheduler since it was made. Times are in seconds of its clock."""
 
     submitted: int = 0
-    """Requests that were taken into the queue."""
+    """Requests that joined the queue."""
     refused: int = 0
     """Requests that found the queue full."""
     ended: Counter[str] = field(default_factory=Counter)
     """Requests by how they ended: the finish reasons of answers, and cancelled, deadline, failed."""
     prompt_tokens: int = 0
-    """Tokens of the prompts that have joined, without those that a shared prefix spared."""
+    """Tokens of the prompts that have joined, without those that came from a shared prefix."""
     generated_tokens: int = 0
     kept_tokens: int = 0
     """Prompt tokens that were kept, over all caches of all rows that have joined without a stored context."""

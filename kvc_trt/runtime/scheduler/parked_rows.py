@@ -1,4 +1,4 @@
-"""Rows of a scheduler whose answer has ended and that stay for a turn, and the turns that were asked of them."""
+"""Rows that a scheduler keeps for another turn after their answer has ended, and the turns that wait for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ParkedRow:
 
 
 class ParkedRows:
-    """All of them. Its owner guards it against use from several threads."""
+    """All parked rows of a scheduler. Not thread-safe: the owner holds a lock."""
 
     def __init__(self, seconds: float) -> None:
         if not seconds > 0:
@@ -36,7 +36,7 @@ class ParkedRows:
 
     @property
     def has_work(self) -> bool:
-        """Whether a turn waits, or a row has to leave."""
+        """True if a turn waits, or a row has to leave."""
         return any(one.turn is not None or one.last.cancelled for one in self._rows)
 
     @property
@@ -45,16 +45,16 @@ class ParkedRows:
         return [one.turn for one in self._rows if one.turn is not None]
 
     def add(self, row: int, last: Ticket, now: float) -> None:
-        """Let a row stay after the answer of ticket `last`."""
+        """Keep a row after the answer of ticket `last`."""
         self._rows.append(ParkedRow(row, last, now))
 
     def ask(self, last: Ticket, turn: Ticket) -> None:
-        """Let a turn wait for its row; InputError unless `last` is the row's last answer, and nothing else waits."""
+        """Queue a turn for its row; InputError unless `last` is the row's last answer and no other turn waits."""
         self.check(last)
         self._of(last).turn = turn
 
     def check(self, last: Ticket) -> None:
-        """Raise InputError unless a turn can be asked after the answer of this ticket."""
+        """Raise InputError unless a turn can follow the answer of this ticket."""
         what = f"request {last.number}"
         if not last.request.stay:
             raise InputError(f"{what}: its row does not stay for a turn", hint="submit it with stay=True")
@@ -67,7 +67,7 @@ class ParkedRows:
             raise InputError(f"{what}: another turn waits for its row (request {found[0].turn.number})")
 
     def next(self, fits: Callable[[Ticket], bool]) -> ParkedRow | None:
-        """Take out the row of the turn that comes first, of those that fit: by priority, then by number."""
+        """Remove and return the row of the first turn that fits: by priority, then by number."""
         asked = [one for one in self._rows if one.turn is not None and fits(one.turn)]
         first = min(asked, key=_order, default=None)
         if first is not None:
@@ -75,9 +75,9 @@ class ParkedRows:
         return first
 
     def leaving(self, has_to_end: Callable[[Ticket], bool], now: float, closed: bool) -> list[ParkedRow]:
-        """Take out the rows whose conversation or waiting turn has to end, and those of which no turn will be asked.
+        """Remove and return the rows whose conversation or waiting turn has to end, and those kept for too long.
 
-        A row without a turn has stayed too long after the seconds that it may, and at once when all is `closed`.
+        A row without a turn leaves when its time is over, or at once when the scheduler is `closed`.
         """
         gone = [one for one in self._rows if self._leaves(one, has_to_end, now, closed)]
         self._rows = [one for one in self._rows if one not in gone]
@@ -91,7 +91,7 @@ class ParkedRows:
         return closed or now - one.since >= self._seconds
 
     def clear(self) -> list[ParkedRow]:
-        """Take out all."""
+        """Remove and return all rows."""
         gone, self._rows = self._rows, []
         return gone
 

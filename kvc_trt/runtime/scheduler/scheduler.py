@@ -1,11 +1,11 @@
-"""Many callers, one session: requests wait, join a running batch slice by slice, and end without disturbing others.
+"""Many callers share one session: requests queue, join a batch slice by slice, and end without disturbing others.
 
     with Scheduler(session) as scheduler:
         ticket = scheduler.submit(Request(prompt_ids), priority=1, deadline=scheduler.clock() + 30)
         for event in ticket: ...
 
-One thread owns the session. It alternates: one slice of the prefill of the request whose turn it is, then one step of
-all running rows. So a running row waits at most one slice and one step for its next token, whatever joins.
+One thread owns the session. It alternates between one slice of the next request's prefill and one step of all
+running rows. So a running row waits at most one slice and one step for its next token, whatever joins.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from kvc_trt.runtime.session.session import Session
 PREFILL_SLICE_MS = 100.0
 QUEUE_LIMIT = 64
 STAY_SECONDS = 600.0
-_LOOK_AGAIN_SECONDS = 0.05
-"""Time after which it is looked again, where all that waits needs a row that stays to leave."""
+_POLL_SECONDS = 0.05
+"""Poll interval while every queued request waits for a kept row to be released."""
 
 
 class Scheduler:
     """Answers requests of many threads and asyncio loops with one session, which nothing else may use meanwhile.
 
     `prefill_slice_ms` is the longest time a slice of a prefill may take, where the executor can cut so finely;
-    `queue_limit` the number of requests that may wait, `max_rows` of those that run (None: all rows of the session);
-    `memory` None counts rows alone. `clock` gives the time, in seconds, in which deadlines are given.
+    `queue_limit` the number of requests that may wait, `max_rows` of those that run (None: all rows of the session).
+    Without `memory` only rows are counted. Deadlines are times on `clock`, in seconds.
 
     The row of a request with `stay` is kept when its answer ends, for the next turn of a conversation (`ask`). It
-    counts like a running one, and leaves when its ticket is cancelled, or after `stay_seconds` without a turn. Where no
-    `conversations` are expected, what turns need is loaded for the first one only, and all wait for that.
+    counts like a running one, and leaves when its ticket is cancelled, or after `stay_seconds` without a turn. Without
+    `conversations`, the graph of turns is loaded by the first turn only, while all others wait.
 
-    A request of higher priority joins before others that wait, but ends nothing that has begun. A request's failure is
-    its own: the tokens of the others are those of a run without it.
+    A request of higher priority joins before others that wait, but ends nothing that has begun. A request that fails
+    does not affect others: their tokens are those of a run without it.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Scheduler:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Load what slices and turns need, and begin to answer in a thread of its own."""
+        """Load what slices and turns need, and start the thread that answers."""
         if self._thread is not None:
             raise ValueError("the scheduler has been started before")
         self.session.check_idle("a scheduler needs an idle session")
@@ -97,11 +97,11 @@ class Scheduler:
         self._thread.start()
 
     def submit(self, request: Request, *, priority: int = 0, deadline: float | None = None) -> Ticket:
-        """Take a request and return its ticket at once. Any thread may call this.
+        """Queue a request and return its ticket at once. Any thread may call this.
 
-        `deadline` is the time on `clock` at which the answer must be whole; the request then ends with what it is at.
+        `deadline` is the time on `clock` by which the answer must be complete; a request that misses it ends.
         Raises InputError for an invalid request, or one that does not fit even alone; DeadlineMissed for a deadline in
-        the past; Busy for a full queue. Nothing of a refused request remains.
+        the past; Busy for a full queue. A refused request leaves no trace.
         """
         tokens = self.session.check(request)
         now = self._check(tokens, deadline)
@@ -126,12 +126,13 @@ class Scheduler:
         priority: int = 0,
         deadline: float | None = None,
     ) -> Ticket:
-        """Ask the next turn of a conversation, after the answer of ticket `last`; return the turn's own ticket.
+        """Queue the next turn of a conversation, after the answer of ticket `last`; return the turn's own ticket.
 
-        The tokens are read at once, as `Session.turn` does, before the next slice of any prompt; `max_new_tokens` None
-        is as before. A turn that does not fit fails alone, and another one may be asked of `last`. If a turn is
-        cancelled, misses its deadline or fails otherwise, the conversation ends and its row is free. Raises InputError
-        for token ids that are none, and where no turn can follow `last`; otherwise as `submit`.
+        The tokens are read at once, as `Session.turn` does, before the next slice of any prompt; without
+        `max_new_tokens` the limit stays as it was. A turn that does not fit fails alone, and another one may follow
+        `last`. If a turn is cancelled, misses its deadline or fails otherwise, the conversation ends and its row is
+        free. Raises InputError for values that are not token ids, and where no turn can follow `last`; otherwise as
+        `submit`.
         """
         limits = self.session.executor.limits
         request = replace(
@@ -152,7 +153,7 @@ class Scheduler:
         return ticket
 
     def _check(self, tokens: int, deadline: float | None) -> float:
-        """Return the time; raise an error for what does not fit even alone, or whose deadline is over."""
+        """Return the time; raise an error for a prompt that does not fit even alone, or a deadline in the past."""
         if self._memory is not None:
             self._memory.check(tokens)
         now = self.clock()
@@ -188,7 +189,7 @@ class Scheduler:
             ticket.cancel()
 
     def metrics(self) -> dict[str, Any]:
-        """Return the figures since the start as plain values, with how many requests wait, join and run now."""
+        """Return the figures since the start as plain values, and how many requests wait, join and run now."""
         now = {
             "waiting": len(self._waiting.queue) + len(self._waiting.parked.turns),
             "joining": int(self._worker.joining is not None),
@@ -198,7 +199,7 @@ class Scheduler:
         return now | self._metrics.as_dict()
 
     def close(self, *, drain: bool = False) -> None:
-        """Take no more requests and end: those that are there are cancelled, or with `drain` answered first."""
+        """Accept no more requests and stop; pending ones are cancelled, or with `drain` answered first."""
         with self._waiting.changed:
             self._waiting.closed = True
             self._waiting.abandoned |= not drain
@@ -233,8 +234,8 @@ class Scheduler:
                         return
                 if not self.advance():
                     with self._waiting.changed:
-                        self._waiting.changed.wait(_LOOK_AGAIN_SECONDS)
-        except Exception as error:  # nothing that a request does ends here; but nobody may wait for ever
+                        self._waiting.changed.wait(_POLL_SECONDS)
+        except Exception as error:  # no request's failure gets here; whatever does, no caller may wait for ever
             with self._waiting.changed:
                 self._waiting.closed = True
                 lost = self._worker.give_up()
@@ -249,5 +250,5 @@ class Scheduler:
             waiting = ticket in self._waiting.queue
             if waiting:
                 self._waiting.queue.remove(ticket)
-        if waiting:  # the others leave between a slice and a step
+        if waiting:  # running requests leave between a slice and a step
             self._worker.end(ticket, Cancelled("the request was cancelled while it waited"), "cancelled")

@@ -1,4 +1,4 @@
-"""One request in a scheduler, as its caller sees it: tokens as they come, the output, and a way to end it."""
+"""One request in a scheduler, as its caller sees it: its tokens as they come, its output, and a way to cancel it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kvc_trt.runtime.request import Event, Output, Request
 
 
 class Ticket:
-    """A request that was taken. Any thread, and any asyncio loop, may follow it; several may.
+    """A submitted request. Any number of threads and asyncio loops may follow it.
 
     for event in ticket: ...            # blocks; likewise `async for`
     output = ticket.result()            # blocks; likewise `await ticket.answer()`
 
-    All of them raise the error with which the request ended: Cancelled, DeadlineMissed, or that of its own failure.
+    All of them raise the error that ended the request: Cancelled, DeadlineMissed, or its own failure.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class Ticket:
         self.request, self.number, self.prompt_tokens = request, number, prompt_tokens
         self.priority, self.deadline, self.arrived = priority, deadline, arrived
         self.cancelled = False
-        """Whether the caller has asked for its end."""
+        """True once the caller has cancelled it."""
         self.context: Context | None = None
-        """What the caches hold of the prompt once it is read, if the request says `keep_context`."""
+        """The caches' content after the prompt was read, if the request says `keep_context`."""
         self.last_token: float | None = None
-        """When its newest token came, on the scheduler's clock."""
+        """Time of its latest token, on the scheduler's clock."""
         self._cancel = cancel
         self._events: list[Event] = []
         self._error: Exception | None = None
@@ -48,13 +48,13 @@ class Ticket:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, with an output or an error."""
+        """True once the request has ended, with an output or an error."""
         return self._done
 
     def cancel(self) -> None:
-        """End it. Its row is free after the slice or the step that runs now, also one that stays for a turn.
+        """Cancel the request. Its row, even one kept for a turn, is free after the current slice or step.
 
-        Nothing happens if it has ended otherwise.
+        Does nothing if the request has ended already.
         """
         self._cancel(self)
 

@@ -1,4 +1,4 @@
-"""What a scheduler's thread does with its session: turns and slices of prompts, steps of all rows, and their ends."""
+"""The loop body of a scheduler's thread: it reads turns and slices of prompts, runs steps, and ends requests."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from kvc_trt.runtime.session.session import Session
 
 @dataclass
 class Waiting:
-    """What callers hand over to the thread."""
+    """The state that callers share with the thread."""
 
     queue: Queue
     parked: ParkedRows
     closed: bool = False
-    """Whether nothing more is taken."""
+    """True once no more requests are accepted."""
     abandoned: bool = False
-    """Whether what has been taken ends unanswered."""
+    """True if accepted requests end unanswered."""
     changed: threading.Condition = field(default_factory=threading.Condition)
-    """Guards all of it, and tells of a change."""
+    """Guards all of it, and is notified of every change."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Reading:
 
 
 class Worker:
-    """The rows of a session for the requests that wait. One thread uses it."""
+    """Answers waiting requests with the rows of a session. Used by one thread."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Worker:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything can be read, fed or ended."""
+        """True if there is something to read, feed or end."""
         return bool(self._waiting.queue or self.joining or self.running or self._waiting.parked.has_work)
 
     def give_up(self) -> list[Ticket]:
@@ -82,14 +82,14 @@ class Worker:
         return self._run_step() or read
 
     def close(self) -> None:
-        """Give back the rows that stay."""
+        """Remove the rows that are kept for a turn."""
         with self._waiting.changed:
             gone = self._waiting.parked.clear()
         for one in gone:
             self._session.remove(one.row)
 
     def _end_late(self) -> None:
-        """End the requests that were cancelled or whose time is over, and give their rows back."""
+        """End the requests that were cancelled or missed their deadline, and free their rows."""
         now = self._clock()
         with self._waiting.changed:
             late = [ticket for ticket in self._waiting.queue if self._has_to_end(ticket, now)]
@@ -111,7 +111,7 @@ class Worker:
         return ticket.cancelled or self._waiting.abandoned or (ticket.deadline is not None and now >= ticket.deadline)
 
     def _end_stays(self, now: float) -> list[Ticket]:
-        """Give back the rows that stay for nobody any more; return the turns that waited for them."""
+        """Remove kept rows that nobody needs; return the turns that waited for them."""
         with self._waiting.changed:
             gone = self._waiting.parked.leaving(lambda ticket: self._has_to_end(ticket, now), now, self._waiting.closed)
         for one in gone:
@@ -119,7 +119,7 @@ class Worker:
         return [one.turn for one in gone if one.turn is not None]
 
     def _run_turn(self) -> bool:
-        """Read the turn that was asked first."""
+        """Read the first waiting turn that fits."""
         with self._waiting.changed:
             found = self._waiting.parked.next(self._turn_fits)
         if found is None:
@@ -145,7 +145,7 @@ class Worker:
         return True
 
     def _turn_fits(self, ticket: Ticket) -> bool:
-        """Whether a turn fits beside the rows that are there, and the prompt that is being read."""
+        """Return whether a turn fits beside the present rows and the prompt that is being read."""
         if self._memory is None:
             return True
         others, reading = len(self.running) + len(self._waiting.parked) - 1, 0.0
@@ -164,7 +164,7 @@ class Worker:
         except StopIteration as finished:
             self.joining = None
             self._join(joining.ticket, finished.value)
-        except Exception as error:  # whatever it is, it is this request's
+        except Exception as error:  # any failure here belongs to this request
             self.joining = None
             self.end(joining.ticket, error, "failed")
         self._metrics.slices += 1
@@ -173,7 +173,7 @@ class Worker:
         return True
 
     def _next(self) -> Reading | None:
-        """Take the request whose turn it is out of the queue, if there is room for it."""
+        """Take the first request out of the queue, if there is room for it."""
         with self._waiting.changed:
             rows = len(self.running) + len(self._waiting.parked)
             if not self._waiting.queue or not self._session.free or rows >= self._max_rows:
@@ -190,7 +190,7 @@ class Worker:
         reused = self._session.reused(row)
         own = ticket.request.context is not None
         self._metrics.prompt_tokens += ticket.prompt_tokens if own else ticket.prompt_tokens - reused
-        if reused == 0:  # what a stored context keeps was counted when it was made
+        if reused == 0:  # a stored context's tokens were counted when it was made
             fed, stored = self._session.stored(row)
             kept = len(stored) * fed if self._session.executor.limits.keeps_whole else sum(stored)
             self._metrics.kept_tokens += kept
@@ -198,7 +198,7 @@ class Worker:
         if ticket.request.keep_context:
             try:
                 ticket.context = self._session.take(row)
-            except Exception as error:  # memory for a copy, above all
+            except Exception as error:  # most likely no memory for a copy
                 self.end(self._leave(row), error, "failed")
 
     def _run_step(self) -> bool:
@@ -213,7 +213,7 @@ class Worker:
             try:
                 self._session.advance()
                 self._metrics.steps += 1
-            except Exception as error:  # a run is of all rows: it cannot be told whose it is
+            except Exception as error:  # a run serves all rows, so the failure cannot be traced to one
                 for row in tuple(self.running):
                     self.end(self._leave(row), error, "failed")
         return True
@@ -235,13 +235,13 @@ class Worker:
         ticket.push(event)
 
     def _leave(self, row: int) -> Ticket:
-        """Take a row out of the session."""
-        if self._session.holds(row):  # a run that failed has taken it out
+        """Remove a row from the session."""
+        if self._session.holds(row):  # a run that failed has removed it already
             self._session.remove(row)
         return self.running.pop(row)
 
     def end(self, ticket: Ticket, error: Exception, how: str) -> None:
-        """End a request with an error, which its caller gets."""
-        with self._waiting.changed:  # callers' threads end what waits
+        """End a request with an error, which is raised to its caller."""
+        with self._waiting.changed:  # callers' threads end waiting requests
             self._metrics.ended[how] += 1
         ticket.fail(error)

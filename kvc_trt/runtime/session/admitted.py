@@ -39,12 +39,12 @@ class Admitted:
     """Tokens that end the answer: the request's own, and the model's unless they are ignored."""
     banned: Sequence[TokenIds] = ()
     recorder: Recorder | None = None
-    """Takes note of what the row's caches keep and read, if its answer has a proof."""
+    """Records what the row's caches keep and read, if its answer has a proof."""
     context: Context | None = None
     unread: list[int] = field(default_factory=list)
     """The tokens of the prompt that are not in the context."""
     reads_at_once: bool = False
-    """They are read as a turn; otherwise they are fed one decode step each."""
+    """True if the unread tokens are read as a turn; otherwise they are fed one decode step each."""
     answer: Answer | None = None
     """None until the prompt has been read."""
     cache_lengths: NDArray[np.int64] | None = None

@@ -34,17 +34,17 @@ class ContextStore:
 
     @property
     def stores_prompts(self) -> bool:
-        """Every prompt is shared: there are bytes for it, and whatever follows a prompt loses nothing."""
+        """True if every prompt is shared: there are bytes for it, and whatever follows a prompt loses nothing."""
         if self.prefixes.max_bytes == 0 or self._packing is None:
             return False
         return self._packing.keeps_every_token and (self._turns or self._packing.reads_everything)
 
     def check(self, context: Context, what: str) -> None:
-        """Raise InputError, naming `what`, for a context of another engine."""
+        """Raise InputError, which opens with `what`, for a context of another engine."""
         context.fingerprint.check_same(self.packing.fingerprint, what, self.packing.other_turns)
 
     def share(self, context: Context) -> None:
-        """Store a context for prompts that begin with its text; InputError for another engine's, or one too large."""
+        """Store a context for prompts that begin with its text; InputError for one of another engine, or too large."""
         self.check(context, "the context")
         self.prefixes.add(context)
 
@@ -80,7 +80,7 @@ class ContextStore:
     def start_shared(self, admitted: Admitted) -> None:
         """Let a request start from the longest shared text that its prompt begins with, if there is one.
 
-        It is left aside where the rest and the answer would not fit after it: no answer is cut short by it.
+        A text after which the rest and the answer would not fit is not used, so that no answer is cut short by it.
         """
         found = self.prefixes.longest(admitted.prompt)
         if found is None:

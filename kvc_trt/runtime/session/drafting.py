@@ -18,9 +18,9 @@ from kvc_trt.runtime.timings import Timings
 
 
 class Drafting:
-    """Feeds the rows of a session with the tokens of drafts where that saves time.
+    """Feeds rows the tokens of drafts where that saves time.
 
-    A pass stores all tokens of a draft. The row's own sampler then says token by token which of them really follow;
+    A pass stores all tokens of a draft. The row's own sampler then says token by token which of them it really draws;
     the others are taken back before anything else is done with the row.
     """
 
@@ -42,10 +42,10 @@ class Drafting:
         executor.load_drafts()
 
     def run(self, rows: Sequence[Row]) -> bool:
-        """Feed rows, which are the first ones of the buffers, by a pass over their drafts, all of them.
+        """Feed all rows, which are the first ones of the buffers, by one pass over their drafts.
 
         Return False, and feed nothing, if a plain step is likely to be faster, if the tokens would not fit, or if a row
-        records what each step reads, which a pass does not say.
+        records what each step reads, which a pass does not report.
         """
         start = time.perf_counter()
         for place, row in enumerate(rows):
@@ -85,7 +85,7 @@ class Drafting:
             self._accepted(len(rows), count)
 
     def follow(self, row: Row, rows: int) -> list[Event]:
-        """Go on with a row, one of `rows`, while the token that it has drawn is stored; return what it draws then."""
+        """Feed one of `rows` rows while the token that it drew is stored already; return its further events."""
         events: list[Event] = []
         while row.feed_stored():
             events.append(row.sample())
@@ -95,7 +95,7 @@ class Drafting:
         return events
 
     def stepped(self, rows: int, seconds: float) -> None:
-        """Take note of a plain step."""
+        """Record the time of a plain step."""
         self._balance.stepped(rows, seconds)
 
     def take_back(self, row: Row, place: int) -> None:

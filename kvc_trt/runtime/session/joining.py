@@ -52,7 +52,7 @@ class Joining:
         self._progress = progress
         self._next_identity = 0
         self.keeps_text = False
-        """Rows keep the tokens they read, to make drafts of them."""
+        """True if rows keep the tokens they read, to make drafts of them."""
         self.in_slices = 0
         """Number of rows reserved by prefills in slices that have not ended."""
 

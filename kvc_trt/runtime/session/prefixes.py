@@ -1,4 +1,4 @@
-"""Stored contexts that prompts may start from, the least recently used given up first."""
+"""Stored contexts that prompts may start from; the least recently used are dropped first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PrefixTable:
         return len(self._contexts)
 
     def add(self, context: Context) -> None:
-        """Store a context in place of one of the same text; the least recently used make room.
+        """Store a context in place of one of the same text; the least recently used are dropped to make room.
 
         InputError for a context that is larger than the whole table.
         """
@@ -46,11 +46,11 @@ class PrefixTable:
         self.nbytes += context.nbytes
 
     def fits(self, nbytes: int) -> bool:
-        """Whether a context of that size can be stored at all."""
+        """Return whether a context of that size can be stored at all."""
         return nbytes <= self.max_bytes
 
     def longest(self, token_ids: Sequence[int]) -> Context | None:
-        """Return the context of the longest stored text that these tokens begin with, now the last one used."""
+        """Return the context of the longest stored text that these tokens begin with, and mark it as just used."""
         digest, read, found = NO_TOKENS, 0, None
         for length in sorted(length for length in self._lengths if length <= len(token_ids)):
             digest, read = extended_digest(digest, token_ids[read:length]), length
@@ -60,7 +60,7 @@ class PrefixTable:
         return found
 
     def clear(self) -> None:
-        """Give up every context."""
+        """Drop every context."""
         self._contexts.clear()
         self._lengths.clear()
         self.nbytes = 0
@@ -69,4 +69,4 @@ class PrefixTable:
         context = self._contexts.pop(digest)
         self.nbytes -= context.nbytes
         self._lengths[context.logical_length] -= 1
-        self._lengths += Counter()  # drops lengths that no text has any more
+        self._lengths += Counter()  # drops lengths that no text has now

@@ -17,7 +17,7 @@ class ReportedLists(Protocol):
 
     @property
     def made_by(self) -> MadeBy:
-        """What chose them."""
+        """The engine and policy that chose them."""
 
     def kept(self, row: int) -> Mapping[int, Lists]:
         """Return the prompt positions [heads, width] that stayed of one row of the latest prefill."""

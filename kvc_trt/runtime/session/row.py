@@ -54,15 +54,15 @@ class Row:
         self.next_token: int | None = None
         """The token that was sampled but not fed yet."""
         self.stored: Stored | None = None
-        """What the latest pass has stored of a draft; None if there is nothing to feed or to take back."""
+        """The tokens of a draft that the latest pass stored; None if there is nothing to feed or to take back."""
         self.recorder = admitted.recorder
-        """Takes note of what its caches keep and read, if its answer has a proof."""
+        """Records what its caches keep and read, if its answer has a proof."""
         self.text = text
-        """The tokens read, if drafts are made of them. Those of a context are known if the prompt has them too."""
+        """The tokens read so far, if drafts are made of them. A context's are known only if the prompt has them."""
         self.reused = 0 if context is None else context.logical_length
         """Tokens of the stored context that it started from."""
         self.stays = request.stay
-        """It waits for a turn when its answer ends."""
+        """True if it waits for a turn when its answer ends."""
         self._digest = NO_TOKENS if context is None else context.token_digest
         self._undigested = prompt[:] if context is None else []
         self._prompt = tuple(prompt)
@@ -93,13 +93,13 @@ class Row:
 
     @property
     def is_greedy(self) -> bool:
-        """The row always takes the best token and needs no logits."""
+        """True if the row always takes the best token and needs no logits."""
         needs_logits = self._keep_logits or self._wanted_logprobs is not None or self.recorder is not None
         return self._sampler.is_greedy and not needs_logits
 
     @property
     def is_finite(self) -> bool:
-        """A token can be drawn from the answer."""
+        """True if a token can be drawn from the answer."""
         if isinstance(self.answer, int):
             return self.answer != NOT_FINITE
         return bool(np.isfinite(self.answer.max()))
@@ -217,7 +217,7 @@ class Row:
         cache_lengths: NDArray[np.int64],
         max_new_tokens: int | None,
     ) -> None:
-        """Record that a turn of `tokens`, of which the last are `new`, was fed at once; a new answer to it begins."""
+        """Record that a turn was fed at once, and begin the answer to it; `new` are the last of its `tokens`."""
         self.next_token = None
         self.forced.clear()
         self.read(tokens, answer, cache_lengths)

@@ -1,4 +1,4 @@
-"""Which row of the buffers each row of a session is in: active rows first, then those that wait for a turn."""
+"""The place of each row of a session in the buffers: active rows first, then rows that wait for a turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvc_trt.runtime.session.row import Row
 
 
 class RowSlots:
-    """The rows of a session. A step runs the first ones, so every change keeps active rows without a gap."""
+    """The rows of a session. A step runs the first ones, so every change keeps the active rows contiguous."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -24,7 +24,7 @@ class RowSlots:
         return len(self.active) + len(self.waiting)
 
     def holds(self, identity: int) -> bool:
-        """Whether the row of that number is here."""
+        """Return whether the row of that number is in the session."""
         return any(row.identity == identity for row in (*self.active, *self.waiting))
 
     def find(self, identity: int) -> Row:
@@ -39,13 +39,13 @@ class RowSlots:
         )
 
     def place(self, row: Row) -> int:
-        """Return the row of the buffers that holds it."""
+        """Return the place in the buffers that holds a row."""
         if row in self.active:
             return self.active.index(row)
         return len(self.active) + self.waiting.index(row)
 
     def join(self, row: Row) -> int:
-        """Put a row behind the active ones; return its row of the buffers, which is free and has to be written."""
+        """Put a row behind the active ones; return its place in the buffers, which the caller has to write."""
         place = len(self.active)
         if self.waiting:
             self._executor.move(place, len(self))
@@ -54,7 +54,7 @@ class RowSlots:
         return place
 
     def leave(self, leaving: Row) -> None:
-        """Let a row leave; the last of its kind takes its place."""
+        """Remove a row; the last row of its kind takes its place."""
         if leaving in self.waiting:
             self._fill(leaving, self.waiting, len(self.active))
             return
@@ -64,7 +64,7 @@ class RowSlots:
             self.waiting.insert(0, self.waiting.pop())
 
     def leave_all(self, leaving: Iterable[Row]) -> None:
-        """Let several rows leave."""
+        """Remove several rows."""
         for row in tuple(leaving):
             self.leave(row)
 

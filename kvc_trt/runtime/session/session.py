@@ -35,7 +35,7 @@ class Session:
     There is one buffer per state tensor, and the active rows are its first rows: a joining row is copied in after the
     others, and the last row moves into the place of a leaving one. Rows that wait for a turn follow behind them. `add`
     returns a row's number, which never changes. Rows do not influence each other. A run that fails or is interrupted
-    may have changed a part of the caches: the rows that it was for leave the session. Not thread-safe.
+    may have changed some of the caches, so the rows that it ran leave the session. Not thread-safe.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Session:
         self._steps = Steps(executor, self._drafting, self.timings, lists)
         executor.allocate(max_batch_size)
         if prefix_bytes:
-            self.load_turns()  # which read what follows a shared text
+            self.load_turns()  # turns read what follows a shared text
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -84,7 +84,7 @@ class Session:
 
     @property
     def failed(self) -> dict[int, InputError]:
-        """The rows of which no token can be drawn, since their logits are not finite; `sample` raises the first."""
+        """The error of each row that cannot draw a token as its logits are not finite; `sample` raises the first."""
         return {row.identity: row.not_finite() for row in self._ready() if not row.is_finite}
 
     def stored(self, row: int) -> tuple[int, tuple[int, ...]]:
@@ -168,7 +168,7 @@ class Session:
 
         The tokens follow everything the row has seen, and its policy compacts stored and new ones by its own rule. A
         new answer begins, of at most `max_new_tokens` (None: as before). The token that was sampled last has not been
-        fed and goes first; without `feed_last` it is left out, for tokens that say it themselves or end the answer in
+        fed and goes first; without `feed_last` it is left out, for tokens that repeat it or end the answer in
         another way. InputError if the engine takes no turns, or if this one does not fit; then the row is as it was.
         """
         self._turn(row, token_ids, max_new_tokens, feed_last=feed_last)

@@ -19,7 +19,7 @@ from kvc_trt.runtime.timings import Timings
 class Steps:
     """Runs of an executor over rows that are the first ones of its buffers.
 
-    `drafting` None makes no drafts; `lists` is what rows record for their proofs.
+    Without `drafting` no drafts are made; rows with a proof record what `lists` reports.
     """
 
     def __init__(

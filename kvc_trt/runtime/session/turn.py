@@ -19,7 +19,7 @@ class Taken(NamedTuple):
     """The tokens that a turn has read, and the logits after them."""
 
     tokens: int
-    """The new ones, and those before them that had not been fed."""
+    """Number of tokens read: the new ones, and those before them that had not been fed."""
     logits: NDArray[np.float32] | None
     """[new tokens, vocab]: after each new token, where the engine gives them."""
 
@@ -35,7 +35,7 @@ def take_turn(
 ) -> Taken:
     """Run a turn of `row`, which is at `place` of the buffers, and let a new answer begin.
 
-    Tokens that the row sampled or was given and has not been fed go first, unless the last one is left out by
+    Tokens that the row has sampled or queued and not fed go first, unless the last one is left out by
     `feed_last`. InputError if the turn is empty, if the engine takes no turns, and if it does not fit; then nothing
     has changed.
     """
@@ -55,7 +55,7 @@ def take_turn(
 
 
 def read_rest(executor: Executor, row: Row, place: int, tokens: list[int]) -> None:
-    """Read the rest of a prompt, of which a stored context was the beginning, as a turn of the row at `place`.
+    """Read the rest of a prompt that begins with a stored context, as a turn of the row at `place`.
 
     It must fit (`check_turn`), and the executor must take turns (`takes_turns`).
     """
