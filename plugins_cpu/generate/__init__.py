@@ -1,6 +1,6 @@
 """Writes the tables that follow from the operators' schemas: `python -m plugins_cpu.generate` from the root.
 
-The file is committed, so that compiling needs no Python; a test says whether it is current.
+The file is committed, so that compiling needs no Python; a test checks that it is current.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ ELEMENT_TYPES = {
     FLOAT16: "kFloat16",
     UINT8: "kUint8",
 }
-"""In C++. The library computes caches of float32 alone, with bounds of that type; others are left to the bodies."""
+"""The element types' names in C++. The library serves only float32 caches with float32 bounds; the operators' ONNX
+bodies serve the other types."""
 
 
 def generated() -> Mapping[Path, str]:
@@ -36,7 +37,7 @@ def generated() -> Mapping[Path, str]:
 
 
 def schemas_header() -> str:
-    """The inputs and outputs of the operators that the library computes, in the order of a node's."""
+    """The text of schemas.h: inputs and outputs of the operators that the library computes, in the order of a node."""
     operators = tuple(implemented())
     tensors = [tensor for operator in operators for tensor in operator.tensors]
     symbols = list(dict.fromkeys(symbol for tensor in tensors for symbol in tensor.shape))
@@ -51,18 +52,18 @@ def schemas_header() -> str:
 
 namespace kvc {{
 
-/// What Python and the library agree on.
+/// The version of the interface that Python and the library share.
 inline constexpr int32_t kInterface = {interface()};
 
 inline constexpr const char* kDomain = "{KVC_DOMAIN}";
 
-/// What the dimensions of tensors stand for.
+/// The symbols of tensor dimensions.
 enum class Symbol : uint8_t {{
 {_lines(f"{symbol_name(symbol)},  ///< {symbol}" for symbol in symbols)}
 }};
 inline constexpr size_t kSymbols = {len(symbols)};
 
-/// In messages.
+/// The symbols' names in messages.
 inline constexpr const char* kSymbolNames[kSymbols] = {{{", ".join(f'"{_words(symbol)}"' for symbol in symbols)}}};
 
 inline constexpr size_t kMaxTensors = {most_tensors};
@@ -75,7 +76,7 @@ struct TensorSpec {{
     std::span<const Symbol> shape;
 }};
 
-/// The inputs and outputs of an operator, in the order of a node's.
+/// The inputs and outputs of an operator, in the order of a node.
 struct Schema {{
     const char* name;
     std::span<const TensorSpec> inputs;
@@ -94,13 +95,13 @@ namespace schemas {{
 
 
 def implemented() -> Iterator[Operator]:
-    """The operators that a file in operators/ names."""
+    """The operators whose schema a source file in operators/ refers to."""
     sources = [path.read_text(encoding="utf-8") for path in sorted((PLUGINS / "operators").glob("*.cpp"))]
     return (one for one in OPERATORS.values() if any(f"schemas::k{one.name}," in source for source in sources))
 
 
 def symbol_name(symbol: str) -> str:
-    """The symbol's name in C++: kBatch, kHeads; kSymbolN for one that only operators know."""
+    """The symbol's name in C++: kBatch, kHeads; kSymbolN for one that only one operator uses."""
     if symbol not in SIZES:
         return "kSymbol" + symbol.replace("/", "Over")
     words = SIZES[symbol].words.replace("2 x", "twice").replace("+", "and").split()
@@ -112,7 +113,7 @@ def _words(symbol: str) -> str:
 
 
 def _shapes(tensors: list[Tensor]) -> Iterator[str]:
-    """One array per shape that occurs."""
+    """One C++ array for each distinct shape."""
     for shape in dict.fromkeys(tensor.shape for tensor in tensors):
         symbols = ", ".join(f"Symbol::{symbol_name(symbol)}" for symbol in shape)
         yield f"inline constexpr Symbol {_shape_name(shape)}[] = {{{symbols}}};"

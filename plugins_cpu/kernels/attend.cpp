@@ -40,7 +40,7 @@ inline Vector scores_of_block(const float* query, const float* const* rows, int6
 /// scores[head, token] for all heads; entries past `count` hold the lowest number.
 void score(const AttendCall& call, const float* query, float* scores) {
     const Rows keys(call.keys, call.tokens, call.head_size), values(call.values, call.tokens, call.head_size);
-    const bool scattered = call.tokens != nullptr;  // the processor foresees what is read in order
+    const bool scattered = call.tokens != nullptr;  // the processor prefetches slots that are read in order
     for (int64_t token = 0; scattered && token < call.count; ++token) prefetch(keys[token], call.head_size);
     const int64_t width = padded(call.count), query_width = padded(call.head_size);
     for (int64_t start = 0; start < call.count; start += kWidth) {

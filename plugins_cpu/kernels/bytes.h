@@ -96,7 +96,7 @@ static inline Vector load_half(const uint16_t* source) {
 #endif
 }
 
-/// The first `count` of them, zeros behind.
+/// Loads the first `count` numbers and fills the vector with zeros.
 static inline Vector load_half_first(const uint16_t* source, int64_t count) {
     uint16_t whole[kWidth] = {};
     std::memcpy(whole, source, static_cast<size_t>(count) * sizeof(uint16_t));

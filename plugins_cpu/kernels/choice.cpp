@@ -5,7 +5,7 @@
 
 namespace kvc {
 
-// One table per instruction set that the library was compiled for.
+// The library holds one table for each instruction set that it was compiled for.
 #ifdef __x86_64__
 namespace avx512bf16 {
 extern const Kernels kTable;

@@ -1,14 +1,14 @@
-// Which instruction set's kernels are used.
+// Chooses the instruction set whose kernels run.
 #pragma once
 
 #include "kernels/kernels.h"
 
 namespace kvc {
 
-/// The kernels in use: by default those of the best instruction set that this processor has.
+/// Returns the kernels in use: by default those of the best instruction set that this processor supports.
 const Kernels& kernels();
 
-/// Uses the kernels of another instruction set from now on, in every session; false if they cannot be had here.
+/// Switches every session to another instruction set; returns false if this processor or this library lacks it.
 bool use_kernels(const char* name);
 
 }  // namespace kvc

@@ -6,7 +6,7 @@
 namespace kvc::KVC_TARGET {
 namespace {
 
-/// Calls one(place, count) for each vector of `size` elements, the last of which may be part of one.
+/// Calls one(place, count) for each vector of `size` elements; the last vector may be partial.
 template <class One>
 inline void by_vector(int64_t size, const One& one) {
     int64_t place = 0;

@@ -1,4 +1,4 @@
-// What lies between products: work on single numbers, for some rows of a tensor each.
+// Element-wise work between matrix products, on some rows of a tensor per call.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct RotateCall {
     int64_t head_size;
 };
 
-/// Rows first..last-1.
+/// Each of the three functions computes rows first..last-1.
 using Gate = void(const GatedCall& call, int64_t first, int64_t last);
 using AddNorm = void(const AddNormCall& call, int64_t first, int64_t last);
 using Rotate = void(const RotateCall& call, int64_t first, int64_t last);

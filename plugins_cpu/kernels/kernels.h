@@ -1,8 +1,8 @@
-// The computations that are compiled once per instruction set, and the table by which the operators call them.
+// The computations that are compiled once per instruction set, and the table through which the operators call them.
 //
-// A file that is compiled so may define nothing that the linker could merge with code of another instruction set: no
-// templates of the standard library that are not inlined, no inline functions outside of the set's own namespace. What
-// all sets share is static: each file has its own.
+// A file that is compiled once per set may define nothing that the linker could merge with code of another set: no
+// templates of the standard library that are not inlined, no inline functions outside of the set's own namespace. Code
+// that all sets share is static: each file has its own copy.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ struct AttendCall {
     float* scratch;  ///< attend_scratch(count, group, head_size) floats
 };
 
-/// What remains of some tokens until they are merged with others.
+/// The partial result of attention to some tokens, to be merged with the results of other tokens.
 struct Attended {
     float* output;   ///< [group, head_size], the sum of weight times value
     float* maximum;  ///< [group], the largest score
@@ -66,11 +66,11 @@ struct ObserveCall {
     int64_t group;
     int64_t window;
     int64_t head_size;
-    int64_t reach;   ///< tokens to either side that a vote is spread to
+    int64_t reach;   ///< a vote spreads to the tokens at most this far to either side
     float* scratch;  ///< observe_scratch(...) floats
 };
 
-/// Keys that are multiplied at a time.
+/// Keys that one product multiplies.
 inline constexpr int64_t kObservedPanel = 64;
 
 /// Scratch floats that `observe` needs.
@@ -79,24 +79,24 @@ static constexpr int64_t observe_scratch(int64_t length, int64_t queries, int64_
     return queries * (width + 1) + width + kObservedPanel * head_size;
 }
 
-/// The best of many, of which all but the last count alike: pages with their tokens, or single things.
+/// Items to select from by rank. All items but the last have one weight: pages with their tokens, or single tokens.
 struct RankedItems {
-    const int32_t* ranks;  ///< [items], the larger the better; equal ones in order of their numbers
+    const int32_t* ranks;  ///< [items], larger is better; among equal ranks the smaller number wins
     int64_t items;
-    int64_t weight;       ///< what an item counts
-    int64_t last_weight;  ///< what the last one counts
+    int64_t weight;       ///< of every item but the last
+    int64_t last_weight;  ///< of the last item
 };
 
-/// Queries, and keys, that are multiplied at a time.
+/// Queries, and keys, that one product multiplies.
 inline constexpr int64_t kPrefillTile = 64;
 
-/// Causal attention of some rows of a prompt, or of a turn, for all query heads of one KV head.
+/// Causal attention for some rows of a prompt, or of a turn, and all query heads of one KV head.
 struct PrefillCall {
     const float* q;         ///< [group, queries, head_size]
     const uint8_t* layout;  ///< the KV head's keys and values as `lay_out` left them
     float* o;               ///< [group, queries, head_size]
-    int64_t length;         ///< keys that are laid out
-    int64_t queries;        ///< query i sees the first before + i + 1 of them
+    int64_t length;         ///< keys in `layout`
+    int64_t queries;        ///< query i sees the first before + i + 1 keys
     int64_t before;
     int64_t group;
     int64_t head_size;
@@ -113,16 +113,16 @@ static constexpr int64_t prefill_scratch(int64_t rows, int64_t group, int64_t he
 
 /// Attention over a prompt in one precision.
 struct PrefillKernels {
-    /// Bytes that kPrefillTile keys and their values take when they are laid out.
+    /// Bytes that kPrefillTile keys and their values take in `layout`.
     int64_t (*bytes_of_tile)(int64_t head_size);
     /// Lays out the keys first..first + kPrefillTile - 1 of k and v [length, head_size] at their place in `layout`.
     void (*lay_out)(const float* k, const float* v, int64_t length, int64_t head_size, int64_t first, uint8_t* layout);
     void (*attend)(const PrefillCall& call);
 };
 
-/// Columns first_row..first_row + rows - 1 of y = x matrix^T.
+/// Computes columns first_row..first_row + rows - 1 of y = x matrix^T.
 struct LinearCall {
-    const void* x;        ///< [tokens, in] as `round` left them
+    const void* x;        ///< [tokens, in] as `round` wrote it
     const float* matrix;  ///< [out, in]
     float* y;             ///< [tokens, out]
     int64_t tokens;
@@ -133,7 +133,7 @@ struct LinearCall {
     uint8_t* scratch;  ///< kLinearScratch bytes, aligned to 64
 };
 
-/// Rows of a matrix that are multiplied at a time, and the most columns.
+/// Rows of a matrix that one product multiplies, and the most columns.
 inline constexpr int64_t kLinearPanel = 64;
 inline constexpr int64_t kLinearDepth = 1024;
 inline constexpr int64_t kLinearScratch = kLinearPanel * (kLinearDepth + 8) * 4;
@@ -142,7 +142,7 @@ inline constexpr int64_t kLinearScratch = kLinearPanel * (kLinearDepth + 8) * 4;
 struct LinearKernels {
     /// Turns rows first..last-1 of x [tokens, in] into steps [tokens, steps]; null where steps are floats.
     void (*round)(const float* x, int64_t in, int64_t first, int64_t last, void* steps);
-    int64_t elements;  ///< of a step of four bytes
+    int64_t elements;  ///< elements in a step of four bytes
     void (*multiply)(const LinearCall& call);
 };
 
@@ -166,17 +166,17 @@ struct Kernels {
     Multiply* multiply;
     /// ranks[page] for every page that holds entries.
     void (*rank_pages)(const PageScoreCall& call, int32_t* ranks);
-    /// ranks[i] for the length - window tokens before the window: whole numbers in the order of their votes, the same for
-    /// equal votes, -1 for NaN. `ranks` has room for reach more numbers on either side.
+    /// Writes ranks[i] for the length - window tokens before the window: whole numbers in the order of their votes, the
+    /// same for equal votes, -1 for NaN. `ranks` has room for `reach` more numbers on either side.
     void (*observe)(const ObserveCall& call, int32_t* ranks);
     const PrefillKernels* prefill;
-    const PrefillKernels* prefill_bf16;  ///< null where the processor multiplies no bfloat16
+    const PrefillKernels* prefill_bf16;  ///< null where the processor cannot multiply bfloat16
     const LinearKernels* linear;
-    const LinearKernels* linear_bf16;  ///< likewise
+    const LinearKernels* linear_bf16;  ///< null where the processor cannot multiply bfloat16
     /// Computes columns first_row..last_row - 1 of y. The sums of a token do not depend on the tokens beside it.
     void (*multiply_narrow)(const NarrowCall& call, int64_t first_row, int64_t last_row);
-    /// Takes items by rank until they count `wanted`, the last one cut to its lowest parts; parts[] holds the numbers of
-    /// those taken, ascending: part i of item n is number n * weight + i.
+    /// Takes items by rank until their weights add up to `wanted`; the last is cut to its lowest parts. parts[] gets
+    /// the numbers of the taken parts in ascending order: part i of item n is number n * weight + i.
     void (*take_best)(const RankedItems& items, int64_t wanted, int32_t* parts);
 };
 

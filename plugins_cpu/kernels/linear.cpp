@@ -1,5 +1,5 @@
 // Products of many tokens with a float matrix, in float32 or in bfloat16 with sums in float32. A panel of rows is
-// transposed, and rounded, once for all tokens; a part of it at a time, so that it stays in the processor's cache.
+// transposed and rounded once for all tokens, one part at a time, so that the part stays in the processor's cache.
 #include "kernels/linear.h"
 
 #include "kernels/multiply.h"
@@ -15,7 +15,7 @@ void multiply_part(const LinearCall& call, int64_t first_step, int64_t steps, co
     float* const y = call.y + call.first_row;
     multiply<Add>(x, width, panel, kLinearPanel, call.tokens, steps, whole, y, call.out);
     if (whole == call.rows) return;
-    // The last columns fill no vector: they are computed beside y.
+    // The last columns do not fill a vector: they are computed in scratch memory, beside y.
     const auto bytes = static_cast<size_t>(call.rows - whole) * sizeof(float);
     for (int64_t token = 0; token < call.tokens; ++token) {
         float* const place = y + token * call.out + whole;

@@ -5,11 +5,11 @@
 
 namespace kvc::KVC_TARGET {
 
-/// Vectors of a row of the result that are summed at a time, and rows: as many as there are registers for.
+/// Vectors per row of the result, and rows, that are summed at once: as many as there are registers for.
 inline constexpr int kParts = kWidth == 16 ? 4 : 2;
 inline constexpr int kRows = 6;
 
-/// sums[Rows, Parts vectors] = a[Rows, depth] b[depth, Parts vectors], added to what the result holds if `Add`.
+/// sums[Rows, Parts vectors] = a[Rows, depth] b[depth, Parts vectors], added to the result's old value if `Add`.
 template <int Rows, int Parts, bool Add, class Step>
 static inline void multiply_block(const Step* a, int64_t a_width, const Step* b, int64_t b_width, int64_t depth,
                                   float* result, int64_t width) {
@@ -47,7 +47,7 @@ static inline void multiply_rows(const Step* a, int64_t a_width, const Step* b, 
     }
 }
 
-/// The last `left` <= `Rows` rows.
+/// Multiplies the last `left` <= `Rows` rows.
 template <int Rows, bool Add, class Step>
 static inline void multiply_last_rows(int64_t left, const Step* a, int64_t a_width, const Step* b, int64_t b_width,
                                       int64_t depth, int64_t columns, float* result, int64_t width) {
@@ -60,7 +60,7 @@ static inline void multiply_last_rows(int64_t left, const Step* a, int64_t a_wid
     }
 }
 
-/// result[rows, columns] = a[rows, depth] b[depth, columns], added to what it holds if `Add`; `columns` in whole vectors,
+/// result[rows, columns] = a[rows, depth] b[depth, columns], added to the old one if `Add`; `columns` in whole vectors,
 /// `depth` in steps. The sums of a row do not depend on the rows beside it.
 template <bool Add, class Step>
 static inline void multiply(const Step* a, int64_t a_width, const Step* b, int64_t b_width, int64_t rows, int64_t depth,

@@ -1,5 +1,5 @@
-// Products of a few tokens with a float matrix. Each of its rows is read once for all of them, so that it takes the time of
-// one token: that of reading the matrix.
+// Products of a few tokens with a float matrix. Each row of the matrix is read once for all tokens, so that together
+// they take the time of one token: the time to read the matrix.
 #include "kernels/narrow.h"
 
 #include "kernels/vector.h"
@@ -7,7 +7,7 @@
 namespace kvc::KVC_TARGET {
 namespace {
 
-/// Rows of the matrix, and tokens, that are multiplied at a time: as many as there are registers for their sums.
+/// Rows of the matrix, and tokens, that are multiplied at once: as many as there are registers for their sums.
 constexpr int kMatrixRows = kWidth == 16 ? 4 : 2;
 constexpr int kTokens = 5;
 
@@ -26,7 +26,7 @@ inline void multiply_block(const NarrowCall& call, int64_t row, int64_t token) {
     };
     int64_t first = 0;
     for (; first + kWidth <= call.in; first += kWidth) {
-        // The next rows begin elsewhere, which the processor cannot foresee.
+        // The next rows begin elsewhere, so the processor does not prefetch them by itself.
         for (int i = 0; i < Rows; ++i) prefetch(matrix + (Rows + i) * call.in + first, kWidth);
         add(first, [](const float* source) { return load(source); });
     }
@@ -37,7 +37,7 @@ inline void multiply_block(const NarrowCall& call, int64_t row, int64_t token) {
     }
 }
 
-/// The last `left` <= `Tokens` tokens.
+/// Multiplies the last `left` <= `Tokens` tokens.
 template <int Rows, int Tokens>
 inline void multiply_last(const NarrowCall& call, int64_t row, int64_t token, int64_t left) {
     if constexpr (Tokens > 0) {

@@ -8,20 +8,20 @@
 namespace kvc::KVC_TARGET {
 namespace {
 
-/// scores[query, token] of all heads, `width` apart; what stands past `length` means nothing.
+/// Computes scores[query, token] of all heads; rows are `width` apart, and numbers past `length` are undefined.
 void score(const ObserveCall& call, float* panel, float* scores, int64_t width) {
     for (int64_t start = 0; start < call.length; start += kObservedPanel) {
         const int64_t left = call.length - start, rows = left < kObservedPanel ? left : kObservedPanel;
         const float* const keys = call.keys + start * call.head_size;
-        prefetch(keys + kObservedPanel * call.head_size, kObservedPanel * call.head_size);  // the next ones
+        prefetch(keys + kObservedPanel * call.head_size, kObservedPanel * call.head_size);  // the next keys
         transpose_to_steps(keys, call.head_size, rows, call.head_size, kObservedPanel, panel);
         multiply<false>(call.query, call.head_size, panel, kObservedPanel, call.group * call.window, call.head_size,
                         kObservedPanel, scores + start, width);
     }
 }
 
-/// Turns the scores of one query into weights relative to the largest of the `visible` first tokens; returns what to
-/// multiply them by.
+/// Turns the scores of one query into weights relative to the largest of the first `visible` tokens; returns the factor
+/// that makes them probabilities.
 float soften(float* scores, int64_t visible, int64_t width) {
     for (int64_t token = visible; token < width; ++token) scores[token] = kLowest;
     Vector largest = load(scores);
@@ -45,7 +45,7 @@ void vote(const float* weights, int64_t width, const float* factors, int64_t win
     }
 }
 
-/// ranks[i] = the largest of the `count` ranks that stand at most `reach` places from the one `reach` places behind it.
+/// ranks[i] = the largest of the `count` ranks that are at most `reach` places from place i + `reach`.
 void spread(int32_t* ranks, int64_t count, int64_t reach) {
     const int64_t all = count + 2 * reach, wanted = 2 * reach + 1;
     for (int64_t index = 0; index < reach; ++index) ranks[index] = ranks[all - 1 - index] = -1;
@@ -55,7 +55,7 @@ void spread(int32_t* ranks, int64_t count, int64_t reach) {
             ranks[index] = ranks[index] > other ? ranks[index] : other;
         }
     };
-    int64_t covered = 1;  // ranks[i] is the largest of so many from i on
+    int64_t covered = 1;  // ranks[i] is the largest of the `covered` ranks from i on
     for (; 2 * covered <= wanted; covered *= 2) join(all - 2 * covered + 1, covered);
     if (covered < wanted) join(count, wanted - covered);
 }

@@ -1,4 +1,4 @@
-// Scores of pages from the bounds of their keys on a few channels. The same operations in the same order for every page:
+// Scores of pages from the bounds of their keys on a few channels, by the same operations in the same order per page:
 // pages with equal bounds get equal scores, wherever they lie.
 #include "kernels/page_scores.h"
 
@@ -10,7 +10,7 @@ namespace {
 
 float magnitude(float value) { return value < 0.0f ? -value : value; }
 
-/// The channels where |query| summed over the group is largest, ascending.
+/// Finds the channels where |query| summed over the group is largest, ascending.
 void choose_channels(const PageScoreCall& call, int32_t* ranks, int32_t* channels) {
     for (int64_t channel = 0; channel < call.head_size; ++channel) {
         float sum = 0.0f;
@@ -20,7 +20,7 @@ void choose_channels(const PageScoreCall& call, int32_t* ranks, int32_t* channel
     take_best({.ranks = ranks, .items = call.head_size, .weight = 1, .last_weight = 1}, call.channels, channels);
 }
 
-/// signed_query[head, i] = the query on channel i of those chosen, negated where the channel's minimum is read, over the
+/// signed_query[head, i] = the query on chosen channel i, negated where the channel's minimum is read, divided by the
 /// head's temperature. rows[i] becomes the row of the bounds.
 void prepare_query(const PageScoreCall& call, int32_t* rows, float* signed_query) {
     const int64_t size = call.head_size, count = call.channels;
@@ -44,7 +44,7 @@ void prepare_query(const PageScoreCall& call, int32_t* rows, float* signed_query
     }
 }
 
-/// estimates[head, page] for `Heads` heads and `Parts` vectors of pages; `pages` of the last vector are in the cache.
+/// Computes estimates[head, page] for `Heads` heads and `Parts` vectors of pages; the last vector holds `pages` pages.
 template <int Heads, int Parts>
 inline void estimate_block(const PageScoreCall& call, const int32_t* rows, const float* query, int64_t page,
                            int64_t pages, float* estimates, int64_t width) {
@@ -54,7 +54,7 @@ inline void estimate_block(const PageScoreCall& call, const int32_t* rows, const
         Vector parts[Parts];
         if (pages == kWidth) {
             for (int part = 0; part < Parts; ++part) parts[part] = load(bounds + part * kWidth);
-            if (Parts > 1) prefetch(bounds + Parts * kWidth, Parts * kWidth);  // too many rows to be foreseen
+            if (Parts > 1) prefetch(bounds + Parts * kWidth, Parts * kWidth);  // too many rows for the processor
         } else {
             parts[0] = load_first(bounds, pages);
         }
@@ -81,7 +81,7 @@ void estimate(const PageScoreCall& call, const int32_t* rows, const float* query
     }
 }
 
-/// Turns the estimates of one head into weights of a softmax over tokens, and returns what to multiply them by.
+/// Turns the estimates of one head into softmax weights over tokens; returns the factor that makes them probabilities.
 float soften(float* estimates, int64_t used, int64_t width, float page_size, float last_size) {
     for (int64_t page = used; page < width; ++page) estimates[page] = kLowest;
     Vector largest = load(estimates);

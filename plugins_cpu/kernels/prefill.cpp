@@ -1,6 +1,6 @@
 // Causal attention in tiles of 64 queries by 64 keys: scores never leave the processor's cache, and memory does not grow
 // with the square of the prompt (the method of FlashAttention, arXiv 2205.14135). Keys and values are laid out once per
-// KV head. In float32, or with products of numbers in bfloat16; sums, maxima and softmax are float32 in both.
+// KV head. Products are in float32 or in bfloat16; sums, maxima and softmax are float32 in both cases.
 #include "kernels/prefill.h"
 
 #include "kernels/multiply.h"
@@ -25,7 +25,7 @@ int64_t bytes_of_tile(int64_t head_size) {
     return bytes_of_keys<Step>(head_size) + bytes_of_values<Step>(head_size);
 }
 
-/// Lays out the 64 keys from `first` on, and their values; zeros behind the last.
+/// Lays out the 64 keys from `first` on, and their values; fills up with zeros after the last key.
 template <class Step>
 void lay_out(const float* k, const float* v, int64_t length, int64_t head_size, int64_t first, uint8_t* layout) {
     const int64_t count = length - first < kTile ? length - first : kTile, width = padded(head_size);
@@ -57,7 +57,7 @@ struct Tile {
 };
 
 /// Turns the scores of each row into weights relative to the row's maximum so far, as steps in the place of the scores,
-/// and what the tile holds into the same scale. `factor` makes scores logarithms of base 2.
+/// and rescales the tile's sums to that maximum. `factor` makes scores logarithms of base 2.
 template <class Step>
 void soften(const Tile<Step>& tile, float factor, float* scores, int64_t output_width) {
     constexpr int kVectors = kTile / kWidth, parts = kElements<Step>;
@@ -91,8 +91,8 @@ void soften(const Tile<Step>& tile, float factor, float* scores, int64_t output_
     }
 }
 
-/// Adds the attention of a tile of queries to a tile of keys, of which row i sees the first `seen` + i. A row that sees
-/// none has seen others before, beside which the lowest score weighs nothing.
+/// Adds the attention of a tile of queries to a tile of keys: row i sees the first `seen` + i keys. A row that sees
+/// none of them has seen earlier keys, next to which the lowest score weighs nothing.
 template <class Step>
 void attend(const Tile<Step>& tile, const uint8_t* layout, int64_t head_size, int64_t seen, float factor,
             float* scores) {

@@ -12,16 +12,16 @@ constexpr int kPanelRows = kPanelVectors * kWidth;
 static_assert(kPanelRows <= kWidestPanel);
 /// Tokens whose sums stay in registers while a panel is read.
 constexpr int kTileTokens = kWidth == 16 ? 6 : 2;
-/// Rows that are read side by side for one token.
+/// Rows that are read at once for one token.
 constexpr int kRowsAtOnce = 4;
-/// Bytes from what is read to what is asked for, at least: processors do not look past a page by themselves.
+/// Least distance in bytes from a read to its prefetch: processors do not prefetch past a page by themselves.
 constexpr int64_t kAhead = 8192;
 constexpr int kBlock = static_cast<int>(kQuantisedBlock);
 constexpr float kLargestLevel = 127.0f;
 
 typedef uint8_t BlockBytes __attribute__((vector_size(kBlock)));
 
-/// Where the elements of a block lie among its levels: even ones first for two nibbles of a byte, by eight in a panel.
+/// Order of a block's elements among its levels: even ones first where a byte holds two nibbles, by eight in a panel.
 constexpr BlockBytes kHalves{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
                              1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
 constexpr BlockBytes kEighths{0,  2,  4,  6,  1,  3,  5,  7,  8,  10, 12, 14, 9,  11, 13, 15,
@@ -38,12 +38,12 @@ int32_t largest_lane(Integers vector, Numbers<Lanes...>) {
     return vector[0];
 }
 
-/// Rounds one block to levels, in order of its elements, and returns the scale.
+/// Rounds one block to levels, in the order of its elements, and returns the scale.
 float round_block(const float* x, int8_t* levels) {
     constexpr int vectors = kBlock / kWidth;
     typedef int8_t Levels __attribute__((vector_size(kWidth)));
     Vector parts[vectors];
-    // Magnitudes by their bits: those of NaN are above all others, so it reaches the scale, and by it the results.
+    // Magnitudes are compared by their bits: NaN has the largest, so it reaches the scale and, through it, the results.
     Integers magnitudes{};
     for (int i = 0; i < vectors; ++i) {
         parts[i] = load(x + i * kWidth);
@@ -63,13 +63,13 @@ float round_block(const float* x, int8_t* levels) {
     return largest / kLargestLevel;
 }
 
-/// Where the levels of a block go that `dot` multiplies by vectors of a row.
+/// The place of a block's levels, which `dot` multiplies by vectors of a row.
 void store_by_vector(const int8_t* plain, int64_t block, int bits, int8_t* token) {
     if (bits == 8) {
         std::memcpy(token + block * kBlock, plain, kBlock);
         return;
     }
-    // The even elements of as many blocks as a vector of nibbles holds, then their odd ones.
+    // The even elements of as many blocks as one vector of nibbles holds, then their odd elements.
     constexpr int64_t group = kWidth / 4, half = kBlock / 2;
     BlockBytes levels;
     std::memcpy(&levels, plain, sizeof levels);
@@ -95,7 +95,7 @@ int32_t sum_of_block(const int8_t* levels) {
     for (int i = 0; i < kBlock / 4; i += kWidth) {
         if constexpr (kBytes <= kBlock) {
             sums += sums_of_four(levels + 4 * i);
-        } else {  // a vector holds two blocks; the levels of the second count nothing
+        } else {  // a vector holds two blocks; the levels of the second one do not count
             Bytes ones{};
             for (int byte = 0; byte < kBlock; ++byte) ones[byte] = 1;
             sums += dot<4>(Integers{}, ones, load_bytes(levels));
@@ -106,7 +106,7 @@ int32_t sum_of_block(const int8_t* levels) {
     return sum;
 }
 
-/// Rounds one token; blocks behind the last are zeros.
+/// Rounds one token; blocks after the last one become zeros.
 void round_token(const float* x, int bits, int64_t token, const RoundedInput& result) {
     const int64_t padded = padded_blocks(result.blocks);
     int8_t* const levels = result.levels + token * padded * kBlock;
@@ -124,7 +124,7 @@ void round_token(const float* x, int bits, int64_t token, const RoundedInput& re
         }
     }
     if (result.order == Order::kByPanel) return;
-    // A lane multiplies four levels of 8 bits, or four even and four odd ones.
+    // Each lane multiplies four levels of 8 bits, or four even and four odd levels of 4 bits.
     const int64_t vectors = padded * bits / kWidth;
     for (int64_t vector = 0; vector < vectors; ++vector) {
         const Integers sum =
@@ -135,21 +135,21 @@ void round_token(const float* x, int bits, int64_t token, const RoundedInput& re
     }
 }
 
-/// One token's rounded elements and one row's packed ones, from some block on.
+/// One token's rounded elements and one row's packed elements, from some block on.
 struct TokenPart {
     const int8_t* levels;
     const float* scales;
     const int32_t* sums;
-    const uint8_t* next;  ///< packed elements to ask for: rows lie one behind the other, so it is one stream
+    const uint8_t* next;  ///< packed elements to prefetch: rows follow each other in memory, so they are one stream
 };
 
-/// Scale of the block that each lane of vector `index` belongs to, of the `kWidth` blocks in `scales`.
+/// The scale of each lane's block, for vector `index`, from the `kWidth` scales in `scales`.
 template <int Bits, int Index, int... Lanes>
 inline Vector spread(Vector scales, Numbers<Lanes...>) {
     return __builtin_shufflevector(scales, scales, ((Index * kWidth + Lanes) / Bits)...);
 }
 
-/// Adds the products of vector `Index` of `kWidth` blocks, and of those behind it.
+/// Adds the products of vector `Index` of `kWidth` blocks, and of the vectors after it.
 template <int Bits, int Index = 0>
 inline void add_vectors(const uint8_t* const* packed, const Vector* scales, const TokenPart& token, Vector* sums) {
     if constexpr (Index < Bits) {
@@ -173,7 +173,7 @@ inline void add_vectors(const uint8_t* const* packed, const Vector* scales, cons
     }
 }
 
-/// The products of one token with up to `kRowsAtOnce` rows from `first` on.
+/// Multiplies one token with up to `kRowsAtOnce` rows from `first` on.
 template <int Bits>
 void multiply_rows(const QuantisedMatrix& matrix, const RoundedInput& input, int64_t token, int64_t first,
                    int64_t count, float* y) {
@@ -217,7 +217,7 @@ void multiply_rows(const QuantisedMatrix& matrix, const RoundedInput& input, int
     for (int row = 0; row < count; ++row) y[row] = sum_of_elements(sums[row]);
 }
 
-/// A panel: for each block and group of four elements, the levels of all its rows; and for each block their scales.
+/// A panel: the levels of all its rows for each block and group of four elements, and the rows' scales for each block.
 struct Panel {
     uint8_t* levels;  ///< [blocks][8][kPanelVectors] vectors
     float* scales;    ///< [blocks][kPanelRows]
@@ -255,7 +255,7 @@ void unpack_panel(const QuantisedMatrix& matrix, int64_t first, int64_t count, c
     }
 }
 
-/// The products of `Tokens` tokens from `token` on with a panel's rows.
+/// Multiplies `Tokens` tokens from `token` on with a panel's rows.
 template <int Bits, int Tokens>
 void multiply_tile(const Panel& panel, const RoundedInput& input, int64_t token, int64_t count, float* y,
                    int64_t stride) {
@@ -311,7 +311,7 @@ void multiply_tile(const Panel& panel, const RoundedInput& input, int64_t token,
     }
 }
 
-/// The products of the last `left` <= `Tokens` tokens with a panel's rows.
+/// Multiplies the last `left` <= `Tokens` tokens with a panel's rows.
 template <int Bits, int Tokens = kTileTokens - 1>
 void multiply_rest(const Panel& panel, const RoundedInput& input, int64_t left, int64_t count, float* y,
                    int64_t stride) {

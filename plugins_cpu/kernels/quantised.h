@@ -1,8 +1,8 @@
 // Products with matrices in 4 or 8 bits, whose input is rounded to 8 bits with a scale per 32 elements.
 //
-// A matrix lies as the weight file has it (kvc_trt/operators/quantised_linear.py) and is never copied as a whole. Few
-// tokens: each row is read once, a vector holding neighbouring elements of one row. Many tokens: a panel of rows is
-// unpacked so that a vector holds one element group of neighbouring rows, and serves all tokens.
+// A matrix stays in the layout of the weight file (kvc_trt/operators/quantised_linear.py) and is never copied whole.
+// For few tokens, each row is read once; a vector holds neighbouring elements of one row. For many tokens, a panel of
+// rows is unpacked; a vector holds the same elements of neighbouring rows and serves all tokens.
 #pragma once
 
 #include <cstddef>
@@ -22,13 +22,13 @@ struct QuantisedMatrix {
     int bits;  ///< 4 or 8
 };
 
-/// How the rounded elements of a token are ordered.
+/// The order of a token's rounded elements.
 enum class Order : uint8_t {
     kByVector,  ///< for few tokens
-    kByPanel,   ///< for many
+    kByPanel,   ///< for many tokens
 };
 
-/// Sums of levels that are kept per block at most: one for each lane that multiplies a part of it.
+/// The most sums of levels per block: one for each lane that multiplies a part of the block.
 inline constexpr int64_t kSumsOfBlock = 8;
 
 /// Tokens rounded to 8 bits, with room for padded = padded_blocks(blocks) blocks per token.
@@ -44,16 +44,16 @@ struct RoundedInput {
 /// Blocks per token in memory: whole vectors of the widest instruction set.
 static constexpr int64_t padded_blocks(int64_t blocks) { return (blocks + 15) / 16 * 16; }
 
-/// Rows that one call of `multiply` by panel unpacks at once, for any instruction set: the widest panel.
+/// Rows that one call of `multiply` by panel unpacks at once: the widest panel of any instruction set.
 inline constexpr int64_t kWidestPanel = 32;
 
-/// Bytes that `multiply` by panel needs for a panel, aligned to 64.
+/// Bytes that `multiply` by panel needs for one panel, aligned to 64.
 static constexpr int64_t panel_scratch(int64_t blocks) { return kWidestPanel * blocks * (kQuantisedBlock + 4); }
 
 /// Rounds tokens first..last-1 of x [tokens, 32 * blocks].
 using RoundInput = void(const float* x, int bits, int64_t first, int64_t last, const RoundedInput& result);
 
-/// Writes columns first..last-1 of y [tokens, stride]: the products with these rows of the matrix.
+/// Writes columns first..last-1 of y [tokens, stride]: the products with rows first..last-1 of the matrix.
 using Multiply = void(const QuantisedMatrix& matrix, const RoundedInput& input, int64_t first, int64_t last, float* y,
                       int64_t stride, uint8_t* scratch);
 

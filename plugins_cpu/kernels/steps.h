@@ -1,4 +1,4 @@
-// What a matrix product advances by: one element in float32, or two neighbouring ones in bfloat16. Both fill four bytes,
+// The step of a matrix product: one element in float32, or two neighbouring elements in bfloat16. Both fill four bytes,
 // so that one layout and one loop serve both.
 #pragma once
 
@@ -80,11 +80,11 @@ static inline void to_steps(const float* source, int64_t count, Step* target) {
     }
 }
 
-/// Transposes rows of floats into steps: columns[step, row] for `width` rows, zeros behind the last of `rows`.
+/// Transposes rows of floats into steps: columns[step, row] for `width` rows, zeros after the last of `rows`.
 template <class Step>
 static inline void transpose_to_steps(const float* source, int64_t stride, int64_t rows, int64_t count, int64_t width,
                                       Step* columns) {
-    // A few steps of all rows at a time: each row is read by whole lines, and what is written stays near.
+    // All rows advance a few steps at a time: each row is read in whole cache lines, and writes stay close together.
     constexpr int64_t steps = kWidth, elements = kElements<Step> * steps;
     for (int64_t first = 0; first < count; first += elements) {
         const int64_t here = count - first < elements ? count - first : elements;

@@ -1,4 +1,4 @@
-// The kernels of one instruction set.
+// The table of one instruction set's kernels.
 #include "kernels/attend.h"
 #include "kernels/elementwise_target.h"
 #include "kernels/kernels.h"

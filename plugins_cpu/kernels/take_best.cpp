@@ -1,4 +1,4 @@
-// The best items by rank: the smallest rank that is taken is found bit by bit, by counting. No item is moved or sorted.
+// Takes the best items by rank: finds the smallest taken rank bit by bit, by counting. No item is moved or sorted.
 #include "kernels/take_best.h"
 
 #include "kernels/vector.h"
@@ -6,7 +6,7 @@
 namespace kvc::KVC_TARGET {
 namespace {
 
-/// What all items of at least this rank count together.
+/// Returns the total weight of the items whose rank is at least this one.
 int64_t counted_from(const RankedItems& items, int32_t rank) {
     Integers found{};
     int64_t item = 0;
@@ -35,7 +35,7 @@ void take_best(const RankedItems& items, int64_t wanted, int32_t* parts) {
             if (count == wanted) break;  // a border, even if no item has exactly this rank
         }
     }
-    // Of equals at the border the lowest items are taken, the last of them in part.
+    // Among equal ranks at the border, the lowest items are taken; the last of them may be taken in part.
     int64_t left = wanted - (smallest == INT32_MAX ? 0 : counted_from(items, smallest + 1));
     for (int64_t item = 0; item < items.items; ++item) {
         if (items.ranks[item] < smallest) continue;

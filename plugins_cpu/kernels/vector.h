@@ -19,7 +19,7 @@
 
 namespace kvc::KVC_TARGET {
 
-/// Below every score.
+/// Lower than every score.
 inline constexpr float kLowest = -3.4e38f;
 
 /// Elements of a vector.
@@ -37,7 +37,7 @@ static inline Vector load(const float* source) {
     return made;
 }
 
-/// The first `count` elements, zeros behind them.
+/// Loads the first `count` elements and fills the vector with zeros.
 static inline Vector load_first(const float* source, int64_t count) {
     Vector made{};
     std::memcpy(&made, source, static_cast<size_t>(count) * sizeof(float));
@@ -50,7 +50,7 @@ static inline void store_first(float* target, Vector vector, int64_t count) {
     std::memcpy(target, &vector, static_cast<size_t>(count) * sizeof(float));
 }
 
-/// Asks for `count` floats, to be read soon; an address outside of any memory does no harm.
+/// Prefetches `count` floats; an address outside of any memory does no harm.
 static inline void prefetch(const float* source, int64_t count) {
     constexpr int64_t kLine = 16;
     for (int64_t offset = 0; offset < count; offset += kLine) __builtin_prefetch(source + offset);
@@ -69,8 +69,8 @@ struct Counted<0, Values...> {
     using Type = Numbers<Values...>;
 };
 
-/// Element that lane `lane` of a sum of two vectors reads. Each holds sums of several rows side by side, `segment` lanes
-/// each, which become half as wide; the rows of the first vector come first.
+/// The element that lane `lane` reads when two vectors are summed. Each vector holds sums of several rows side by side,
+/// `segment` lanes each, which become half as wide; the rows of the first vector come first.
 static constexpr int source_lane(int lane, int segment, bool upper) {
     const int half = segment / 2, vector = lane / (kWidth / 2), within = lane % (kWidth / 2);
     return vector * kWidth + within / half * segment + within % half + (upper ? half : 0);
@@ -130,7 +130,7 @@ static inline Vector whole_power_of_two(Integers exponent) {
     return made;
 }
 
-/// `x` times 2 to the power of whole numbers that are at most 0. NaN stays NaN, and results may be denormal.
+/// `x` times 2 to the power of whole numbers that are at most 0. NaN stays NaN; results may be denormal.
 static inline Vector scaled(Vector x, Vector power) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Vector>(
@@ -141,8 +141,8 @@ static inline Vector scaled(Vector x, Vector power) {
 #endif
 }
 
-/// e to the power of numbers that are at most 0, to two units in the last place. NaN stays NaN, and small results are
-/// denormal as long as a float can be: softmax weights are compared with one another.
+/// e to the power of numbers that are at most 0, to two units in the last place. NaN stays NaN. Results too small for a
+/// normal float are denormal, not 0, because softmax weights are compared with one another.
 static inline Vector exponential(Vector x) {
     const Vector lowest = all(-104.0f);
     const Vector clamped = x < lowest ? lowest : x;
@@ -160,15 +160,15 @@ static inline Vector exponential(Vector x) {
     return scaled(sum, whole);
 }
 
-/// 2 to the power of numbers that are at most 0: to 2.2e-7 of the result if `Exact`, else to 7.5e-5, a tenth of what
-/// rounding to bfloat16 costs. NaN stays NaN.
+/// 2 to the power of numbers that are at most 0: accurate to 2.2e-7 of the result if `Exact`, else to 7.5e-5, a tenth
+/// of the error of rounding to bfloat16. NaN stays NaN.
 template <bool Exact>
 static inline Vector power_of_two(Vector x) {
     const Vector lowest = all(-150.0f);
     const Vector clamped = x < lowest ? lowest : x;
     const Vector rounding = all(kRounding);
     const Vector whole = (clamped + rounding) - rounding, rest = clamped - whole;
-    // Least largest relative error in -1/2..1/2.
+    // The polynomial with the least largest relative error in -1/2..1/2.
     if constexpr (Exact) {
         Vector sum = all(1.3276471519e-3f);
         sum = sum * rest + 9.6755413307e-3f;

@@ -1,6 +1,6 @@
-// The part of ONNX Runtime's C interface that a library of custom operators needs, in our own words: its wheels carry no
-// headers. The interface is a table of functions that only grows, so a function keeps its place in it from the version
-// that brought it on. `Api` names the places. Facts: ONNX Runtime 1.17 to 1.31, `OrtApi` and `OrtCustomOp`.
+// The part of ONNX Runtime's C interface that a library of custom operators needs, written by hand: the wheels ship no
+// headers. The interface is a table of functions that only grows, so a function keeps its place from the version that
+// added it. `Api` names the places. Facts: ONNX Runtime 1.17 to 1.31, `OrtApi` and `OrtCustomOp`.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,10 @@
 
 namespace kvc::ort {
 
-/// The version of the interface that we ask for: that of ONNX Runtime 1.17, the first with `parallel_for`.
+/// The version of the interface that the library asks for: ONNX Runtime 1.17, the first with `parallel_for`.
 inline constexpr uint32_t kVersion = 17;
 
-// Objects of ONNX Runtime; what they hold is its own business.
+// Objects of ONNX Runtime; the library never looks inside.
 struct Status;
 struct Options;
 struct Domain;
@@ -27,7 +27,7 @@ enum class ElementType : int32_t { kFloat = 1, kUint8 = 2, kInt32 = 6, kInt64 = 
 
 enum class Presence : int32_t { kRequired = 0, kOptional = 1 };
 
-/// The functions, each by its place in the table. A `Status*` is null where all went well.
+/// The functions, each at its place in the table. A null `Status*` means success.
 class Api {
 public:
     using Table = const void* const*;
@@ -75,7 +75,7 @@ public:
     Status* input(const Context* context, size_t index, const Value** value) const {
         return call<Status*(const Context*, size_t, const Value**)>(90, context, index, value);
     }
-    /// Makes the memory of an output, or finds what the caller bound; null for an optional one that nobody reads.
+    /// Allocates an output, or finds the memory that the caller bound; null for an optional output that nobody reads.
     Status* output(Context* context, size_t index, const int64_t* shape, size_t rank, Value** value) const {
         return call<Status*(Context*, size_t, const int64_t*, size_t, Value**)>(91, context, index, shape, rank, value);
     }
@@ -93,7 +93,7 @@ public:
         return call<Status*(const Shape*, int64_t*, size_t)>(62, shape, sizes, rank);
     }
 
-    /// Calls function(data, 0..count-1) on the session's threads; `batches` 0 lets ONNX Runtime choose how many.
+    /// Calls function(data, 0..count-1) on the session's threads; ONNX Runtime chooses how many batches where it is 0.
     Status* parallel_for(const Context* context, void (*function)(void*, size_t), size_t count, size_t batches,
                          void* data) const {
         return call<Status*(const Context*, void (*)(void*, size_t), size_t, size_t, void*)>(274, context, function,
@@ -101,13 +101,13 @@ public:
     }
 };
 
-/// What ONNX Runtime hands to the library's entry.
+/// The argument of the library's entry, given by ONNX Runtime.
 struct ApiBase {
     Api::Table (*get_api)(uint32_t version);
     const char* (*version)();
 };
 
-/// A custom operator as ONNX Runtime calls it. The order of the members is the interface.
+/// A custom operator in the form that ONNX Runtime calls. The order of the members is the interface.
 struct CustomOperator {
     uint32_t version = kVersion;
     void* (*create_kernel_without_status)(const CustomOperator*, Api::Table, const Info*) = nullptr;

@@ -1,4 +1,4 @@
-// One call of an operator by ONNX Runtime: its inputs, outputs and sizes, checked against the schema; and its threads.
+// One call of an operator by ONNX Runtime: inputs, outputs and sizes, checked against the schema, and threads.
 #pragma once
 
 #include <array>
@@ -18,13 +18,13 @@ class Attributes {
 public:
     Attributes(const ort::Api& api, const ort::Info* info) : api_(api), info_(info) {}
 
-    /// An INT attribute; Error where the node has none of that name or one below `least`.
+    /// Returns an INT attribute; throws Error where the node lacks it or its value is below `least`.
     int64_t integer(const char* name, int64_t least = 0) const;
 
-    /// A FLOAT attribute; Error where the node has none of that name.
+    /// Returns a FLOAT attribute; throws Error where the node lacks it.
     float real(const char* name) const;
 
-    /// Whether an INT attribute is there and not 0.
+    /// True where the node has this INT attribute and it is not 0.
     bool flag(const char* name) const;
 
 private:
@@ -32,15 +32,15 @@ private:
     const ort::Info* info_;
 };
 
-/// The sizes of one call by symbol: the same symbol has one size in all tensors.
+/// The sizes of one call by symbol: a symbol has the same size in all tensors.
 class Sizes {
 public:
     Sizes() { sizes_.fill(kUnknown); }
 
-    /// The size of a symbol that some input or the operator has fixed.
+    /// The size of a symbol that an input or the operator has fixed.
     int64_t operator[](Symbol symbol) const { return sizes_[static_cast<size_t>(symbol)]; }
 
-    /// Fixes a size; Error where it contradicts what is known. `where` is the tensor, for the message.
+    /// Fixes a size; throws Error where it contradicts a known size. `where` names the tensor in the message.
     void fix(Symbol symbol, int64_t size, const char* where);
 
 private:
@@ -48,14 +48,14 @@ private:
     std::array<int64_t, kSymbols> sizes_;
 };
 
-/// The inputs are read and their shapes bound when a call is made; outputs are made as they are asked for.
+/// The constructor reads the inputs and binds their shapes; each output is made when the operator asks for it.
 class Call {
 public:
     Call(const ort::Api& api, ort::Context* context, const Schema& schema);
 
     const Sizes& sizes() const { return sizes_; }
 
-    /// Fixes a size that follows from attributes. `where` names what it comes from.
+    /// Fixes a size that follows from attributes. `where` names the source of the size.
     void fix(Symbol symbol, int64_t size, const char* where) { sizes_.fix(symbol, size, where); }
 
     /// The elements of an input.
@@ -64,20 +64,20 @@ public:
         return static_cast<const T*>(inputs_[index]);
     }
 
-    /// The elements of an output, to be written; null for an optional output that nobody reads.
+    /// The elements of an output, writable; null for an optional output that nobody reads.
     template <typename T>
     T* output(size_t index) {
         return static_cast<T*>(output_memory(index));
     }
 
-    /// An output that is the next state of input `index`: the same memory where the caller bound it so, else a copy.
+    /// The output that is the next state of input `index`: the same memory where the caller bound it so, else a copy.
     template <typename T>
     T* updated(size_t index, size_t output) {
         return static_cast<T*>(updated_memory(index, output, sizeof(T)));
     }
 
-    /// Calls work(0), ..., work(count - 1) on the session's threads. It may throw std::bad_alloc and nothing else; so
-    /// does this, once all threads are done.
+    /// Calls work(0), ..., work(count - 1) on the session's threads. `work` may throw std::bad_alloc and nothing else;
+    /// the exception leaves this function once all threads are done.
     template <typename Work>
     void parallel(size_t count, const Work& work) const {
         if (count == 1) return work(0);
@@ -110,7 +110,7 @@ private:
     std::array<const void*, kMaxTensors> inputs_{};
 };
 
-/// What computes one node.
+/// The code that computes one node.
 class Kernel {
 public:
     virtual ~Kernel() = default;

@@ -1,4 +1,4 @@
-// Errors inside of the library: exceptions, which become a status where ONNX Runtime called.
+// Errors inside the library: exceptions, which become a status before they reach ONNX Runtime.
 #pragma once
 
 #include <stdexcept>
@@ -11,7 +11,7 @@ class Error : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-/// Throws Error(text made of the parts) unless `holds`.
+/// Throws Error, with the parts joined to one text, unless `holds`.
 template <typename... Parts>
 void require(bool holds, const Parts&... parts) {
     if (holds) return;

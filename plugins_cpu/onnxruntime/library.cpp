@@ -1,4 +1,4 @@
-// The entries of the library: what ONNX Runtime calls to register the operators, and what says which there are.
+// The entries of the library: ONNX Runtime calls one to register the operators, Python calls the others to list them.
 #include <memory>
 #include <mutex>
 #include <new>
@@ -13,15 +13,15 @@
 namespace kvc {
 namespace {
 
-// ONNX Runtime's: domains and operators must outlive every session, so they live as long as the library.
+// ONNX Runtime keeps pointers to domains and operators, which must outlive every session: they live with the library.
 struct Registered : ort::CustomOperator {
     const Implementation* implementation = nullptr;
 };
 
-/// ONNX Runtime's functions, written by the first registration alone: kernels of other sessions may be running.
+/// ONNX Runtime's functions. Only the first registration writes them: kernels of other sessions may be running.
 const ort::Api* api = nullptr;
 
-/// In the words of ONNX Runtime's own allocator, by which Python knows the case.
+/// The wording of ONNX Runtime's own allocator, by which Python recognises the case.
 constexpr const char* kOutOfMemory = "kvc: Failed to allocate memory";
 
 const Implementation& of(const ort::CustomOperator* one) {
@@ -33,7 +33,7 @@ struct Node {
     std::unique_ptr<Kernel> kernel;
 };
 
-/// Runs `work` and makes a status of what it throws; the name of the operator goes in front.
+/// Runs `work` and turns an exception into a status whose text begins with the name of the operator.
 template <typename Work>
 ort::Status* guarded(const Schema& schema, const Work& work) noexcept {
     try {
@@ -87,7 +87,7 @@ Registered registered(const Implementation& implementation) {
     return one;
 }
 
-/// The domain with all operators, made once; throws Error with ONNX Runtime's reason.
+/// The domain with all operators, made once. Throws Error with ONNX Runtime's reason.
 ort::Domain* domain() {
     static ort::Domain* const made = [] {
         const auto check = [](ort::Status* status) {
@@ -123,7 +123,7 @@ KVC_EXPORT kvc::ort::Status* RegisterCustomOps(kvc::ort::Options* options, const
     const std::lock_guard lock(mutex);
     const ort::Api::Table table = base->get_api(ort::kVersion);
     if (table == nullptr) {
-        // The first version has always had create_status in the first place.
+        // Every version of the table has create_status in the same place.
         return ort::Api(base->get_api(1)).create_status(ort::ErrorCode::kFail, "kvc: needs ONNX Runtime 1.17 or newer");
     }
     static const ort::Api found(table);
@@ -147,13 +147,13 @@ KVC_EXPORT const char* kvc_cpu_operators() {
     return names.c_str();
 }
 
-/// Version of what Python asks of the library, the operators' schemas included.
+/// Version of the interface that Python expects; it covers the operators' schemas.
 KVC_EXPORT int32_t kvc_cpu_interface() { return kvc::kInterface; }
 
-/// The instruction set in use, by its name in kernels/choice.cpp.
+/// The name of the instruction set in use, as in kernels/choice.cpp.
 KVC_EXPORT const char* kvc_cpu_instructions() { return kvc::kernels().name; }
 
-/// Uses another instruction set in all sessions of the process; 0 if this processor or this library has it not.
+/// Switches all sessions of the process to another instruction set; returns 0 if the processor or the library lacks it.
 KVC_EXPORT int32_t kvc_cpu_use_instructions(const char* name) { return kvc::use_kernels(name) ? 1 : 0; }
 
 }  // extern "C"

@@ -9,12 +9,12 @@
 
 namespace kvc {
 
-/// What Python and the library agree on.
+/// The version of the interface that Python and the library share.
 inline constexpr int32_t kInterface = 1839271067;
 
 inline constexpr const char* kDomain = "kvc";
 
-/// What the dimensions of tensors stand for.
+/// The symbols of tensor dimensions.
 enum class Symbol : uint8_t {
     kBatch,             ///< B
     kHeads,             ///< H
@@ -36,7 +36,7 @@ enum class Symbol : uint8_t {
 };
 inline constexpr size_t kSymbols = 17;
 
-/// In messages.
+/// The symbols' names in messages.
 inline constexpr const char* kSymbolNames[kSymbols] = {
     "batch",         "heads",  "window", "head size", "kv heads",       "prompt length",    "capacity",
     "2 x head size", "pages",  "block",  "T",         "selected width", "capacity + block", "In",
@@ -52,7 +52,7 @@ struct TensorSpec {
     std::span<const Symbol> shape;
 };
 
-/// The inputs and outputs of an operator, in the order of a node's.
+/// The inputs and outputs of an operator, in the order of a node.
 struct Schema {
     const char* name;
     std::span<const TensorSpec> inputs;

@@ -7,7 +7,7 @@
 
 namespace kvc {
 
-/// All of them; the registration and Python's list of native operators follow.
+/// All operators; the registration and Python's list of native operators are made from this table.
 std::span<const Implementation> implementations();
 
 extern const Implementation kCompactImplementation;

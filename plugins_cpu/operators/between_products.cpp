@@ -1,5 +1,5 @@
-// What lies between a layer's products, one operator for what standard operators take two to eight nodes for. No graph
-// file has these: they stand for those nodes in the copy of a graph that is loaded (kvc_trt/graph/rewrites/fused.py).
+// The steps between a layer's products: each operator here replaces two to eight standard operators. No graph file
+// contains them: they replace those nodes in the copy of a graph that is loaded (kvc_trt/graph/rewrites/fused.py).
 #include <algorithm>
 #include <memory>
 
@@ -12,7 +12,7 @@ namespace {
 constexpr ort::ElementType kFloat = ort::ElementType::kFloat;
 constexpr Symbol kTokens = Symbol::kSymbolT, kIn = Symbol::kSymbolIn, kOut = Symbol::kSymbolOut;
 
-/// Numbers that one task works on: less are not worth a second thread.
+/// Numbers that one task works on: fewer are not worth a second thread.
 constexpr int64_t kNumbersOfTask = 1 << 14;
 
 /// Calls work(first, last) for all rows of `size` numbers.
@@ -41,7 +41,7 @@ public:
     }
 };
 
-// KvcGatedHalves: the same of a tensor that holds gates and then what they are for.
+// KvcGatedHalves: KvcGatedUnit on one tensor whose first half holds the gates and whose second half holds the values.
 constexpr Symbol kHalvesShape[] = {kTokens, kIn};
 constexpr TensorSpec kHalvesInputs[] = {{"both", kFloat, false, kHalvesShape}};
 constexpr Schema kHalvesSchema{"KvcGatedHalves", kHalvesInputs, kGatedOutputs};
@@ -59,7 +59,7 @@ public:
     }
 };
 
-// KvcAddNorm: a sum, and its root mean square norm.
+// KvcAddNorm: a sum, and the root mean square norm of the sum.
 constexpr Symbol kWeightShape[] = {kIn};
 constexpr TensorSpec kAddNormInputs[] = {{"x", kFloat, false, kHalvesShape},
                                          {"added", kFloat, false, kHalvesShape},
@@ -88,7 +88,7 @@ private:
     float epsilon_;
 };
 
-// KvcRotatedHeads: one token's queries, keys and values out of their joint product, queries and keys rotated.
+// KvcRotatedHeads: splits one token's queries, keys and values from their joint product, and rotates queries and keys.
 constexpr Symbol kB = Symbol::kBatch, kD = Symbol::kHeadSize;
 constexpr Symbol kJoined[] = {kB, kIn}, kAngles[] = {kB, kTokens, kOut};
 constexpr Symbol kQueries[] = {kB, Symbol::kHeads, kD}, kKeys[] = {kB, Symbol::kKvHeads, kD};

@@ -7,7 +7,7 @@
 namespace kvc {
 namespace {
 
-/// As many KV heads as have so many keys together are laid out and attended to at once.
+/// Keys that are laid out and attended to at once, over one or several KV heads.
 constexpr int64_t kKeysAtOnce = 1 << 14;
 
 }  // namespace
@@ -24,7 +24,7 @@ void CausalAttention::run(const Call& call) const {
     }
 }
 
-/// Entries that some query of a row and KV head sees.
+/// Entries that at least one query of a row and KV head sees.
 int64_t CausalAttention::seen(int64_t part) const { return std::min(length, before[part / kv_heads] + queries); }
 
 void CausalAttention::lay_out(const Call& call, int64_t first, int64_t count, uint8_t* layout) const {
@@ -39,11 +39,11 @@ void CausalAttention::lay_out(const Call& call, int64_t first, int64_t count, ui
 }
 
 void CausalAttention::attend(const Call& call, int64_t first, int64_t count, const uint8_t* layout) const {
-    // Several tiles of queries share what is read of the keys.
+    // Several tiles of queries share each read of the keys.
     const int64_t rows = kPrefillTile * std::max<int64_t>(1, 4 / group);
     const int64_t blocks = (queries + rows - 1) / rows, head = queries * size;
     call.parallel(static_cast<size_t>(count * blocks), [&](size_t task) {
-        // The last blocks are the longest and come first, so that no thread waits for one at the end.
+        // The last blocks are the longest and come first, so that no thread waits for a long block at the end.
         const int64_t part = static_cast<int64_t>(task) % count;
         const int64_t row = (blocks - 1 - static_cast<int64_t>(task) / count) * rows;
         const int64_t here = std::min(rows, queries - row), start = (first + part) * group * head;

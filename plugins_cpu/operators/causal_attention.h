@@ -1,4 +1,4 @@
-// What attention over a prompt and over a turn share: tiles of queries and keys, over all rows and KV heads.
+// Attention over a prompt and over a turn: tiles of queries and keys, over all rows and KV heads.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace kvc {
 
-/// Causal attention of new tokens to a table of entries that has them too.
+/// Causal attention of new tokens to a table of entries that includes them.
 struct CausalAttention {
     const PrefillKernels& kernels;
     const float *q, *k, *v;  ///< [batch, kv_heads * group, queries, size], [batch, kv_heads, length, size] twice
@@ -18,7 +18,7 @@ struct CausalAttention {
     int64_t queries;        ///< query i of row b sees the first before[b] + i + 1 entries
     const int64_t* before;  ///< [batch]
 
-    /// Computes o on the call's threads. Memory is linear in the length.
+    /// Computes o on the call's threads. Memory is linear in `length`.
     void run(const Call& call) const;
 
 private:

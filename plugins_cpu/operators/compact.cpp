@@ -19,7 +19,7 @@ struct Rule {
     int64_t budget, capacity, pool_kernel, page_size;
 };
 
-/// One call: everything that a task for one row and KV head needs.
+/// One call: everything that the task for one row and KV head needs.
 class Compaction {
 public:
     Compaction(Call& call, const Rule& rule, bool of_turn)
@@ -77,10 +77,10 @@ public:
 private:
     int64_t length(int64_t row) const { return std::clamp<int64_t>(lengths_[row], 0, padded_length_); }
 
-    /// The queries of a row that vote: the last ones.
+    /// The queries of a row that vote: the last `window` ones.
     int64_t window(int64_t row) const { return window_lengths_ == nullptr ? window_ : window_lengths_[row]; }
 
-    /// The best tokens before the window, ascending, then the window.
+    /// Chooses the best tokens before the window, ascending, then the window.
     void choose(int64_t part, int64_t length, int32_t* kept) const {
         const int64_t window = this->window(part / kv_heads_), prefix = length - window, wanted = rule_.budget - window;
         for (int64_t index = 0; index < window; ++index) kept[wanted + index] = static_cast<int32_t>(prefix + index);
@@ -114,7 +114,7 @@ private:
         }
     }
 
-    /// Moves the kept tokens to their slots; zeros behind them.
+    /// Moves the kept tokens to their slots and writes zeros after them.
     void gather(const float* source, float* target, int64_t part, int64_t stored) const {
         const float* const from = source + part * padded_length_ * size_;
         float* const to = target + part * rule_.capacity * size_;
@@ -124,7 +124,7 @@ private:
         std::fill(to + stored * size_, to + rule_.capacity * size_, 0.0f);
     }
 
-    /// The page maxima of the stored keys, then of their negatives.
+    /// Computes the page maxima of the stored keys, then of their negatives.
     void write_bounds(int64_t part, int64_t stored) const {
         float* const bounds = bounds_ + part * 2 * size_ * pages_;
         const float* const keys = kept_keys_ + part * rule_.capacity * size_;
@@ -139,7 +139,7 @@ private:
         }
     }
 
-    /// The maximum of bounds and a key, and of bounds and its negative; NaN enters and stays, as in the reference.
+    /// Raises bounds with a key: the maximum of both, and of both negatives; NaN enters and stays, as in the reference.
     static void raise(float* highest, float* lowest, const float* key, int64_t size) {
         const auto larger = [](float bound, float value) {
             return value <= bound || std::isnan(bound) ? bound : value;

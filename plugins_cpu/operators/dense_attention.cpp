@@ -1,4 +1,4 @@
-// KvcDenseAttention: append one token, attend to every entry, read in place.
+// KvcDenseAttention: append one token, attend to every entry; the cache is read in place.
 #include "operators/all.h"
 #include "operators/step.h"
 
@@ -12,7 +12,7 @@ public:
         const Step step(call, kLengths);
         DenseAttention attention(step);
         const int64_t parts = attention.parts();
-        // A few hundred bytes per row: less than waking a thread costs.
+        // A row needs a few hundred bytes: less work than waking a thread costs.
         for (int64_t row = 0; row < step.rows(); ++row) step.append(row);
         call.parallel(static_cast<size_t>(step.rows() * parts), [&](size_t task) {
             attention.attend(static_cast<int64_t>(task) / parts, static_cast<int64_t>(task) % parts);

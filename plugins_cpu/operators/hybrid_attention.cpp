@@ -1,5 +1,5 @@
-// KvcHybridAttention: append one token, select the pages that matter, attend to their tokens. A row that fits its budget
-// attends to all its entries by the code of KvcDenseAttention.
+// KvcHybridAttention: append one token, select the pages that matter, attend to their tokens. For a row that fits its
+// budget, the code of KvcDenseAttention attends to all entries.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -17,11 +17,11 @@ constexpr size_t kBoundsOut = 3, kSelected = 4;
 struct Rule {
     int64_t page_size, top_r, top_k, token_budget, dense_until;
 
-    /// Rows of so many entries attend to all of them.
+    /// Rows of at most this many entries attend to all of them.
     int64_t dense_limit() const { return std::max({token_budget, dense_until, top_k}); }
 };
 
-/// One call: everything that a task for one row and KV head needs.
+/// One call: everything that the task for one row and KV head needs.
 class HybridStep {
 public:
     HybridStep(Call& call, const Rule& rule)
@@ -59,7 +59,7 @@ private:
     /// Entries that a row of `length` reads.
     int64_t chosen(int64_t length) const { return length <= rule_.dense_limit() ? length : rule_.top_k; }
 
-    /// The maximum of both; NaN enters and stays, as in the reference.
+    /// The larger number; NaN enters and stays, as in the reference.
     static void raise(float& bound, float value) {
         if (!(value <= bound) && !std::isnan(bound)) bound = value;
     }

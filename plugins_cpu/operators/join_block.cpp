@@ -1,4 +1,4 @@
-// KvcJoinBlock: stored and new tokens of a turn in one table; zeros behind them.
+// KvcJoinBlock: copies stored and new tokens of a turn into one table, and writes zeros after them.
 #include <algorithm>
 #include <cstring>
 #include <memory>

@@ -1,4 +1,4 @@
-// KvcLinear: y = x matrix^T with a float matrix. No graph file has it: it stands for Gemm with a constant matrix in the
+// KvcLinear: y = x matrix^T with a float matrix. No graph file has it: it replaces Gemm with a constant matrix in the
 // copy of a prefill graph that is loaded (kvc_trt/graph/rewrites/native.py).
 #include <algorithm>
 #include <memory>
@@ -10,7 +10,7 @@
 namespace kvc {
 namespace {
 
-/// Tokens that are multiplied at once: so many rounded ones are kept beside the input.
+/// Tokens that are multiplied at once: their rounded inputs take memory beside the input.
 constexpr int64_t kTokensAtOnce = 4096;
 
 constexpr Symbol kX[] = {Symbol::kSymbolT, Symbol::kSymbolIn};
@@ -26,7 +26,7 @@ public:
     explicit Linear(const Attributes& attributes) : bf16_(attributes.flag("bf16")) {}
 
     void compute(Call& call) const override {
-        const Kernels& set = kernels();  // one set throughout
+        const Kernels& set = kernels();  // one set for the whole call
         const LinearKernels* const chosen = bf16_ ? set.linear_bf16 : set.linear;
         require(chosen != nullptr, "attribute bf16: the instruction set ", set.name, " multiplies no bfloat16");
         const int64_t tokens = call.sizes()[Symbol::kSymbolT], in = call.sizes()[Symbol::kSymbolIn];

@@ -1,4 +1,4 @@
-// KvcNarrowLinear: y = x matrix^T with a float matrix, for a few tokens. No graph file has it: it stands for Gemm with a
+// KvcNarrowLinear: y = x matrix^T with a float matrix, for a few tokens. No graph file has it: it replaces Gemm with a
 // constant matrix in the copy of a draft graph that is loaded (kvc_trt/graph/rewrites/native.py).
 #include <algorithm>
 #include <memory>
@@ -9,7 +9,7 @@
 namespace kvc {
 namespace {
 
-/// Rows of the matrix of one task: so many that a thread reads on for a while.
+/// Rows of the matrix per task: enough for a thread to read on for a while.
 constexpr int64_t kRowsOfTask = 64;
 
 constexpr Symbol kX[] = {Symbol::kSymbolT, Symbol::kSymbolIn};

@@ -1,4 +1,4 @@
-// KvcQuantisedLinear: the product with a matrix in 4 or 8 bits, which is read where the weight file is mapped.
+// KvcQuantisedLinear: the product with a matrix in 4 or 8 bits, read in place from the mapped weight file.
 #include <algorithm>
 #include <memory>
 
@@ -9,9 +9,9 @@
 namespace kvc {
 namespace {
 
-/// Up to so many tokens, rows are multiplied as they are; unpacking panels would take longer.
+/// With at most this many tokens, rows are multiplied as they are: unpacking panels would take longer.
 constexpr int64_t kFewTokens = 8;
-/// Tokens that are rounded at once: their levels should stay in the last cache while all panels pass over them.
+/// Tokens that are rounded at once: their levels should stay in the last-level cache while all panels pass over them.
 constexpr int64_t kTokensAtOnce = 1024;
 /// Packed bytes of the rows that one task multiplies with few tokens.
 constexpr int64_t kBytesOfTask = 1 << 16;
@@ -55,7 +55,7 @@ public:
     }
 
     void compute(Call& call) const override {
-        const Kernels& set = kernels();  // one set throughout: each orders rounded tokens in its own way
+        const Kernels& set = kernels();  // one set per call: each orders rounded tokens in its own way
         call.fix(Symbol::kSymbolIn, in_features_, "attribute in_features");
         call.fix(Symbol::kSymbolOut, out_features_, "attribute out_features");
         call.fix(Symbol::kSymbolBlocks, in_features_ / kQuantisedBlock, "attribute in_features");

@@ -1,4 +1,4 @@
-// Memory of one call, for whole cache lines.
+// Memory of one call, in whole cache lines.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ struct Free {
 };
 using Scratch = std::unique_ptr<uint8_t, Free>;
 
-/// Uninitialised bytes, aligned to 64; std::bad_alloc where there are none.
+/// Allocates uninitialised bytes, aligned to 64; throws std::bad_alloc on failure.
 inline Scratch aligned(int64_t bytes) {
     constexpr int64_t line = 64;
     Scratch made(

@@ -1,4 +1,4 @@
-// What the operators of a decode step share: the append in place, and attention to all entries of a row.
+// The append of a decode step, in place, and attention to all entries of a row.
 #pragma once
 
 #include <cstdint>
@@ -41,19 +41,19 @@ private:
     float *output_, *keys_, *values_;
 };
 
-/// Attention of one row and KV head to all its entries, in parts of a fixed number of tokens, so that the result depends
-/// neither on the threads nor on who asks: the sparse operators call the same code for rows that fit.
+/// Attention of one row and KV head to all its entries, in parts of a fixed number of tokens: the result depends
+/// neither on the threads nor on the caller, and sparse operators call the same code for rows that fit their budget.
 class DenseAttention {
 public:
     static constexpr int64_t kPart = 512;
 
-    /// Rows of more than `longest` entries will not be asked for.
+    /// `longest` is the most entries of any row that will be asked for.
     explicit DenseAttention(const Step& step, int64_t longest = INT64_MAX);
 
-    /// Most parts of a row.
+    /// The most parts of a row.
     int64_t parts() const { return parts_; }
 
-    /// Attends to one part; nothing if the row has no such part.
+    /// Attends to one part; does nothing if the row has no such part.
     void attend(int64_t row, int64_t part);
 
     /// Merges the parts of a row into its output.
