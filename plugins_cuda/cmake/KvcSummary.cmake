@@ -1,4 +1,4 @@
-# What is built and what is not, with the reason and the remedy: the last thing that the configure step prints.
+# The last output of the configure step: what it builds and what it does not build, with the reason and the remedy.
 
 message(STATUS "kvc-trt builds into ${CMAKE_BINARY_DIR}:")
 if(TARGET kvc_cpu)

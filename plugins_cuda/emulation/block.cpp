@@ -189,7 +189,7 @@ void Block::fence() {
     if (RaceDetector::instrumented) cluster_.races().fence(who());
 }
 
-// What is no global memory of a device: shared memory, parameters, CUDA's built-in variables, and the emulation itself.
+// True after the wait, and outside global memory: shared memory, parameters, built-in variables, the emulation itself.
 bool Block::may_touch(const void* address, size_t bytes) const {
     if (running_->has_waited || cluster_.owner_of(address, bytes) != nullptr) return true;
     const struct {
@@ -211,8 +211,8 @@ void Block::require_wait(const void* address, size_t bytes) const {
     if (!may_touch(address, bytes)) fail(kEarly);
 }
 
-// The compiler's calls may not throw, nor make texts, whose functions may be instrumented too: run() does, once the thread
-// has paused.
+// The compiler's calls may not throw, nor make texts, whose functions may be instrumented too: run() throws once the
+// thread has paused.
 void Block::note_access(const void* address, size_t bytes, RaceDetector::Kind kind) {
     if (!RaceDetector::instrumented || running_ == nullptr || is_own_work_ || running_->fiber.owns(address)) return;
     if (early_ == nullptr && !may_touch(address, bytes)) early_ = running_;

@@ -3,7 +3,7 @@
 //
 // A collective operation (a barrier, a shuffle, a vote, an mma) parks every thread that reaches it until the last one
 // of its group arrives; that one does the work for all. When no thread can run and one waits, its group can never
-// become complete: the block fails and says who waits where and who is missing. This is stricter than the hardware:
+// become complete: the block fails and reports who waits where and who is missing. This is stricter than the hardware:
 //   - an exited thread does not count as arrived at a barrier, nor an exited or missing lane at a warp operation;
 //   - two threads of one barrier must be at the same source line.
 #pragma once
@@ -103,7 +103,7 @@ public:
 
     void begin_launch(const Launch& launch, const SharedLimits& limits, Body body, Schedule& schedule);
     void begin(uint3 index);
-    // Whether a thread can run, and running it until it parks. Throws LaunchError on behalf of the kernel.
+    // True if a thread can run; run_thread runs it until it parks. Throws LaunchError on behalf of the kernel.
     bool can_run() const { return !ready_.empty(); }
     void run_thread();
     bool is_over() const { return live_ == 0; }
@@ -117,12 +117,12 @@ public:
     void fence();
     // Fails where these bytes are global memory and the thread has not waited for the launch before this one.
     void require_wait(const void* address, size_t bytes) const;
-    // For the race detector, and so that every access is held to that. Those to the thread's own stack do not count.
+    // Reports an access to the race detector and calls require_wait. Accesses to the thread's own stack do not count.
     void note_access(const void* address, size_t bytes, RaceDetector::Kind kind);
     void note_copy(const void* to, const void* from, size_t bytes);
     void note_execution(const void* address);
-    // While there is one, nothing counts as the running thread's access: the emulation calls functions that the compiler
-    // may have instrumented with the kernel. None may be left when the thread parks.
+    // While one exists, no access counts as the running thread's: the emulation calls functions that the compiler has
+    // perhaps instrumented with the kernel. None may be left when the thread parks.
     class OwnWork {
     public:
         explicit OwnWork(Block& block) : block_(block) { block_.is_own_work_ = true; }
@@ -145,11 +145,11 @@ public:
     void park(Thread::State state);
     void wake(Thread& thread);
 
-    // Words for reports.
+    // Texts for reports.
     std::string place() const;
     std::string place_of(const Thread& thread) const;
     std::string describe(const Thread& thread) const;
-    // Why none of the block's threads will ever run again, if that is no matter of the cluster; "" if it is.
+    // The reason why none of the block's threads can run again; "" if the reason lies with the cluster.
     std::string explain_deadlock() const;
 
 private:
@@ -182,7 +182,7 @@ private:
     int predicates_ = 0;
     BarrierResult barrier_result_{};
     std::exception_ptr error_;
-    const Thread* early_ = nullptr;  // the first of the block that touched global memory before it had waited
+    const Thread* early_ = nullptr;  // the first thread of the block that touched global memory before it had waited
     uint64_t switches_ = 0;
     Collectives collectives_;
 };

@@ -1,4 +1,4 @@
-// What a block says when a kernel did something wrong: which thread, where the others wait, who is missing.
+// The reports of a block about a kernel's mistake: the thread, where the others wait, and who is missing.
 #include "emulation/block.h"
 #include "emulation/cluster.h"
 #include "kernels/platform.cuh"

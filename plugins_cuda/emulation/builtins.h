@@ -14,14 +14,14 @@
 #define __global__
 #define __device__
 #define __host__
-#ifndef __forceinline__  // mutants and the sanitised library are compiled with plain `inline`: it is faster by far
+#ifndef __forceinline__  // mutants and the sanitised library are compiled with plain `inline`, which is much faster
 #define __forceinline__ inline __attribute__((always_inline))
 #endif
 #define __launch_bounds__(...)
 
 namespace kvc::emulation {
 
-// What one lane brings to a shuffle or a vote, and takes away.
+// One lane's part in a shuffle or a vote.
 struct Exchange {
     uint64_t value;
     uint64_t result;
@@ -118,7 +118,7 @@ unsigned __match_any_sync(unsigned mask, T value, kvc::emulation::Site site = kv
     std::memcpy(&bits, &value, sizeof value);
     return kvc::emulation::vote("__match_any_sync", mask, kvc::emulation::match_any, bits, site);
 }
-inline unsigned __activemask() = delete;  // what it returns is up to the scheduler: no kernel may depend on it
+inline unsigned __activemask() = delete;  // its result is up to the scheduler: no kernel may depend on it
 
 // Four of the eight bytes of `low` and `high`, by the lower three bits of the selector's four nibbles.
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
@@ -133,7 +133,7 @@ inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
 
-// The emulation is compiled without contraction (CMakeLists.txt).
+// The emulation is compiled without contraction (CMakeLists.txt), so the product is rounded first.
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 

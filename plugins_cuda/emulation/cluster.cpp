@@ -30,8 +30,8 @@ void Cluster::run(uint3 first) {
     executions_.end_cluster(blocks_[0]->size());
 }
 
-// The block whose thread goes next: that of the lowest rank runs as far ahead of the others as the barriers allow, or that
-// of the highest. Null where no thread can run.
+// The block whose thread runs next: the block of the lowest rank runs as far ahead of the others as the barriers allow,
+// or that of the highest. Null where no thread can run.
 Block* Cluster::next() {
     uint32_t ready = 0;
     for (uint32_t rank = 0; rank < size_; ++rank) ready |= static_cast<uint32_t>(blocks_[rank]->can_run()) << rank;
@@ -108,7 +108,7 @@ void Cluster::check_access(const Block& owner) {
     };
     if (thread.cluster_waits == 0) fail(" before a barrier of the cluster: it may not have begun");
     if (owner.is_over()) fail(", which has ended");
-    // The owner is still there for certain until this thread arrives at its next barrier.
+    // The owner certainly exists until this thread arrives at its next barrier.
     Visits& visits = visits_[owner.rank()];
     if (visits.barriers > thread.cluster_arrivals) return;
     visits = {thread.cluster_arrivals + 1, block.place_of(thread)};
@@ -166,7 +166,7 @@ std::string Cluster::explain_deadlock() const {
         const std::string own = blocks_[rank]->explain_deadlock();
         if (!own.empty()) return blocks_[rank]->place() + ": " + own;
     }
-    for (uint32_t rank = 0; rank < size_; ++rank) {  // all that is left waits for a barrier of the cluster
+    for (uint32_t rank = 0; rank < size_; ++rank) {  // every remaining thread waits for a barrier of the cluster
         for (int i = 0; i < blocks_[rank]->size(); ++i) {
             const Thread& thread = blocks_[rank]->thread(i);
             if (thread.cluster_arrivals > barriers_) continue;

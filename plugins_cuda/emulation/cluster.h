@@ -1,12 +1,12 @@
 // The blocks of a cluster (sm_90 and later): they run side by side, meet at a barrier of their own, and reach into each
-// other's shared memory. A launch without clusters is one of clusters of one block.
+// other's shared memory. A launch without clusters counts as one with clusters of one block.
 //
-// Reported, beside what a block reports:
+// Reported, in addition to the reports of a block:
 //   - a barrier that some thread of the cluster does not reach, or reaches at another source line; a thread that arrives
-//     twice, waits without having arrived, or exits without waiting for what it has arrived at;
+//     twice, waits without having arrived, or exits without waiting for a barrier at which it has arrived;
 //   - an access to another block's shared memory before the thread has passed a barrier of the cluster (the block may not
-//     have begun), and one that nothing orders before the block's end: its memory may be another's by then. Both in every
-//     schedule: what counts is the barriers that the two have passed.
+//     have begun), and one that nothing orders before the block's end, after which its memory may be another's. Both in
+//     every schedule, because they depend on the barriers that the two blocks have passed.
 #pragma once
 
 #include "emulation/block.h"
@@ -22,7 +22,7 @@ namespace kvc::emulation {
 
 class Cluster {
 public:
-    // Throws LaunchError on behalf of the kernel, and so does run.
+    // The constructor and run throw LaunchError on behalf of the kernel.
     void begin_launch(const Launch& launch, const SharedLimits& limits, Body body, Schedule& schedule);
     // Runs the blocks from `first` on, neighbours along x.
     void run(uint3 first);
@@ -30,14 +30,14 @@ public:
     // Called by the running thread.
     void arrive(Site site, bool releases);
     void wait(Site site);
-    // What is at the place of `address`, which is in the running block's shared memory, in the block of that rank.
+    // `address` is in the running block's shared memory; returns the same place in the block of that rank.
     void* map(const void* address, int rank);
     const Block* block_at(int rank) const;
     // Fails where the running thread may not access shared memory of `owner` now.
     void check_access(const Block& owner);
     void end_thread(Block& block, const Thread& thread);
 
-    // Null where there is none in this cluster: the block whose shared memory the bytes are in, and that of a number.
+    // The block whose shared memory holds the bytes, and the block of a number; null where this cluster has none.
     const Block* owner_of(const void* address, size_t bytes) const;
     const Block* block_of(uint32_t number) const;
 
@@ -48,7 +48,7 @@ public:
     Collectives collectives() const;
 
 private:
-    // Barriers of the cluster that a block must have passed before it may end, for the sake of a reader.
+    // Barriers of the cluster that a block must have passed before it may end, because another block reads its memory.
     struct Visits {
         uint32_t barriers = 0;
         std::string reader;

@@ -1,4 +1,4 @@
-// The GPUs whose limits the emulation can hold, and what they refuse. Source: CUDA C++ Programming Guide, "Technical
+// The GPUs whose limits the emulation can enforce. Source: CUDA C++ Programming Guide, "Technical
 // Specifications per Compute Capability"; multiprocessors are those of an A100, an H100 SXM and a B200.
 #pragma once
 
@@ -10,17 +10,17 @@
 namespace kvc::emulation {
 
 struct Device {
-    const char* architecture;  // what nvcc compiles for
+    const char* architecture;  // the target of nvcc
     size_t shared_bytes;       // of a block, static and dynamic together, where its kernel was allowed more than 48 KiB
-    bool early_launches;       // whether a launch may begin before the one before it has ended
+    bool early_launches;       // true where a launch may begin before the one before it has ended
     int multiprocessors;
-    unsigned cluster_blocks;  // that a cluster may have, on every such GPU; 1 where there are none
+    unsigned cluster_blocks;  // the most blocks of a cluster, on every such GPU; 1 where there are no clusters
 };
 
 inline constexpr std::array<Device, 3> kDevices = {
     {{"sm_80", 163 * 1024, false, 108, 1}, {"sm_90a", 227 * 1024, true, 132, 8}, {"sm_100", 227 * 1024, true, 148, 8}}};
 
-// The same on all of them.
+// The same on all three devices.
 inline constexpr size_t kSharedByDefault = 48 * 1024;  // of a block whose kernel was not allowed more
 inline constexpr size_t kMostShared = 227 * 1024;      // of a block, on any of them
 inline constexpr int kBlockRegisters = 64 * 1024;
@@ -37,9 +37,9 @@ struct Launch {
     bool begins_early;
 };
 
-// What the blocks of a launch may have, in bytes.
+// The most shared memory of the launch's blocks, in bytes.
 struct SharedLimits {
-    size_t static_bytes;  // as nvcc has counted them; of a test's kernel, what nvcc would accept
+    size_t static_bytes;  // as nvcc counts them; for a test's kernel, the most that nvcc would accept
     size_t bytes;         // static and dynamic together
 };
 

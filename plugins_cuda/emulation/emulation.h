@@ -1,5 +1,5 @@
-/* What an emulated library exports next to the C ABI: the order in which it runs blocks and threads, the GPU whose limits
-   it holds, and what it ran. A correct kernel gives the same bits in every order; tests run each comparison in all three. */
+/* Exports of an emulated library next to the C ABI: the order in which it runs blocks and threads, the GPU whose limits
+   it enforces, and its record of launches. A correct kernel gives the same bits in every order; tests run all three. */
 #ifndef KVC_EMULATION_H
 #define KVC_EMULATION_H
 
@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-/* Which of the threads that can run goes next: the lowest, the highest, or a random one; the same for blocks. */
+/* The choice of the next thread among those that can run: the lowest, the highest, or a random one; same for blocks. */
 typedef enum KvcEmulationOrder {
     KVC_EMULATION_FORWARD = 0,
     KVC_EMULATION_REVERSE = 1,
@@ -29,9 +29,9 @@ typedef struct KvcEmulationLaunch {
     char name[64];
     uint32_t grid[3];
     uint32_t block[3];
-    uint64_t static_shared_bytes; /* as nvcc counts them; of a test's kernel, the most that any block declared */
+    uint64_t static_shared_bytes; /* as nvcc counts them; for a test's kernel, the most that any block declared */
     uint64_t dynamic_shared_bytes;
-    uint64_t switches;         /* times that a thread was resumed: what the emulation of the launch cost */
+    uint64_t switches;         /* times that a thread was resumed: the cost of emulating the launch */
     uint32_t registers;        /* of a thread, as nvcc counts them; 0 for a test's kernel */
     uint32_t begins_early;     /* 1 where the launch may begin before the one before it has ended */
     uint64_t products;         /* mma.sync of all warps */
@@ -46,8 +46,8 @@ typedef struct KvcEmulationLaunch {
 KVC_API int64_t kvc_emulation_launches(KvcEmulationLaunch* records, int64_t capacity);
 KVC_API void kvc_emulation_clear_launches(void);
 
-/* A straight piece of a launched kernel, by where its code continues (relative to the library's beginning), and how often
-   it was run: by all warps together, and by the warp of each block that ran it most, added over the blocks. */
+/* A straight piece of a launched kernel: the address at which its code continues (relative to the library's beginning),
+   and its executions: by all warps together, and by the warp of each block that ran it most, added over the blocks. */
 typedef struct KvcEmulationExecutions {
     char kernel[64];
     uint64_t address;
@@ -55,7 +55,7 @@ typedef struct KvcEmulationExecutions {
     uint64_t longest;
 } KvcEmulationExecutions;
 
-/* As kvc_emulation_launches, and cleared with them. Empty but for the library kvc_emulation_executions. */
+/* As kvc_emulation_launches, and cleared with them. Empty except in the library kvc_emulation_executions. */
 KVC_API int64_t kvc_emulation_executions(KvcEmulationExecutions* records, int64_t capacity);
 
 #ifdef __cplusplus

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 
-// Where this library begins in memory: addresses are told relative to it, as debug information has them.
+// The address at which this library begins: addresses are kept relative to it, as in debug information.
 extern "C" const char __ehdr_start __attribute__((visibility("hidden")));
 
 namespace kvc::emulation {
@@ -66,7 +66,7 @@ void Executions::clear() {
 
 }  // namespace kvc::emulation
 
-// What the compiler calls as a piece begins, in host code too, where no thread of a block runs. The name is its own.
+// The compiler calls this function, and names it, as a piece begins, in host code too, where no thread of a block runs.
 extern "C" __attribute__((visibility("hidden"))) void __sanitizer_cov_trace_pc() {
     if (kvc::emulation::current_block != nullptr) {
         kvc::emulation::current_block->note_execution(__builtin_return_address(0));

@@ -1,7 +1,7 @@
-// How often the warps of a launch run each straight piece of a kernel: what a model of its time on a GPU counts with
+// Counts how often the warps of a launch run each straight piece of a kernel, for a model of its time on a GPU
 // (benchmarks/predict). A kernel compiled with -fsanitize-coverage=trace-pc reports every such piece as it begins one.
 //
-// A warp runs a piece as often as the lane does that runs it most: lanes that take a branch together count once. A
+// A warp runs a piece as often as its busiest lane does: lanes that take a branch together count once. A
 // library without instrumented code pays nothing.
 #pragma once
 
@@ -27,7 +27,7 @@ private:
     static constexpr uint32_t kNone = ~uint32_t{0};
 
     const char* kernel_ = "";
-    std::vector<uint32_t> pieces_;  // by address in the library: which of records_; of the current launch
+    std::vector<uint32_t> pieces_;  // by address in the library: index into records_; of the current launch
     std::vector<KvcEmulationExecutions> records_;
     uint32_t first_ = 0;             // record of the current launch
     uint32_t blocks_ = 1;            // of a cluster

@@ -1,6 +1,6 @@
 // A fiber: a function with its own stack that can be left in the middle and continued later, all on one OS thread.
 // Each CUDA thread of an emulated block is one. The switch saves only what a called function must preserve (no system
-// call, unlike swapcontext), and tells AddressSanitizer which stack is in use.
+// Each CUDA thread of an emulated block is one. The switch saves only registers that a callee must preserve (no system
 #pragma once
 
 #include <cstddef>
@@ -23,13 +23,13 @@ public:
     Fiber(const Fiber&) = delete;
     Fiber& operator=(const Fiber&) = delete;
 
-    // The next resume() calls entry(argument) on an empty stack; what the fiber was doing is forgotten.
-    // `entry` must never return and never let an exception out: it calls pause() when it is done.
+    // The next resume() calls entry(argument) on an empty stack; the fiber's earlier work is forgotten.
+    // `entry` must never return and never throw: it calls pause() when it is done.
     void prepare(Entry entry, void* argument);
 
     // Scheduler side: runs the fiber until it pauses.
     void resume();
-    // Fiber side: back to the one who resumed it.
+    // Fiber side: returns to the scheduler that resumed it.
     void pause();
 
     bool owns(const void* address) const {

@@ -1,4 +1,4 @@
-// What a thread and a block of each kernel take on each device, as nvcc has compiled it: kernel_resources.inc, which
+// The resources of a thread and a block of each kernel on each device, as nvcc compiles it: kernel_resources.inc, which
 // benchmarks/kernels/resources.py writes.
 #pragma once
 
@@ -13,7 +13,7 @@ struct KernelResources {
     size_t static_shared_bytes;
 };
 
-// None for a kernel that is not of the library: a test's own.
+// Null for a kernel that is not in the library: a test's own.
 std::optional<KernelResources> resources_of(const Kernel& kernel, int device);
 
 }  // namespace kvc::emulation

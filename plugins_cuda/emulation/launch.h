@@ -1,4 +1,4 @@
-// What src/launch_kernel.h asks of the CUDA runtime, on the host: a kernel runs to its end before its launch returns, one
+// The host side of the calls in src/launch_kernel.h: a kernel runs to its end before its launch returns, one
 // launch at a time in the process.
 #pragma once
 
@@ -12,7 +12,7 @@ using cudaStream_t = void*;
 namespace kvc {
 namespace emulation {
 
-// What stands for a kernel: one object for each in the library.
+// Stands for a kernel: the library has one object for each.
 struct Kernel {
     const char* signature;  // names it with its template arguments, in the compiler's words: see kernel_resources.h
     void (*call)(const void* params);
@@ -36,14 +36,14 @@ KernelEntry kernel_entry() {
     return &kernel;
 }
 
-// The device that kvc_emulation_set_device has chosen: a place in emulation::kDevices.
+// The device that kvc_emulation_set_device has chosen: an index into emulation::kDevices.
 int current_device(const char* kernel);
 
 SharedMemorySizes shared_memory_of(const char* kernel, KernelEntry entry, int device);
 bool waits_for_previous_launch(const char* kernel, KernelEntry entry, int device);
 int multiprocessors_of(const char* kernel, int device);
 
-// These throw LaunchError where a device would refuse, and where the kernel does something wrong.
+// These throw LaunchError where a device would refuse a call, and where the kernel makes a mistake.
 void allow_dynamic_shared(const char* kernel, KernelEntry entry, size_t bytes);
 void launch_kernel(const char* kernel, KernelEntry entry, dim3 grid, dim3 block, size_t dynamic_shared_bytes,
                    unsigned cluster_blocks, cudaStream_t, bool begins_early, const void* params);

@@ -78,7 +78,7 @@ inline void store_16_bytes(void* to, uint4 value) {
     std::memcpy(to, &value, sizeof value);
 }
 
-// The same for a vector of the elements that are there.
+// One access to a vector.
 template <class Vector>
 Vector load_vector_of(const void* from) {
     emulation::check_alignment(from, sizeof(Vector));

@@ -1,6 +1,6 @@
 // kernels/ptx.cuh for the host: mma.sync and ldmatrix with the register layout of the PTX manual, and cp.async. The wait
-// that covers a copy performs it, and nothing does so earlier: a missing wait shows. Launches run one after another; a
-// thread that did not wait for the one before is reported (Block::note_access, Block::thread_main).
+// that covers a copy performs it, and nothing does so earlier, so that a missing wait shows. Launches run one after
+// another; a thread that did not wait for the launch before is reported (Block::note_access, Block::thread_main).
 #pragma once
 
 #include "emulation/numeric_types.h"
@@ -21,7 +21,7 @@ void wait_for_previous_launch();
 // Registers 2t, 2t+1 of column `group` of four 8 x 8 matrices; lane 8 m + i gives row i of matrix m.
 void load_matrices_transposed(uint32_t (&to)[4], const void* row);
 
-// Reads the bytes, so that an address that does not exist shows.
+// Reads the bytes, so that an invalid address shows.
 void prefetch_to_l2(const void* from, uint32_t bytes);
 
 void copy_async_16(void* to, const void* from);

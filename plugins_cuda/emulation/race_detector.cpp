@@ -83,7 +83,7 @@ void RaceDetector::copy(Who who, const void* to, const void* from, size_t bytes)
 
 void RaceDetector::check(const Access& past, const Access& present, uintptr_t address, bool shared) {
     if (past.block == kNoBlock || found_) return;
-    if (shared && !in_cluster(past.block)) return;  // an earlier block's memory, at the same place
+    if (shared && !in_cluster(past.block)) return;  // an earlier block's memory in the same place
     if (past.kind == Kind::kAtomic && present.kind == Kind::kAtomic) return;
     if (!ordered(past, present)) found_ = Race{past, present, reinterpret_cast<const void*>(address), shared};
 }
@@ -117,14 +117,14 @@ bool RaceDetector::ordered(const Access& past, const Access& present) const {
     });
 }
 
-// Was the access over, for the whole device, when its block arrived?
+// True if the access was visible to the whole device when its block arrived.
 bool RaceDetector::published(const Access& past, const Arrival& arrival) const {
     const bool before = past.thread == arrival.access.thread || past.epoch < arrival.access.epoch;
     const bool own_fence = arrival.fences[past.thread] > past.fences;
     return before && (own_fence || arrival.fence_epoch > past.epoch);
 }
 
-// An atomic in global memory: learns of every block that arrived here before, and arrives itself.
+// An atomic in global memory: takes over the arrivals of every block before it, then arrives itself.
 void RaceDetector::acquire(const Access& present, uintptr_t address) {
     auto& here = arrivals_[address];
     Block& own = blocks_[present.block - first_block_];

@@ -1,15 +1,15 @@
-// Finds two accesses to the same byte, at least one of them a write, with nothing that orders them. Schedules show a
-// race only where it changes a result; this shows it in any schedule.
+// Finds two accesses to the same byte, at least one of them a write, that nothing orders. Schedules show a
+// race only where it changes a result; the detector shows it in any schedule.
 //
 // The compiler reports the accesses: a kernel compiled with -fsanitize=thread calls a __tsan_ function at each load and
 // store. The library is not linked with that sanitizer's runtime; emulation/race_hooks.cpp defines the functions, and a
 // library without instrumented code pays nothing.
 //
-// What orders two accesses of one block: the same thread; a __syncthreads between them; a __syncwarp with both lanes in
-// its mask. Of two blocks of a cluster, or of one: the first access's thread, or one behind a __syncthreads after it,
+// Order between two accesses of one block: the same thread; a __syncthreads between them; a __syncwarp with both lanes
+// in its mask. In a cluster, or in one block: the first access's thread, or one behind a __syncthreads after it,
 // arrives, with release, at a barrier of the cluster that the second's, or one ahead of a __syncthreads before it, waits
 // for. Shuffles, votes and mma.sync order no memory, as CUDA says. Two atomic accesses need no order.
-// What orders a write of one block before an access of another: the writer (or, after a barrier, the thread that
+// A write of one block comes before an access of another if the writer (or, after a barrier, the thread that
 // arrives for it) calls __threadfence and then arrives at an atomic in global memory; a thread of the other block calls
 // an atomic at the same address later, and the access is by that thread or after a barrier.
 //
@@ -46,8 +46,8 @@ public:
     void begin_cluster(uint32_t first_block, uint32_t blocks, int threads);
 
     void access(Who who, const void* address, size_t bytes, Kind kind, bool shared);
-    // cp.async brings `bytes` to shared memory. Their source counts as read by whoever reads them there, not before:
-    // a copy of 16 bytes may bring a neighbour's along that no thread reads.
+    // cp.async brings `bytes` to shared memory. Their source counts as read when a thread reads them there, not before:
+    // a copy of 16 bytes may also bring a neighbour's bytes that no thread reads.
     void copy(Who who, const void* to, const void* from, size_t bytes);
     void fence(Who who);
     void barrier(uint32_t rank);
@@ -93,7 +93,7 @@ private:
         uint32_t fence_epoch;  // barriers before the last fence of the arriving thread
         std::vector<uint32_t> fences;
     };
-    // What an atomic has told a running block of another one.
+    // The arrivals of one other block that a running block has learned from atomics.
     struct Acquired {
         Access access;
         std::shared_ptr<const Arrival> arrival;

@@ -1,5 +1,5 @@
-// What a kernel compiled with -fsanitize=thread calls at each memory access; see emulation/race_detector.h. The names
-// are the compiler's. This file and the rest of the emulation are compiled without that flag.
+// The functions that a kernel compiled with -fsanitize=thread calls at each memory access: emulation/race_detector.h.
+// The compiler gives the names. This file and the rest of the emulation are compiled without that flag.
 #include "emulation/block.h"
 
 #include <cstddef>
@@ -38,7 +38,7 @@ KVC_HOOKS(4)
 KVC_HOOKS(8)
 KVC_HOOKS(16)
 
-// Atomics of the host's code: the guard of a function's static variable, and what src/launch_kernel.h keeps.
+// Atomics of host code: the guard of a function's static variable, and the state of src/launch_kernel.h.
 extern "C" __attribute__((visibility("hidden"))) uint8_t __tsan_atomic8_load(const volatile uint8_t* address, int) {
     return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }

@@ -1,4 +1,4 @@
-// The threads of a block that can run, as one bit each, and which of them goes next.
+// The threads of a block that can run, as one bit each, and the choice of the next one.
 #pragma once
 
 #include "kernels/warp.cuh"
@@ -42,7 +42,7 @@ public:
 
     bool empty() const { return warps_ == 0; }
 
-    // Removes and returns a thread, of which there must be one. Lowest or highest first lets one warp run as far ahead of
+    // Removes and returns a thread of a set that is not empty. Lowest or highest first lets a warp run as far ahead of
     // the others as the barriers allow.
     int take(Order order, Random& random) {
         const int warp = choose(warps_, order, random);

@@ -1,4 +1,4 @@
-// What kernels/shared.cuh is built from, on the host: storage in the running block, and an extent that checks indices.
+// The host side of kernels/shared.cuh: storage in the running block, and an extent that checks indices.
 #pragma once
 
 #include "emulation/cluster.h"
@@ -11,7 +11,7 @@ namespace kvc::platform {
 [[noreturn]] void fail_shared_access(int64_t index, size_t count);
 void check_shared_alignment(size_t address, size_t alignment);
 
-// How many elements a SharedSpan has, and whose they are.
+// The number of elements of a SharedSpan, and the block that owns them.
 class SharedExtent {
 public:
     explicit SharedExtent(size_t count, const emulation::Block* owner = nullptr) : count_(count), owner_(owner) {}

@@ -1,4 +1,4 @@
-// The shared memory of the block that runs. Nothing of it survives from block to block: it is filled with a pattern
+// The shared memory of the running block. No value survives from block to block: it is filled with a pattern
 // that reads as NaN in every floating-point type and as a huge number in every integer type.
 #pragma once
 
@@ -23,10 +23,10 @@ public:
     void* static_array(const void* key, const char* name, size_t bytes);
     void* dynamic_array(size_t offset, size_t bytes);
 
-    // Fills what starts at `first`, a multiple of kSharedAlignment, with the pattern; whole granules.
+    // Fills the granules from `first` on, a multiple of kSharedAlignment, with the pattern.
     static void poison(void* first, size_t bytes);
 
-    // A place in the memory of any block of the launch: arrays that several declare are found by their declarations.
+    // A place in the memory of any block of the launch: an array of several blocks is found by its declaration.
     struct Place {
         const void* key;  // null in dynamic memory
         const char* name;

@@ -1,6 +1,6 @@
 """Writes the C++ that follows from the operators' schemas: `python -m plugins_cuda.generate` from the root.
 
-The files are committed, so that compiling needs no Python; a test says whether they are current.
+The files are committed, so that compiling needs no Python; a test checks that they are current.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def generated() -> Mapping[Path, str]:
 
 
 def laid_out(path: Path, text: str) -> str:
-    """The text as clang-format lays it out; RuntimeError where there is no clang-format."""
+    """The text, laid out by clang-format; raises RuntimeError where there is no clang-format."""
     folders = (str(Path(sys.executable).parent), os.environ.get("PATH", ""))
     program = shutil.which("clang-format", path=os.pathsep.join(folders))
     if program is None:

@@ -10,13 +10,13 @@ _OPERATORS: dict[type[ast.operator], tuple[str, int]] = {
     ast.Mult: ("*", 2),
     ast.FloorDiv: ("/", 2),
 }
-"""In C++, and how strongly each binds."""
+"""The C++ sign of each Python operator, and how strongly it binds."""
 
 
 def expression(formula: str) -> str:
     """A formula of `dimensions.evaluate` in C++, over int64_t variables named as its symbols and attributes.
 
-    `stored_pages` is that of kernels/stored_pages.h."""
+    `stored_pages` is the function of kernels/stored_pages.h."""
 
     def text(node: ast.expr, binding: int) -> str:
         match node:

@@ -9,7 +9,7 @@ from kvc_trt.operators.schema import Operator
 
 
 def limits_header() -> str:
-    """What kernels size their shared memory by."""
+    """The text of limits.h: kernels size their shared memory by these limits."""
     return f"""/* The largest sizes that the kernels serve. A call beyond one of them is refused. */
 #ifndef KVC_LIMITS_H
 #define KVC_LIMITS_H
@@ -22,7 +22,7 @@ def limits_header() -> str:
 
 
 def parameters_header() -> str:
-    """One struct per operation."""
+    """The text of parameters.h: one struct per operation."""
     return f"""/* The parameters of every operation. A value outside of its range is refused, by the name of its member.
  *
  * Symbols: {_symbols()}

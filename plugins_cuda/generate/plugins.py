@@ -1,4 +1,4 @@
-"""The tables of the TensorRT plugins, and what passes a call of TensorRT on to the C ABI."""
+"""The tables of the TensorRT plugins, and the functions that pass a call of TensorRT on to the C ABI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plugins_cuda.generate.formulas import expression
 
 
 def dimensions_header() -> str:
-    """The symbols of shapes, and the names that TensorRT finds the plugins by."""
+    """The text of dimensions.h: the symbols of shapes, and the names by which TensorRT finds the plugins."""
     return f"""#pragma once
 
 #include <cstddef>
@@ -25,16 +25,16 @@ namespace kvc::tensorrt {{
 inline constexpr const char* kNamespace = "{KVC_DOMAIN}";
 inline constexpr const char* kVersion = "{VERSION}";
 
-/// What the dimensions of tensors stand for.
+/// The symbols of tensor dimensions.
 enum class Dim : uint8_t {{
 {_lines(f"{_dimension(symbol)},  ///< {symbol}" for symbol in SIZES)}
 }};
 inline constexpr size_t kDims = {len(SIZES)};
 
-/// In messages.
+/// The symbols' names in messages.
 inline constexpr const char* kDimNames[kDims] = {{{", ".join(f'"{size.words}"' for size in SIZES.values())}}};
 
-/// Most attributes of an operator.
+/// The most attributes of any operator.
 inline constexpr size_t kMaxFields = {max(len(operator.attributes) for operator in KERNEL_OPERATORS)};
 
 }}  // namespace kvc::tensorrt
@@ -42,7 +42,7 @@ inline constexpr size_t kMaxFields = {max(len(operator.attributes) for operator 
 
 
 def operators_header() -> str:
-    """The list of all operators."""
+    """The text of operators.h: the list of all operators."""
     return f"""// Every operator, each in a file of its own in operators/.
 #pragma once
 
@@ -59,7 +59,7 @@ inline constexpr const Operator* kOperators[] = {{{", ".join(f"&{_constant(one)}
 
 
 def operator_sources() -> dict[str, str]:
-    """The source of each operator by the name of its file."""
+    """The C++ source of each operator, by file name."""
     return {f"{kernel_of(one).operation.removeprefix('kvc_')}.cpp": _operator(one) for one in KERNEL_OPERATORS}
 
 
@@ -69,7 +69,7 @@ def _operator(operator: Operator) -> str:
     formulas = _lines(_formulas(operator))
     fields, sizes = " fields" if "fields." in formulas else "", " sizes" if formulas else ""
     return f"""// {operator.name}: {operator.summary}
-// Its tables, and how a call of it becomes one of the C ABI.
+// The operator's tables, and the conversion of its calls into calls of the C ABI.
 {"#include <algorithm>" if "std::" in formulas else ""}
 
 {'#include "kernels/stored_pages.h"' if "stored_pages(" in formulas else ""}
@@ -86,7 +86,7 @@ using enum Element;
 
 constexpr TensorSpec kInputs[] = {{{"".join(_tensor(operator, one) + "," for one in operator.inputs)}}};
 
-// The number after a shape is the input whose buffer the output is.
+// The number after a shape is the input whose buffer the output shares.
 constexpr TensorSpec kOutputs[] = {{{"".join(_tensor(operator, one) + "," for one in operator.outputs)}}};
 
 void derive(const Fields&{fields}, Sizes&{sizes}) {{
@@ -126,12 +126,12 @@ def _lines(lines: Iterable[str]) -> str:
 
 
 def _constant(operator: Operator) -> str:
-    """kCompact, kDenseAttention ..."""
+    """The operator's constant in C++: kCompact, kDenseAttention ..."""
     return f"k{operator.name.removeprefix('Kvc')}"
 
 
 def _dimension(symbol: str) -> str:
-    """kBatch, kHeads, kTwiceHeadSize ..."""
+    """The symbol's name in C++: kBatch, kHeads, kTwiceHeadSize ..."""
     words = SIZES[symbol].words.replace("2 x", "twice").replace("+", "and").split()
     return "k" + "".join(word.capitalize() for word in words)
 
@@ -163,7 +163,7 @@ def _tensor(operator: Operator, tensor: Tensor) -> str:
 
 
 def _formulas(operator: Operator) -> Iterator[str]:
-    """Every derived size, as far as the sizes that it needs are known."""
+    """C++ that computes every derived size once the sizes in its formula are known."""
     attributes = {one.name for one in operator.attributes}
     formulas = dict(operator.all_formulas())
     read = dict.fromkeys(name for formula in formulas.values() for name in names_in(formula) if name in attributes)
@@ -191,7 +191,8 @@ def _number(member: Member) -> str:
 
 
 def _addresses(operator: Operator) -> Iterator[str]:
-    """A tensor that is updated in place is passed as the output, whose buffer is the input's."""
+    """C++ that passes the addresses of tensors. A tensor that is updated in place is passed as the output, which shares
+    the input's buffer."""
     updated = {tensor.alias: number for number, tensor in enumerate(operator.outputs) if tensor.alias}
     for member in members(operator):
         if isinstance(member.source, Tensor):

@@ -1,4 +1,4 @@
-"""The parameters of a step that rotates its token as those of the plain step behind the rotation."""
+"""Converts the parameters of a step that rotates its token into those of the plain step after the rotation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvc_trt.operators.schema import Operator
 
 
 def rotated_header() -> str:
-    """One function for each operation that rotates: it copies what the two structs share."""
+    """The text of rotated_parameters.h: for each operation that rotates, a function that copies the common members."""
     functions = "".join(_function(plain, rotated) for plain, rotated in ROTATED)
     return f"""// The parameters of a step that rotates its token, as those of the plain step with the rotated query.
 #pragma once

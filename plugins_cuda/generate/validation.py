@@ -1,4 +1,4 @@
-"""Checks of the numbers and the tensors of every operation, as far as the schemas know them."""
+"""Generates the checks of numbers and tensors that follow from an operation's schema."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from plugins_cuda.generate.formulas import expression
 
 
 def rules_header() -> str:
-    """One function for the numbers and one for the tensors of each parameter struct."""
+    """The text of parameter_rules.h: a function for the numbers and one for the tensors of each parameter struct."""
     functions = "".join(map(_functions, LIBRARY_OPERATORS))
-    return f"""// The numbers and tensors of every operation, as checks; src/validate.cpp ties several together.
+    return f"""// Checks of every operation's numbers and tensors; src/validate.cpp adds the rules that involve several.
 #pragma once
 
 #include <algorithm>
@@ -64,17 +64,17 @@ return {{{listed}}};
 
 
 def _attributes(operator: Operator) -> list[Attribute]:
-    """Those that the struct holds."""
+    """The attributes that the struct holds."""
     return [member.source for member in members(operator) if isinstance(member.source, Attribute)]
 
 
 def _sizes(operator: Operator) -> list[tuple[str, Size]]:
-    """Those that the struct holds and that are no attributes, by symbol."""
+    """The sizes that the struct holds and that are not attributes, by symbol."""
     return [(one.source, SIZES[one.source]) for one in members(operator) if isinstance(one.source, str)]
 
 
 def _size_ranges(operator: Operator) -> Iterator[str]:
-    """Those of sizes that follow from no others, also where an attribute holds one."""
+    """Ranges of the sizes that do not follow from others, also where an attribute holds the size."""
     held, attributes = size_members(operator), {one.name: one for one in _attributes(operator)}
     for symbol, field in held.items():
         size = SIZES[symbol]
@@ -85,7 +85,7 @@ def _size_ranges(operator: Operator) -> Iterator[str]:
 
 
 def _attribute_ranges(operator: Operator) -> Iterator[str]:
-    """Limits of others come first, then what they limit, then what follows from all."""
+    """Ranges of attributes: limits come before the values that they limit, derived values come last."""
     others = [one for one in _attributes(operator) if one.name not in size_members(operator).values()]
     for one in sorted(others, key=lambda attribute: attribute.at_most is not None):
         yield _range(operator, one.name, one.least, one.most, one.at_most)
@@ -116,7 +116,7 @@ def _multiples(operator: Operator) -> Iterator[str]:
 
 
 def _contiguous(operator: Operator) -> list[Tensor]:
-    """The tensors of the struct but those that its strides describe."""
+    """The tensors of the struct, except those that its strides describe."""
     held = [member.source for member in members(operator) if isinstance(member.source, Tensor)]
     return [tensor for tensor in held if tensor.name not in kernel_of(operator).strided or tensor in operator.outputs]
 
@@ -138,7 +138,7 @@ def _extent(operator: Operator, symbol: str) -> str:
 
 
 def _locals(operator: Operator, formulas: list[str]) -> str:
-    """Variables for what the formulas read."""
+    """C++ variables for the names that the formulas read."""
     names = dict.fromkeys(name for formula in formulas for name in names_in(formula))
     fields = size_members(operator)
     values = {name: "make.element_bytes" if name == ELEMENT_BYTES else f"p.{fields.get(name, name)}" for name in names}

@@ -1,5 +1,5 @@
-// Appends one token to the cache of a KV head: its key and value, and what becomes of a page's bounds. The key is rotated
-// on the way where that is left to the step (new_token.cuh); then so is the query, for the attention kernel.
+// Appends one token to the cache of a KV head: its key and value, and the change to its page's bounds. The step rotates
+// the key on the way where it has to (new_token.cuh); then it also rotates the query, for the attention kernel.
 //
 // Source: RocketKV (arXiv 2502.14051), section 3.3: pages of p consecutive slots keep the element-wise extremes of
 // their keys. Bounds are stored channel-major, [2D,P] per KV head: row d holds the page maxima of K, row D+d those of
@@ -65,7 +65,7 @@ struct ChannelBounds {
     float maximum;
     float negated_minimum;
 
-    // A token joins the page. NaN in its key makes both NaN, as in the reference.
+    // Adds a token to the page. NaN in its key makes both bounds NaN, as in the reference.
     __device__ __forceinline__ void raise(float key) {
         maximum = nan_max(maximum, key);
         negated_minimum = nan_max(negated_minimum, -key);
@@ -87,7 +87,7 @@ public:
         }
     }
 
-    // Writes the bounds with a token of this key in the page.
+    // Writes the bounds of the page with a token of this key in it.
     __device__ __forceinline__ void raise(T key) const {
         if (exists_) {
             ChannelBounds bounds = {maximum_.widen(maximum_before_), negated_minimum_.widen(negated_minimum_before_)};
@@ -126,7 +126,7 @@ struct AppendParams {
         return {channel, token.key + start, token.value + start};
     }
 
-    // Where the rotated query of a KV head of the batch goes; null where it is not rotated here.
+    // The destination of the rotated query of a KV head of the batch; null where it is not rotated here.
     __device__ __forceinline__ T* rotated_of(int64_t head) const {
         return token.rotated == nullptr ? nullptr : token.rotated + head * group * head_size;
     }

@@ -1,6 +1,6 @@
-// Appends a turn's tokens to the caches of a KV head: keys and values, and what becomes of the bounds of their pages.
+// Appends a turn's tokens to the caches of a KV head: keys and values, and the changes to their pages' bounds.
 //
-// Source: RocketKV (arXiv 2502.14051), section 3.3, for the bounds; append.cuh has the form in which they are stored.
+// Source: RocketKV (arXiv 2502.14051), section 3.3, for the bounds; append.cuh documents their stored form.
 //
 //   append_block   token i of row b goes to slot cache_lengths[b] + i; a token without a slot is dropped
 //   raise_bounds   the pages of those slots: one thread per page and channel takes the extremes of its new keys

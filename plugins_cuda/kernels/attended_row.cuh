@@ -1,32 +1,32 @@
-// Which entries of its cache a row reads in one decode step: shared by selection, which fills the list, and attention.
+// The entries of its cache that a row reads in a decode step: for selection, which fills the list, and for attention.
 //
-// It depends on the row's own length and the engine's constants alone, so a row does the same work in any batch.
+// They depend on the row's own length and the engine's constants alone, so a row does the same work in any batch.
 #pragma once
 
 #include "kernels/platform.cuh"
 
 namespace kvc {
 
-// Constants of an engine that decide how much of its cache a row reads.
+// Constants of an engine that decide how many entries of its cache a row reads.
 struct AttentionLimits {
     int64_t capacity;     // C
     int64_t top_k;        // tokens that a sparse step reads
-    int64_t dense_limit;  // rows of at most so many entries read all of them: max(token_budget, dense_until)
+    int64_t dense_limit;  // rows of at most this many entries read all of them: max(token_budget, dense_until)
 };
 
-// What one row reads.
+// The entries that one row reads.
 struct AttendedRow {
     int length;  // m: entries after the append; 0 if the row is inactive
     int count;   // k_eff: entries that are read
     bool all;    // count == length: slots 0..m-1, no list is needed
 };
 
-// Whether a row of so many entries takes part in the step: there is a slot for its new token.
+// True if a row of this many entries takes part in the step: there is a slot for its new token.
 __device__ __forceinline__ bool has_slot(int64_t cache_length, int64_t capacity) {
     return cache_length >= 0 && cache_length < capacity;
 }
 
-// The row whose cache held `cache_length` entries before the append.
+// The row whose cache holds `cache_length` entries before the append.
 __device__ __forceinline__ AttendedRow attended_row(int64_t cache_length, const AttentionLimits& limits) {
     if (!has_slot(cache_length, limits.capacity)) {
         return {0, 0, true};

@@ -1,4 +1,4 @@
-// From the warps' parts of one split to its result, and from the splits of a row to its output.
+// Merges the warps' parts of one split into its result, and the splits of a row into its output.
 //
 // Parts are softmax sums over different tokens, each relative to its own maximum (the log-sum-exp merge). They are
 // added in ascending order of warps and of splits, whichever finished first.
@@ -62,7 +62,7 @@ struct WarpShare {
 };
 
 // The block's result from those of its warps, after a barrier; store(head, d, sums, part) takes four channels at a time.
-// Every thread weighs the warps for itself: that costs less than the barrier before weights that others have made.
+// Every thread weighs the warps for itself: that costs less than the barrier that shared weights would need.
 template <int kHeadSize, class Store>
 __device__ __forceinline__ void merge_warps(const MergeBuffers& buffers, int group, int head_size, Store&& store) {
     constexpr int kVectors = kHeadSize / 4;
@@ -100,7 +100,7 @@ __device__ __forceinline__ void merge_warps(const MergeBuffers& buffers, int gro
     }
 }
 
-// Counts this block as done. True in the last block of the row, which then sees what all the others have written.
+// Counts this block as done. True in the last block of the row, which then sees everything that the others wrote.
 __device__ __forceinline__ bool arrives_last(int32_t* arrivals, int splits, const MergeBuffers& buffers) {
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -140,7 +140,7 @@ __device__ __forceinline__ void weigh_splits(const SplitResults& results, int sp
     }
 }
 
-// Splits whose outputs a thread loads at a time: the first of them before it knows what they weigh.
+// Splits whose outputs a thread loads at a time: it loads the first of them before it knows their weights.
 inline constexpr int kSplitsAhead = 8;
 
 // Four channels of one head in splits `first` and up; item counts them as [head][channel / 4].
@@ -161,13 +161,13 @@ __device__ __forceinline__ void load_splits(const SplitResults& results, int spl
     }
 }
 
-// The output [heads of the group, D] of a row from the results of its splits; for the last block alone.
+// Writes the output [heads of the group, D] of a row from the results of its splits; only the last block calls it.
 template <int kHeadSize, class T>
 __device__ __forceinline__ void merge_splits(const SplitResults& results, int splits, int group, int head_size,
                                              const MergeBuffers& buffers, T* output) {
     constexpr int kVectors = kHeadSize / 4;
     const int thread = thread_anew();
-    float4 values[kSplitsAhead] = {};  // else what another split has left would take registers over the tiles
+    float4 values[kSplitsAhead] = {};  // else the values of another split would take registers over the tiles
     load_splits<kHeadSize>(results, splits, 0, group, head_size, thread, values);
     weigh_splits(results, splits, group, buffers, thread);
     __syncthreads();

@@ -1,7 +1,7 @@
 // Attention of 8 query heads over tiles of 16 tokens by one warp, on tensor cores: for fp16 and bf16 caches.
 //
 // Keys and values are copied to shared memory by cp.async, one or two tiles ahead (the ring), and from there into mma
-// fragments. A lane copies what it multiplies itself, 16 bytes at a time, so a tile needs neither a barrier nor
+// fragments. A lane copies its own operands, 16 bytes at a time, so a tile needs neither a barrier nor
 // ldmatrix, and no bank is used twice:
 // - Scores are S^T[16 tokens, 8 heads] = K Q^T. A sum over channels may take them in any order, so a lane's 8
 //   consecutive channels of a key row serve as the fragments of two products, if the query is loaded the same way.
@@ -10,7 +10,7 @@
 // - Between the two, weights change lanes: P^T has tokens where S^T has heads. Four shuffles per 16 tokens do that.
 // Weights are split into two 16-bit numbers, so that they count with 16 (bf16) or 22 (fp16) bits, not with 8 or 11.
 // (An infinite value in V therefore gives NaN where exact arithmetic may give an infinity.)
-// A tile's keys are replaced by later ones as soon as they are multiplied, then its values: between 4 and 8 KB of a ring
+// Later keys replace a tile's keys as soon as they are multiplied, then its values: between 4 and 8 KB of a ring
 // of one tile (D = 128) are under way at any time.
 //
 // Deterministic: a fixed order of products for every tile; no lane's result depends on another warp, or on the ring.
@@ -120,7 +120,7 @@ public:
     }
 
 private:
-    // P^T as B fragments: rounded, and what rounding left.
+    // P^T as B fragments: the rounded weights, and the remainder of the rounding.
     struct Weights {
         uint32_t rounded[2];
         uint32_t rest[2];
@@ -134,12 +134,12 @@ private:
         return ring_.part(stage * kTileVectors * kWarpSize, kTileSpan);
     }
 
-    // Whether this lane's vector i of a key row, channels 32 i + 8 t and up, is inside the head.
+    // True if this lane's vector i of a key row, channels 32 i + 8 t and up, is inside the head.
     __device__ __forceinline__ bool has_key(int i) const {
         return kQuadChannels * (i + 1) <= kSmallestHeadSize || i * kQuadChannels < key_room_;
     }
 
-    // Whether this lane's vector of a value row in a block of channels is. Where it is not, the output is dropped.
+    // True if this lane's vector of a value row in a block of channels is inside; if not, the output is dropped.
     __device__ __forceinline__ bool has_value(int block) const {
         return kBlockChannels * (block + 1) <= kSmallestHeadSize || block * kBlockChannels < value_room_;
     }
@@ -206,7 +206,7 @@ private:
         }
     }
 
-    // Scores [tokens token, token + 8][heads 2t, 2t+1] into weights; what was summed up before is rescaled.
+    // Turns scores [tokens token, token + 8][heads 2t, 2t+1] into weights and rescales the sums so far.
     __device__ __forceinline__ void weigh(float (&scores)[4], int token, int end, Weights& weights) {
         float corrections[2];
 #pragma unroll

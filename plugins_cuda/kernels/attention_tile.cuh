@@ -1,5 +1,5 @@
-// What the warps of the attention kernel share, on tensor cores and without: which slots a tile reads, how scores
-// become weights, and how results are laid out for the merge.
+// Shared by the warps of the attention kernel, on tensor cores and without: the slots that a tile reads, how scores
+// become weights, and the layout of results for the merge.
 //
 // A warp takes tiles of 16 tokens and 8 query heads of one group. Where a group has more than 8 heads, two warps take
 // the same tokens.
@@ -26,9 +26,9 @@ inline constexpr int kOutputStride = kHeadSize + 8;
 template <int kHeadSize>
 inline constexpr int kWarpOutputs = kWarpHeads * kOutputStride<kHeadSize>;
 
-// The thread's and the warp's number, for code that is not in the loop over tiles. To the compiler they are news each
-// time, so what follows from them is computed there: kept over the loop, it would take registers that the loop needs. The
-// warp's comes from its first lane: then the compiler knows that all lanes have the same.
+// The thread's and the warp's number, for code outside the loop over tiles. The compiler cannot reuse an earlier value,
+// so it computes there what depends on them: kept over the loop, it would take registers that the loop needs. The
+// warp's number comes from its first lane: then the compiler knows that it is the same in all lanes.
 __device__ __forceinline__ int thread_anew() { return __shfl_xor_sync(kFullWarp, static_cast<int>(threadIdx.x), 0); }
 __device__ __forceinline__ int warp_anew() { return __shfl_sync(kFullWarp, warp_index(), 0); }
 
@@ -43,7 +43,7 @@ struct TokenRows {
     int end;        // the tokens of the part end here
     int head_size;  // D
 
-    // Slot of a token. What reaches past the end reads the last token again, with weight 0.
+    // Slot of a token. A token past the end reads the last token again, with weight 0.
     __device__ __forceinline__ int slot(int token) const {
         const int inside = token < end ? token : end - 1;
         return listed ? list[inside - first] : inside;

@@ -1,4 +1,4 @@
-// Where the tokens of a turn's block are in its rows: shared by the kernels that store them.
+// The place of a turn's tokens in the rows of its block: shared by the kernels that store them.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace kvc {
 
-// What a row stores before the block, and how many tokens of the block are its own.
+// The entries that a row stores before the block, and the row's own tokens in the block.
 struct BlockRow {
     int64_t stored;  // entries before the block, 0..C
     int64_t count;   // new tokens, 0..M
@@ -17,7 +17,7 @@ __device__ __forceinline__ int64_t clamped(int64_t value, int64_t most) {
     return value < 0 ? 0 : value > most ? most : value;
 }
 
-// A row whose numbers are out of range gets those of the nearest row that is not.
+// Numbers of a row that are out of range count as the nearest values in range.
 __device__ __forceinline__ BlockRow block_row(const int64_t* cache_lengths, const int64_t* lengths, int64_t row,
                                               int64_t capacity, int64_t block) {
     return {clamped(cache_lengths[row], capacity), clamped(lengths[row], block)};

@@ -1,4 +1,4 @@
-// Page bounds one at a time, for kernels that move few of them: whether they are of the cache's type or fp8 is a uniform
+// Page bounds one at a time, for kernels that move few of them: the choice of the cache's type or fp8 is a uniform
 // branch there, and one kernel serves both.
 #pragma once
 
@@ -10,11 +10,11 @@
 
 namespace kvc {
 
-// Bounds of a call on caches of T. An element of fp8 is rounded up, of other types to nearest: a maximum of T is exact.
+// Bounds of a call on caches of T. fp8 bounds are rounded up, others to nearest: a maximum of T is exact.
 template <class T>
 class BoundTable {
 public:
-    // A bound as it is stored; the load may still be under way.
+    // A bound in its stored form; the load may still be under way.
     struct Stored {
         T number;
         fp8_t code;

@@ -2,12 +2,12 @@
 // shared memory.
 //
 //     announce_to_cluster();             // this thread is there; orders no memory, which saves the wait for its writes
-//     arrive_at_cluster();               // or: and what it has written, in any of the blocks, is behind it
+//     arrive_at_cluster();               // or: and its writes, into any of the blocks, come before the barrier
 //     wait_for_cluster();                // every thread of the cluster has arrived; its writes are here
 //     span.of_block(rank)[i] = value;    // element i of that block's span of the same declaration
 //
-// A thread must have passed one such barrier before it touches another block's memory, for that block may not have begun;
-// and a block may end only when nobody touches its own any more: behind a barrier that they arrive at afterwards.
+// A thread must have passed one such barrier before it touches another block's memory: that block may not have begun.
+// A block may end only after the last access to its memory: behind a barrier that the other blocks arrive at later.
 // Kernels here write into other blocks and read their own alone: a write is under way while the thread goes on, a read is
 // waited for, and the barrier that makes the writes visible is also the last that a block needs before it ends.
 #pragma once

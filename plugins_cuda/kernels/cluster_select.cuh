@@ -1,9 +1,9 @@
-// The selection of radix_select.cuh and emit_selected.cuh by a cluster of blocks, each of which has a part of the keys in
+// The selection of radix_select.cuh and emit_selected.cuh by a cluster of blocks. Each block has a part of the keys in
 // registers: block 0 the first candidates, block 1 those behind them, and so on.
 //
-// A block adds up its own histogram and writes it into every block's shared memory. Behind a barrier of the cluster each
-// block adds up all of them, so all find the same digit, and the same threshold. The shares of warps, from which follows
-// where a block's elements go, are exchanged likewise.
+// A block adds up its own histogram and writes it into every block's shared memory. After a barrier of the cluster each
+// block adds up all histograms, so all find the same digit and the same threshold. The blocks exchange the warps'
+// shares in the same way; the places of a block's elements follow from them.
 //
 // Barriers of the cluster: one in each radix pass, and one before the elements are named. Two passes write to places of
 // their own: a block that is a pass ahead finds the places of the pass before still being read.
@@ -21,9 +21,9 @@
 
 namespace kvc {
 
-constexpr int kClusterCopies = 4;  // histograms of a block: a bin's are one vector
+constexpr int kClusterCopies = 4;  // histograms of a block: the copies of a bin are one vector
 
-// What the blocks of a cluster write to each other while they select.
+// The data that the blocks of a cluster write to each other while they select.
 template <int kThreads>
 struct ClusterSelection {
     static constexpr int kWarps = kThreads / kWarpSize;  // of a block
@@ -36,8 +36,8 @@ struct ClusterSelection {
     SharedSpan<uint32_t> sums;       // [kRadixBins]
     SharedSpan<uint32_t>
         histograms;              // [2][kClusterBlocks][kRadixBins]: in even passes and in odd ones, from every block
-    SharedSpan<int32_t> larger;  // [kClusterBlocks][kWarps]: what every warp selects above the threshold
-    SharedSpan<int32_t> equal;   // [kClusterBlocks][kWarps]: and on it
+    SharedSpan<int32_t> larger;  // [kClusterBlocks][kWarps]: weight that every warp selects above the threshold
+    SharedSpan<int32_t> equal;   // [kClusterBlocks][kWarps]: weight of every warp's keys equal to it
 
     // sums[i] = weight in bin 255 - i of all blocks; clears the histogram for the next pass.
     __device__ __forceinline__ void add_up(int pass) const {
@@ -60,7 +60,7 @@ struct ClusterSelection {
         sums[kRadixBins - 1 - bin] = weight;
     }
 
-    // What the warps of the cluster before this one select.
+    // The totals of the cluster's warps before this one.
     __device__ __forceinline__ Share share_before_warp(Share of_warp) const {
         const int lane = lane_index();
         const int own = cluster_rank() * kWarps + warp_index();
@@ -80,7 +80,7 @@ struct ClusterSelection {
 };
 
 // Calls emit(i, slot, count) for every element of this block that the cluster selects, as emit_ascending does. The
-// histogram must be cleared, and a barrier have followed that.
+// caller has cleared the histogram and passed a barrier.
 template <int kThreads, int kKeys, class WeightAt, class Emit>
 __device__ __forceinline__ void select_in_cluster(const RegisterKeys<kKeys>& keys, int32_t quota, int32_t single,
                                                   WeightAt weight_at, const ClusterSelection<kThreads>& cluster,

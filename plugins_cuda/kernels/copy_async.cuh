@@ -6,7 +6,7 @@
 //     __syncthreads();                   // ... and those of the other threads
 //
 // A wait makes the thread's own copies visible to itself alone; a barrier is needed before others read them, and
-// before the next copy overwrites what others still read.
+// before the next copy overwrites data that others still read.
 #pragma once
 
 #include "kernels/platform.cuh"

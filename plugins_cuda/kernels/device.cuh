@@ -39,7 +39,7 @@ __device__ __forceinline__ uint32_t multiply_pairs(bfloat16_t, uint32_t a, uint3
 __device__ __forceinline__ uint4 load_16_bytes(const void* from) { return *static_cast<const uint4*>(from); }
 __device__ __forceinline__ void store_16_bytes(void* to, uint4 value) { *static_cast<uint4*>(to) = value; }
 
-// Bounds of a SharedSpan: the device does not keep them.
+// A SharedSpan has no bounds on the device.
 class SharedExtent {
 public:
     __device__ __forceinline__ explicit SharedExtent(size_t) {}
@@ -65,11 +65,11 @@ __device__ __forceinline__ void store_vector_of(void* to, const Vector& value) {
     *static_cast<Vector*>(to) = value;
 }
 
-// ---- What src/launch_kernel.h asks of the CUDA runtime. All of it is for the current device, and throws LaunchError.
+// ---- The calls of src/launch_kernel.h to the CUDA runtime. All are for the current device, and throw LaunchError.
 
 inline void check(const char* kernel, cudaError_t status) {
     if (status == cudaSuccess) return;
-    cudaGetLastError();  // not to be reported again by the next launch
+    cudaGetLastError();  // clears the error, so that the next launch does not report it again
     throw LaunchError(std::string("kernel ") + kernel + ": " + cudaGetErrorString(status));
 }
 
@@ -98,7 +98,7 @@ inline void allow_dynamic_shared(const char* kernel, KernelEntry entry, size_t b
     check(kernel, cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
 }
 
-// Code for sm_80 does not wait, also where the driver compiles it for a later device.
+// Code for sm_80 does not wait, even where the driver compiles it for a later device.
 inline bool waits_for_previous_launch(const char* kernel, KernelEntry entry, int) {
     cudaFuncAttributes attributes{};
     check(kernel, cudaFuncGetAttributes(&attributes, entry));

@@ -3,10 +3,10 @@
 //   emit_ascending   calls emit(index, slot, count) once for every selected element: its output starts at `slot`. Equal
 //                    keys are served in ascending order of index until `ties` is used up, the last one with a part.
 //
-// A warp's candidates are neighbours. It adds up what they select, learns what the warps before it select (the one
+// A warp's candidates are neighbours. The warp adds up the selected ones, learns the sums of earlier warps (the one
 // barrier), and counts on from there.
 //
-// Code: what follows from a key is a few bits, so the loops that emit are not unrolled. Inlined for every key in
+// Code: few bits follow from a key, so the loops that emit are not unrolled. Inlined for every key in
 // flight, they would be most of a kernel's instructions.
 //
 // Determinism: integer sums in a fixed order.
@@ -45,7 +45,7 @@ __device__ __forceinline__ Share share_of(uint32_t key, const Threshold& thresho
     return share;
 }
 
-// What the warps before this one select, each of which says what it selects `of_warp`. One barrier.
+// The totals of the warps before this one; each warp passes its own as `of_warp`. One barrier.
 template <int kThreads>
 __device__ __forceinline__ Share share_before_warp(Share of_warp, SharedSpan<int32_t> storage) {
     constexpr int32_t kWarps = kThreads / kWarpSize;
@@ -78,7 +78,7 @@ struct SelectedBits {
     }
 };
 
-// Emits one candidate, if it gets a slot; `before` is what those before it select.
+// Emits one candidate, if it gets a slot; `before` is the total of the candidates before it.
 template <class Emit>
 __device__ __forceinline__ void emit_one(int32_t i, Share own, int32_t ties, Share before, Emit emit) {
     const int32_t slot = before.slots(ties);
@@ -125,8 +125,8 @@ __device__ __forceinline__ void emit_ascending(const MemoryKeys<kThreads, KeyAt>
     }
 }
 
-// Keys in registers: one scan, for a thread's candidates are neighbours too. `before_warp` is given what the warp selects
-// and says what is selected before it.
+// Keys in registers: one scan, for a thread's candidates are neighbours too. `before_warp` takes the warp's total and
+// returns the total of the warps before it.
 template <int kKeys, class WeightAt, class BeforeWarp, class Emit>
 __device__ __forceinline__ void emit_ascending_by(const RegisterKeys<kKeys>& keys, Threshold threshold,
                                                   WeightAt weight_at, BeforeWarp before_warp, Emit emit) {
@@ -149,7 +149,7 @@ __device__ __forceinline__ void emit_ascending_by(const RegisterKeys<kKeys>& key
     }
 }
 
-// The same by one block that has all keys. Ends without a barrier.
+// Does the same in one block that has all keys. Ends without a barrier.
 template <int kThreads, int kKeys, class WeightAt, class Emit>
 __device__ __forceinline__ void emit_ascending(const RegisterKeys<kKeys>& keys, Threshold threshold, WeightAt weight_at,
                                                SharedSpan<int32_t> storage, Emit emit) {

@@ -3,7 +3,7 @@
 // Source: RocketKV, arXiv 2502.14051, end of algorithm 1 (the kept tokens) and section 3.3 (page bounds, counted over
 // the compacted cache from slot 0). Bounds are channel-major [B,G,2D,P]: row d holds the page maxima of K, row D+d
 // those of -K; a page without tokens holds the lowest finite value, and a NaN key makes its channel of the page NaN. In fp8
-// (fp8.cuh) bounds are rounded up when they are written, and what is NaN is the largest number.
+// (fp8.cuh) bounds are rounded up when they are written, and NaN becomes the largest number.
 //
 // Blocks own whole pages: any number of them runs at once. Where the caches are k and v themselves, the rows have been
 // moved before (move_in_place.cuh), and only bounds and the zeros past a row's end remain.
@@ -31,7 +31,7 @@ constexpr int kGatherThreads = 256;
 constexpr int kGatherBlocks = 3;  // of gather_cache on a multiprocessor: 48 KiB of rows in flight, 80 registers
 constexpr int kRowsInFlight = 4;
 
-// How a block's pages are shared out: a segment is what one thread reduces for its channels.
+// The division of a block's pages: one thread reduces one segment for its channels.
 struct PageLayout {
     int32_t page_size;      // p, at most C
     int32_t pages;          // P
@@ -94,7 +94,7 @@ __device__ __forceinline__ GatherHead<T> gather_head(const GatherParams<T>& para
             params.in_place};
 }
 
-// Extremes of kVectorWidth neighbouring channels. They start at the lowest finite value, what an empty page holds.
+// Extremes of kVectorWidth neighbouring channels. They start at the lowest finite value, as in an empty page.
 template <class T>
 struct ChannelExtremes {
     float high[kVectorWidth<T>];
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks) gather_cache(co
         const GatherHead<T> head = gather_head(params, is_key, blockIdx.z, blockIdx.y);
         const bool bounded = is_key && params.bounds != nullptr;
         ChannelExtremes<T> extremes;
-        // Rows that are in place already are read for their bounds only.
+        // Rows that are already in place are read only for their bounds.
         if (bounded || !head.in_place) gather_rows(head, channel, first, min(end, head.length), extremes);
         for (int32_t slot = max(first, head.length); slot < end; ++slot) {
             platform::store_16_bytes(head.cache + int64_t{slot} * params.head_size + channel, uint4{0, 0, 0, 0});

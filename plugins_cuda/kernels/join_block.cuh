@@ -1,7 +1,7 @@
-// Stored and new tokens of a turn in one table: what its queries attend to, and what its compaction chooses from.
+// Copies stored and new tokens of a turn into one table, for the turn's attention and its compaction.
 //
-// Row b of the table: the first cache_lengths[b] slots of the cache, then the row's new tokens, then zeros. Zeros and not
-// what the cache holds there: a masked entry that is infinite or NaN would reach a product as NaN.
+// Row b of the table: the first cache_lengths[b] slots of the cache, then the row's new tokens, then zeros. The rest of
+// the cache is not copied: a masked entry that is infinite or NaN would reach a product as NaN.
 //
 // Bytes per row and KV head, s bytes per element, m stored and n new tokens: reads 2·s·D·(m + n), writes 2·s·D·(C + M),
 // in vectors of 16 bytes.

@@ -5,7 +5,7 @@
 //
 // Blocks own slices of channels of K or of V, which do not depend on each other. Each walks the slots in ascending
 // chunks, reads a chunk whole, and writes it after a barrier. That is safe because positions ascend, so position >=
-// slot: no later chunk reads what an earlier one wrote. Rows that keep everything are not touched.
+// slot: no later chunk reads a slot that an earlier chunk wrote. Rows that keep everything are not touched.
 //
 // Bytes per row and KV head that evicts, s bytes per element: reads and writes 2·s·D·budget; reads the indices,
 // 4·budget, once per slice. Every access to K and V is 16 bytes wide; a slice is 64 bytes of a row, two whole sectors.

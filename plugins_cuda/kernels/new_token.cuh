@@ -1,5 +1,5 @@
-// The new token of every row of a decode step: where its query, key and value are, and how a thread reads its channel of
-// them, with the rotary embedding where they do not have it yet.
+// The new token of every row of a decode step: the places of its query, key and value, and how a thread reads its
+// channel of them, with the rotary embedding where they do not have it yet.
 //
 // Source: Su et al. (arXiv 2104.09864). The two halves of a head form the pairs. For d < D/2, rotated channel d is
 // x[d] cos[d] - x[d + D/2] sin[d], and channel d + D/2 is x[d + D/2] cos[d] + x[d] sin[d]. In fp32: both products and their
@@ -52,7 +52,7 @@ public:
         }
     }
 
-    // Whether a head has the channel.
+    // True if a head has the channel.
     __device__ __forceinline__ bool exists() const { return exists_; }
     __device__ __forceinline__ int number() const { return channel_; }
 
@@ -61,12 +61,12 @@ public:
         return {head[channel_], to_other_ != 0 ? head[channel_ + to_other_] : T{}};
     }
 
-    // What was read, rotated where it is to be.
+    // The number that was read, rotated where it has to be.
     __device__ __forceinline__ T rotated(const Pair& pair) const {
         if (to_other_ == 0) {
             return pair.own;
         }
-        // Not contracted to a fused product and sum, whose bits would be others than those of the formula.
+        // Not contracted to a fused product and sum, which would give other bits than the formula.
         return from_float<T>(__fadd_rn(__fmul_rn(to_float(pair.own), cosine_), __fmul_rn(to_float(pair.other), sine_)));
     }
 

@@ -1,4 +1,4 @@
-// Element types of caches (fp32, fp16, bf16) and what kernels do with them: conversion to and from fp32 (round to
+// Element types of caches (fp32, fp16, bf16) and their operations in kernels: conversion to and from fp32 (round to
 // nearest even), 128-bit global accesses, and the order in which scores are compared.
 //
 // Everything here is a pure function of its arguments, so it adds nothing to the determinism argument of a kernel.

@@ -1,4 +1,4 @@
-// What the kernels of the observation scores share: parameters, a block's place in the prompt, the group's queries in
+// Shared by the kernels of the observation scores: parameters, a block's place in the prompt, the group's queries in
 // shared memory, and the arithmetic of softmax statistics.
 //
 // Logits are measured in units of log 2 (the scale log2(e) / sqrt(D) replaces 1 / sqrt(D)): a probability is exp2(x -
@@ -48,14 +48,14 @@ struct ObservationParams {
     float scale;         // log2(e) / sqrt(D)
 };
 
-// Number of keys of batch row `b` if it is to be voted on, else 0.
+// Number of keys of batch row `b` if its keys get votes, else 0.
 template <class T>
 __device__ __forceinline__ int64_t observed_keys(const ObservationParams<T>& params, int64_t b) {
     const int64_t n = max(int64_t{0}, min(params.prompt_lengths[b], params.prompt_length));
     return n > params.prompt_budget ? n : 0;
 }
 
-// How many rows of the window do not vote in batch row `b`: the first W-V.
+// The number of window rows that do not vote in batch row `b`: the first W-V rows.
 template <class T>
 __device__ __forceinline__ int32_t silent_rows(const ObservationParams<T>& params, int64_t b) {
     return params.window - window_length(params.window_lengths, b, params.window);
@@ -67,7 +67,7 @@ struct ObservedChunk {
     const T* queries;   // [H / G * W, D]
     const T* keys;      // [S, D] by the stride of tokens
     int64_t first_row;  // of `queries` among all [B,H,W]
-    int64_t n;          // keys of the batch row, 0 if it is not voted on
+    int64_t n;          // keys of the batch row, 0 if they get no votes
     int64_t first;      // key
     int32_t rows;       // H / G * W
     int32_t silent;     // rows of the window that do not vote: the first ones of every head
@@ -117,8 +117,8 @@ struct ObservationShared {
     }
 };
 
-// Vector `vector` of a query row, zeros past D. A row past the last is read as the last, and one that does not vote as
-// its head's first that does, so that it is never worse than a copy of a row that counts.
+// Vector `vector` of a query row, zeros past D. A row past the last one reads the last row; a row that does not vote
+// reads the first voting row of its head. Such a row is then always a copy of a row that counts.
 template <class T, class Vector>
 __device__ __forceinline__ Vector load_query(const ObservationParams<T>& params, const ObservedChunk<T>& chunk, int row,
                                              int vector) {
@@ -151,7 +151,7 @@ __device__ __forceinline__ void stage_queries(const ObservationParams<T>& params
     }
 }
 
-// A finite number to subtract where no key has been seen, or only ones of logit -inf.
+// A finite number to subtract where no key has been seen, or only keys of logit -inf.
 __device__ __forceinline__ float exponent_origin(float maximum) { return maximum == -INFINITY ? 0.0f : maximum; }
 
 // The statistic of two sets of keys together.

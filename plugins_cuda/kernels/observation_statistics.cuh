@@ -17,8 +17,8 @@
 
 namespace kvc {
 
-// Causal window: row i, the query at n-W+i, does not see later keys. Hidden logits become -inf. A row that does not vote
-// is a copy of the first that does.
+// Causal window: row i, the query at n-W+i, does not see later keys. Hidden logits become -inf. A row without a vote
+// is a copy of the first row that votes.
 template <int kGroups>
 __device__ __forceinline__ void hide_future(float (&logits)[kGroups][4], int64_t first_key, int64_t first_hidden,
                                             int row, int window, int silent) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void hide_future(float (&logits)[kGroups][4], int64_t
     }
 }
 
-// `seen` and the logits of one query row in a tile, of which the four lanes of a quad hold a part each.
+// `seen` and the logits of one query row in a tile; each of the four lanes of a quad holds a part of them.
 template <int kHalf, int kGroups>
 __device__ __forceinline__ float2 add_tile(float2 seen, const float (&logits)[kGroups][4], float scale) {
     float largest = -INFINITY;
@@ -78,7 +78,7 @@ __device__ __forceinline__ void observe_tile(const ObservationParams<T>& params,
         }
         const float2 upper_statistic = add_tile<0>(statistics[upper], logits, params.scale);
         const float2 lower_statistic = add_tile<1>(statistics[lower], logits, params.scale);
-        __syncwarp();  // the shuffles of add_tile order no memory: all four lanes have read what one overwrites
+        __syncwarp();  // the shuffles of add_tile order no memory: all four lanes have read the old numbers
         if (lane_of_quad() == 0) {
             statistics[upper] = upper_statistic;
             statistics[lower] = lower_statistic;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void observe_tile(const ObservationParams<T>& params,
     __syncwarp();
 }
 
-// Merges the warps' statistics of the query rows from `first_row` on and stores them as those of the chunk.
+// Merges the warps' statistics of the query rows from `first_row` on and stores the result for the chunk.
 template <class T, class Tile>
 __device__ __forceinline__ void store_partials(const ObservationParams<T>& params, const ObservedChunk<T>& chunk,
                                                int first_row) {

@@ -55,7 +55,7 @@ struct ScoreLayout {
     int row;      // elements from one staged row to the next
     int rows;     // staged
     int query;    // temperatures and factors of the prepared query
-    int factors;  // these
+    int factors;  // the factors alone
     int scratch;  // of the scorer
     int total;
 };
@@ -75,7 +75,7 @@ __host__ __device__ __forceinline__ ScoreLayout score_layout(int row_vectors, in
     return layout;
 }
 
-// What a block does with pages [start, start + chunk) of a row.
+// The work of a block on pages [start, start + chunk) of a row.
 struct ChunkTask {
     int start;
     int count;   // pages to score: 0 past the row's end, and where the row is read as a whole

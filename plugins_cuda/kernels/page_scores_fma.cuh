@@ -23,14 +23,14 @@ struct alignas(sizeof(float) * kHeads) HeadTile {
     float value[kHeads];
 };
 
-// The query as it is taken does not depend on Bound.
+// The query in the scorer's form does not depend on Bound.
 template <int kHeads, class Bound>
 class FmaScorer {
 public:
     static constexpr int kSpareVectors = 0;  // at the end of a staged row
     static constexpr __host__ __device__ int rows(int channels) { return channels; }
 
-    // Of the query as the scorer takes it: HeadTile [tiles,r].
+    // The query in the scorer's form: HeadTile [tiles,r].
     static constexpr __host__ __device__ int query_vectors(int channels, int group) {
         return (channels * tiles(group) * kHeads + kVectorWidth<float> - 1) / kVectorWidth<float>;
     }
@@ -38,7 +38,7 @@ public:
     // Of shared memory, beside the staged bounds and the query.
     static constexpr int kScratchBytes = kChannelParts * kHeads * kBlockPages * static_cast<int>(sizeof(float));
 
-    // Writes the query on the chosen channels, so many vectors from `to` on.
+    // Writes the query on the chosen channels into the vectors from `to` on.
     static __device__ __forceinline__ void write_query(const GroupQuery& query, uint4* to) {
         const int count = tiles(query.group) * query.channels;
         for (int i = static_cast<int>(threadIdx.x); i < count; i += kScoreThreads) {

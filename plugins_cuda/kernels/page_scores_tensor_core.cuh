@@ -30,7 +30,7 @@
 
 namespace kvc {
 
-// kHeads is the group rounded up to 4, 8 or 16. The query as it is taken does not depend on Bound, which is T or fp8_t.
+// kHeads is the group rounded up to 4, 8 or 16. The query in the scorer's form does not depend on Bound (T or fp8_t).
 template <class T, int kHeads, class Bound>
 class TensorCoreScorer {
     static constexpr int kStepChannels = 16;
@@ -53,7 +53,7 @@ public:
         return (channels + kStepChannels - 1) / kStepChannels * kStepChannels;
     }
 
-    // Of the query as the scorer takes it: its operands.
+    // The query in the scorer's form: its operands.
     static constexpr __host__ __device__ int query_vectors(int channels, int) {
         return rows(channels) / kStepChannels * kStepOperands;
     }
@@ -61,7 +61,7 @@ public:
     // Of shared memory, beside the staged bounds and the query.
     static constexpr int kScratchBytes = 0;
 
-    // Writes the query on the chosen channels, so many vectors from `to` on; zeros past the last channel and head.
+    // Writes the query on the chosen channels into the vectors from `to` on; zeros past the last channel and head.
     static __device__ __forceinline__ void write_query(const GroupQuery& query, uint4* to) {
         const int count = query_vectors(query.channels, query.group);
         for (int i = static_cast<int>(threadIdx.x); i < count; i += kScoreThreads) {
@@ -93,7 +93,7 @@ public:
     }
 
 private:
-    // What the columns of one of a span's products are multiplied by, of a register of its bounds.
+    // The operand for the columns of one of a span's products, from a register of the span's bounds.
     static __device__ __forceinline__ uint32_t operand(uint32_t bounds, int product) {
         if constexpr (kIsFp8<Bound>) {
             return widen_upper_bytes<T>(product == 0 ? bounds << 8 : bounds);
@@ -161,7 +161,7 @@ private:
         return pages;
     }
 
-    // [steps, kRows, kQuad]: what lane 4 row + t multiplies. Without heads in it, the lower half of the rows is zero.
+    // [steps, kRows, kQuad]: operand of lane 4 row + t. Without heads in it, the lower half of the rows is zero.
     SharedSpan<uint4> operands_;
 };
 

@@ -1,12 +1,12 @@
-// What pages are ranked by: their share of attention, as order keys.
+// The rank of pages: their share of attention, as order keys.
 //
 // Source: RocketKV (arXiv 2502.14051), section 3.3, step 7 of hybrid attention: f[x] = mean over the group, head 0
 // first, of exp(score - maximum) / sum, the softmax over tokens of e[h, page of x] / T[h] (page_statistics.cuh).
 //
 // As in the ONNX body, exponentials are multiplied by 1 / sum, rounded once per head, and shares are not divided by the
-// group. No choice changes but a near-tie:
+// group. This can change the choice only at a near-tie:
 //   - Pages whose scores have the same bits in every head get the same key: an exact tie stays one. The same holds for
-//     two pages of which one has the scores of the other in two heads exchanged, if these heads have equal sums.
+//     two pages whose scores are equal except that two heads are exchanged, if these heads have equal sums.
 //   - Within a head, 1 / sum is a factor that all pages share. Rounding a product never turns an order; it may make
 //     neighbours equal, as rounding a quotient does.
 //   - Between heads, shares move by at most 2^-24 of themselves against each other for 1 / sum, and as much for the
@@ -46,7 +46,7 @@ struct ScoreTile {
     static constexpr int kHeads = 16 / kPages;
     float value[kHeads][kPages];
 
-    // Of pages from first_page on and heads from first_head on, where there are any; else whatever is there.
+    // Loads pages from first_page on and heads from first_head on; past the last one, the contents are undefined.
     __device__ __forceinline__ void read(const ScoredPages& pages, int32_t first_page, int first_head) {
         constexpr int kWidth = kVectorWidth<float>;
 #pragma unroll

@@ -47,7 +47,7 @@ __host__ __device__ __forceinline__ int32_t units_of(int32_t pages) { return (pa
 
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
 
-// What exponents are relative to: the maximum, but never -inf, from which -inf would differ by NaN.
+// The number that exponents are relative to: the maximum, but never -inf, because -inf - -inf is NaN.
 __device__ __forceinline__ float exponent_base(float maximum) { return maximum == minus_infinity() ? 0.0f : maximum; }
 
 // Tokens in the pages of a row; the last one may be partial.
@@ -123,8 +123,8 @@ struct UnitPart {
     __device__ __forceinline__ float sum(float maximum) const { return sum_of_parts(units, first, end, step, maximum); }
 };
 
-// The softmax of every head, from the statistics of its units [g, stride], of which a row has `count` -> heads [g].
-// kParts: into how many parts the units of all heads are divided at most, each added up by a warp; what decides the bits.
+// The softmax of every head, from the statistics of its units [g, stride], `count` of them in a row -> heads [g].
+// kParts: the most parts into which the units of all heads are divided, each added up by a warp; the bits depend on it.
 // Two barriers, the last one after the result is written.
 template <int kThreads, int kParts = kThreads / kWarpSize>
 __device__ __forceinline__ void head_softmax(const ScoreStatistics* units, int64_t stride, int32_t count, int32_t group,

@@ -1,8 +1,8 @@
-// What a kernel may use, for both compilers: nvcc, and g++ with -DKVC_EMULATION, which runs the same kernel bodies on
+// The language of kernels, for both compilers: nvcc, and g++ with -DKVC_EMULATION, which runs the same kernel bodies on
 // the CPU. This is the only header that tells the compilers apart; kernels/device.cuh and emulation/device.h offer
 // the same names. Kernel bodies read as ordinary CUDA (threadIdx, __syncthreads, __shfl_xor_sync, ...).
 //
-// What is left out on purpose: float atomics and approximate math (not deterministic across orders or devices),
+// Left out on purpose: float atomics and approximate math (not deterministic across orders or devices),
 // <<<>>> (kvc::launch of src/launch_kernel.h reports errors), and PTX outside kernels/ptx.cuh.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace kvc {
 
-// A launch that the CUDA runtime refused, or what the emulation found while it ran the kernel.
+// A launch that the CUDA runtime refused, or an error that the emulation found while it ran the kernel.
 class LaunchError : public std::runtime_error {
 public:
     explicit LaunchError(const std::string& what) : std::runtime_error(what) {}

@@ -1,4 +1,4 @@
-// Which prompt tokens stay: max-pooled votes, the best of them, the window; as ascending positions.
+// Chooses the prompt tokens to keep: max-pooled votes, the best of them, the window; as ascending positions.
 //
 // Source: RocketKV, arXiv 2502.14051, algorithm 1 (SnapKV++), steps "max-pool" and "top-k". Votes are summed over the
 // window and the group already (observation_votes.cuh).

@@ -1,6 +1,6 @@
-// Reads memory into the L2 cache, for the kernels that come after those that run meanwhile.
+// Reads memory into the L2 cache while other kernels run, for the kernels that follow them.
 //
-// A step's attention waits for latencies and leaves the memory idle, while the weights of the next products lie there. A
+// A step's attention waits for latencies and leaves the memory idle, where the weights of the next products lie. A
 // thread asks for kPiece bytes by one instruction and ends: nothing waits for the bytes, and no registers, shared
 // memory or L1 lines hold them. Deterministic: nothing is written.
 #pragma once

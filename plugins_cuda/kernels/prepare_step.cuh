@@ -1,5 +1,5 @@
-// What a decode step does once for every KV head, ahead of all that is done for its pages: rotates and stores the token,
-// and says which channels score the pages, and how.
+// The part of a decode step that runs once per KV head, before the work on its pages: rotates and stores the token,
+// and chooses the channels that score the pages, with their factors.
 //
 // Source: RocketKV (arXiv 2502.14051), section 3.3, steps 2 to 4 and 6 of hybrid attention (score_channels.cuh), and the
 // extremes that pages keep (append.cuh).

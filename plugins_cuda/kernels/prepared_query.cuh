@@ -1,14 +1,14 @@
-// The query of a KV head as page_scores.cuh takes it: prepare_step.cuh writes it once, every block that scores pages
-// reads it.
+// The query of a KV head in the form that page_scores.cuh reads: prepare_step.cuh writes it once, every block that
+// scores pages reads it.
 //
-// Per KV head, in vectors of 16 bytes; what fills up a part's last vector is undefined but for the rows:
+// Per KV head, in vectors of 16 bytes; the rest of a part's last vector is undefined, except that `rows` ends in zeros:
 //
 //   rows          int32: the rows of the bounds that the chosen channels read, best channel first, then zeros
 //   temperatures  fp32 [g]: 1/T
-//   factors       what these rows are multiplied by, as the scorer takes it
+//   factors       the numbers that these rows are multiplied by, in the scorer's form
 //
-// A block needs the rows to know what to stage, so it reads them into registers; the rest it copies into shared memory
-// while the bounds are on their way.
+// A block needs the rows to choose the bounds to stage, so it reads them into registers; the rest it copies into shared
+// memory while the bounds are on their way.
 #pragma once
 
 #include <type_traits>
@@ -18,12 +18,12 @@
 
 namespace kvc {
 
-// How the bounds of a cache of T are summed for kHeads query heads at a time: 1, 2 or 4 in fp32, the group rounded up to 4,
-// 8 or 16 in 16 bit. What it says of the query is the same for any Bound.
+// Sums the bounds of a cache of T for kHeads query heads at a time: 1, 2 or 4 in fp32, the group rounded up to 4, 8 or
+// 16 in 16 bit. The scorer's form of the query is the same for any Bound.
 template <class T, int kHeads, class Bound = T>
 using PageScorer = std::conditional_t<sizeof(T) == 2, TensorCoreScorer<T, kHeads, Bound>, FmaScorer<kHeads, Bound>>;
 
-// Where the parts start, in vectors.
+// The places at which the parts start, in vectors.
 struct PreparedLayout {
     int temperatures;
     int factors;
@@ -40,7 +40,7 @@ __host__ __device__ __forceinline__ PreparedLayout prepared_layout(int channels,
     return layout;
 }
 
-// Writes what follows from the channels that `query` has chosen. No barrier.
+// Writes the parts that follow from the channels that `query` has chosen. No barrier.
 template <class Scorer>
 __device__ __forceinline__ void write_prepared(const GroupQuery& query, uint4* prepared) {
     const PreparedLayout layout = prepared_layout<Scorer>(query.channels, query.group);

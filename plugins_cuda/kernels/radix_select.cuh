@@ -4,15 +4,15 @@
 // the selection is exact: in any order of the threads there is one threshold key, and equal keys are served by index.
 // This is the top-k of RocketKV (arXiv 2502.14051, both stages) under the tie rule that the reference defines.
 //
-//   find_threshold   the key of the last element that gets a share of `quota`, or as many of its bits as set it apart:
-//                    larger keys weigh less than quota in total, larger and equal ones at least quota. `ties` is what
-//                    is left for the equal ones.
+//   find_threshold   the key of the last element that gets a share of `quota`, or enough of its bits to set it apart:
+//                    larger keys weigh less than quota in total, larger and equal ones at least quota. `ties` is the
+//                    rest of the quota, for the equal ones.
 //
 // n in 1..2^20 elements of integer weight >= 0, total below 2^31. Called by all kThreads threads of the block with
 // the same arguments; key_at(i) and weight_at(i) must give the same answer whenever they are asked.
 //
 // Cost: up to four radix passes of 8 bits, with two barriers each. They end where a digit's bin has one element left,
-// or just what is left of the quota: of a thousand pages with scores of their own usually after three. Keys in memory
+// or just the rest of the quota: of a thousand pages with scores of their own usually after three. Keys in memory
 // are read once a pass, and twice more when they are emitted: up to 6·4·n bytes by one block. Up to about 40K of them
 // stay in the L1 cache after the first pass.
 //
@@ -21,7 +21,7 @@
 // interleaved: lane l adds to copy l % kCopies of its bin, in another bank than its neighbours'. With 32
 // copies (32 KiB) no two lanes of a warp ever collide, for any data and any weights; aggregating within the warp by
 // match or leader election costs instructions on every key and helps only where values repeat. Small n: fewer copies,
-// as clearing and adding up the copies is then what a pass costs.
+// because the cost of a pass is then that of clearing and adding up the copies.
 //
 // Determinism: the only atomics add integers to histograms; every other step has a fixed order.
 #pragma once
@@ -138,7 +138,7 @@ __device__ __forceinline__ void add_copies(SharedSpan<uint32_t> histogram, Share
     }
 }
 
-// The highest digit at which the weight from the top reaches `quota`, which becomes what is left of it for that digit;
+// The highest digit at which the weight from the top reaches `quota`; `quota` becomes the rest for that digit;
 // digit 0 if all together weigh less. Every warp finds it for itself, which saves a barrier.
 __device__ __forceinline__ uint32_t take_digit(SharedSpan<uint32_t> sums, int32_t& quota) {
     constexpr int32_t kBinsPerLane = kRadixBins / kWarpSize;
@@ -174,7 +174,7 @@ __device__ __forceinline__ uint32_t take_digit(SharedSpan<uint32_t> sums, int32_
 // quota <= 0 selects nothing; one beyond the total weight, everything. `single`: elements that weigh no more than this
 // together are one element; 0 where none do for certain. kAllPasses where equal keys are usual: a test less in a pass.
 //
-// `add_up` does what add_copies does, for all blocks that have a part of the keys; all of them get the same sums.
+// `add_up` does the work of add_copies over all blocks that have a part of the keys; all blocks get the same sums.
 constexpr int32_t kAllPasses = -1;
 template <int kThreads, int kCopies, class Keys, class WeightAt, class AddUp>
 __device__ __forceinline__ Threshold find_threshold_by(const Keys& keys, int32_t quota, int32_t single,
@@ -200,7 +200,7 @@ __device__ __forceinline__ Threshold find_threshold_by(const Keys& keys, int32_t
     return {prefix, quota, single != kAllPasses ? mask : 0xffffffffu};
 }
 
-// By one block that has all keys.
+// Finds the threshold in one block that has all keys.
 template <int kThreads, int kCopies, class Keys, class WeightAt>
 __device__ __forceinline__ Threshold find_threshold(const Keys& keys, int32_t quota, int32_t single, WeightAt weight_at,
                                                     SharedSpan<uint32_t> histogram, SharedSpan<uint32_t> sums) {

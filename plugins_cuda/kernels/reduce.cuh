@@ -1,7 +1,7 @@
 // Sums, maxima and scans over a warp, by all of its lanes.
 //
 // Deterministic: every result is a fixed tree over the lanes, in any order of the threads, and every lane of a sum or a
-// maximum gets the same bits. Shuffles order no memory: what lanes exchange through shared memory needs a
+// maximum gets the same bits. Shuffles order no memory: an exchange between lanes through shared memory needs a
 // barrier of its own.
 #pragma once
 

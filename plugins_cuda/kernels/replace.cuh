@@ -1,4 +1,4 @@
-// Copies tensors over state: what a compaction kept, into the buffers that the engine shares between input and output.
+// Copies the entries that a compaction kept over the state, in buffers that the engine shares between input and output.
 //
 // Bytes: every tensor once read and once written, 16 bytes at a time where it starts at a multiple of 16.
 //
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kReplaceThreads) replace_vectors(const Replace
     }
 }
 
-// The same for tensors of any length and alignment.
+// Copies tensors of any length and alignment.
 inline __global__ void __launch_bounds__(kReplaceThreads) replace_integers(const ReplaceParams<int32_t> params) {
     start_next_launch();
     wait_for_previous_launch();

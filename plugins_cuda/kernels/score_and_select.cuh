@@ -2,7 +2,7 @@
 // blocks for every (row, KV head). Each scores its share of the row's pages; they exchange statistics, histograms and
 // counts, and each names the tokens that are selected from its own pages.
 //
-// Source and semantics: those of the three. Results have the same bits: every function that decides them is theirs.
+// Source and semantics: those of the three kernels. Results have the same bits, from the same functions.
 //
 //   in   the new token: query [B,H,D], key and value [B,G,D] (new_token.cuh)
 //   out  k_cache, v_cache [B,G,C,D] and bounds [B,G,2D,P], of the cache's type or fp8, with the token in them;
@@ -15,13 +15,13 @@
 // bounds in memory, then stages them; no other block reads them. It also writes key and value; the first block writes the
 // query where it is rotated here. Scores, statistics and keys never leave the multiprocessors.
 //
-// Barriers of the cluster: one that every block has begun, arrived at early and waited for behind the scores; one behind
-// the statistics; then those of cluster_select.cuh, the last of which is also behind the last write into another block.
+// Barriers of the cluster: one for "every block has begun", arrived at early and waited for after the scores; one after
+// the statistics; then those of cluster_select.cuh: after the last of them no block writes into another one.
 //
 // Bytes per KV head: r P b of bounds (b bytes each), 2D sectors of 32 bytes of bounds, 4 D s for the token, 4 top_k
 // written, and g D s of query for every block.
 //
-// Determinism: a row's bits depend on the row alone: its pages are divided by its own length, and nothing depends on how.
+// Determinism: a row's bits depend on the row alone: its own length divides its pages, and no bit depends on how.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +62,7 @@ constexpr int kClusterPages = 4;
 // Layout of the dynamic shared memory; offsets in bytes, multiples of 16. That of page_scores.cuh comes first.
 struct ClusterLayout {
     ScoreLayout score;
-    int chunk_units;  // that there is room for
+    int chunk_units;  // the chunk has room for these
     int query;        // float [g,D]
     int scores;       // float [g,8 chunk_units]
     int units;        // ScoreStatistics [g,chunk_units]: of the block
@@ -103,8 +103,8 @@ struct ClusterHead {
     const GroupQuery query;
     const ChunkTask task;
 
-    // Scores and statistics of the block's pages -> shared memory, behind a barrier of the block, and one that every block
-    // of the cluster has begun.
+    // Writes scores and statistics of the block's pages to shared memory. Includes a barrier of the block, and the one
+    // by which every block of the cluster has begun.
     __device__ __forceinline__ void score(const Bound* table) const {
         __syncthreads();  // the channels are chosen, and the page's bounds written
         if (task.count > 0) {
@@ -124,7 +124,7 @@ struct ClusterHead {
         __syncthreads();
     }
 
-    // `score` has been called.
+    // Called after `score`.
     __device__ __forceinline__ void select(const AttendedRow& row, const TokenLists& lists) const {
         KVC_SHARED(HeadSoftmax, heads, KVC_LARGEST_GROUP);
         KVC_SHARED(uint32_t, histogram, kHistogramWords<kClusterCopies>);
@@ -139,7 +139,7 @@ struct ClusterHead {
         const int last = (row.length - 1) / params.page_size;
         head_softmax<kScoreThreads, kTokenWarps>(&row_units()[0], units_of(params.pages), units_of(last + 1),
                                                  query.group, heads);
-        // A block past the row's end has no pages, and no place of its first one among the tokens.
+        // A block past the row's end has no pages, and its first page has no tokens.
         const int tokens = task.count > 0 ? row.length - task.start * params.page_size : 0;
         const ScoredPages pages = {&scores()[0],     nullptr, layout.chunk_units, query.group,
                                    params.page_size, tokens,  task.count};
@@ -214,8 +214,8 @@ private:
     }
 };
 
-// Stores the token and selects, in a row that takes part in the step. All blocks of a cluster take the same way: whether
-// pages are selected depends on the row.
+// Stores the token and selects, in a row that takes part in the step. All blocks of a cluster take the same branch: it
+// depends on the row whether pages are selected.
 template <class T, int kHeads, class Bound>
 __device__ __forceinline__ void select_row(const ScoreAndSelectParams<T, Bound>& params, const ClusterLayout& layout,
                                            const GroupQuery& query, const QueryChannel& own,
@@ -268,14 +268,14 @@ __device__ __forceinline__ void step_in_cluster(const ScoreAndSelectParams<T, Bo
     if (row.length > 0) {
         select_row<T, kHeads, Bound>(params, layout, query, own, entry, head, slot, row, lists);
     }
-    if (lists.selected != nullptr) {  // past what was selected
+    if (lists.selected != nullptr) {  // the slots past the selected ones
         const int thread = cluster_rank() * kScoreThreads + static_cast<int>(threadIdx.x);
         fill_selected(lists.selected, row.all ? 0 : row.count, row.count, params.selected_width, thread,
                       kClusterBlocks * kScoreThreads);
     }
 }
 
-// Grid (kClusterBlocks, G, B) in clusters of kClusterBlocks. Nothing where there are no clusters: never launched there.
+// Grid (kClusterBlocks, G, B) in clusters of kClusterBlocks. Empty where there are no clusters: never launched there.
 template <class T, int kHeads, class Bound>
 __global__ void __launch_bounds__(kScoreThreads) score_and_select(const ScoreAndSelectParams<T, Bound> params) {
     start_next_launch();

@@ -1,4 +1,4 @@
-// Which channels score the pages of a KV head, and the query on them: steps 3, 4 and 6 of RocketKV's hybrid attention.
+// The channels that score the pages of a KV head, and the query on them: steps 3, 4 and 6 of hybrid attention.
 //
 // Source: RocketKV (arXiv 2502.14051), section 3.3. A[d] = sum over the group of |q[h,d]|; the r channels of largest A,
 // the lower channel first among equals; a channel reads page maxima where the group's sum of q is positive, else minima;
@@ -35,10 +35,10 @@ struct GroupQuery {
     int head_size;               // D
     int channels;                // r
 
-    // The channel of which `row` of the bounds is the maximum or the negated minimum.
+    // The channel whose maximum or negated minimum is in `row` of the bounds.
     __device__ __forceinline__ int channel_of(int row) const { return row < head_size ? row : row - head_size; }
 
-    // What the bound of the i-th best channel is multiplied by for `head`: the query on it, negated where a minimum is
+    // The factor of the i-th best channel's bound for `head`: the query on that channel, negated where a minimum is
     // read as a negated maximum. 0 past the last channel and the last head.
     __device__ __forceinline__ float factor(int head, int i) const {
         if (head >= group || i >= channels) {
@@ -50,7 +50,7 @@ struct GroupQuery {
     }
 };
 
-// What the query says about this thread's channel.
+// The importance of this thread's channel, and the row of its bounds.
 struct QueryChannel {
     uint32_t key;  // ascends with A, below 2^31; 0 for NaN, and past the last channel
     int row;       // row of the bounds: d for the maximum, D+d for the negated minimum
@@ -172,8 +172,8 @@ __device__ __forceinline__ void choose_channels(const QueryChannel& own, const G
     }
 }
 
-// 1/T of every head -> inverse_temperature [g]; one warp per head, the last warp first: what else follows from the
-// choice is given to the first ones. No barrier.
+// 1/T of every head -> inverse_temperature [g]; one warp per head, the last warp first: the other results of the choice
+// are given to the first warps. No barrier.
 __device__ __forceinline__ void find_temperatures(const GroupQuery& query, float* inverse_temperature) {
     for (int head = kScoreWarps - 1 - warp_index(); head < query.group; head += kScoreWarps) {
         const int start = head * query.head_size;

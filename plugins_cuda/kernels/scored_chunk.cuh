@@ -1,4 +1,4 @@
-// Where a block's page scores go, however they were summed (page_scores_fma.cuh, page_scores_tensor_core.cuh).
+// The destination of a block's page scores, however they are summed (page_scores_fma.cuh, page_scores_tensor_core.cuh).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct ScoredHeads {
     int group;                              // g
 };
 
-// The staged pages of a chunk that are scored, and where their scores go.
+// The staged pages of a chunk that are scored, and the destination of their scores.
 struct ScoredChunk {
     float* scores;           // [g,8U], from the first page of the chunk on
     ScoreStatistics* units;  // [g,U], from the first unit of the chunk on

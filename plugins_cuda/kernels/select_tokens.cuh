@@ -1,4 +1,4 @@
-// Which tokens a decode step reads: the best pages by their share of attention, cut to top_k tokens.
+// Chooses the tokens that a decode step reads: the best pages by their share of attention, cut to top_k tokens.
 //
 // Source: RocketKV (arXiv 2502.14051), section 3.3, step 8 of hybrid attention: top_k tokens by (f descending, x
 // ascending), f[x] being their share of attention (page_shares.cuh). Tokens of a page have one share, so pages are
@@ -60,7 +60,7 @@ struct SelectTokensParams {
     int32_t pages;      // P
 };
 
-// Where the chosen tokens go.
+// The destination of the chosen tokens.
 struct TokenLists {
     int32_t* indices;
     int32_t* selected;  // or null
@@ -73,7 +73,7 @@ struct TokenLists {
     }
 };
 
-// Where the keys of a block's pages are between the passes of the selection.
+// The place of a block's page keys between the passes of the selection.
 template <int kPagesPerThread>
 struct KeysInRegisters {
     static constexpr int kPages = kPagesPerThread;
@@ -92,7 +92,7 @@ struct SelectionStorage {
     SharedSpan<int32_t> shares;
 };
 
-// Fills storage.heads and clears the histogram, with a barrier behind both.
+// Fills storage.heads and clears the histogram, followed by a barrier.
 __device__ __forceinline__ void find_softmax(const ScoredPages& pages, const SelectionStorage& storage) {
     clear_histogram<kTokenThreads, kTokenCopies>(storage.histogram);
     head_softmax<kTokenThreads>(pages.units, pages.row_units, units_of(pages.count), pages.group, storage.heads);
@@ -155,7 +155,7 @@ __device__ __forceinline__ void select_in_memory(const ScoredPages& pages, int32
     write_best(pages, quota, memory_keys<kTokenThreads>(pages.count, key_at), storage, lists);
 }
 
-// Writes 0..count-1 and then -1, from slot `first` on; by so many threads, of which this is number `thread`.
+// Writes 0..count-1 and then -1, from slot `first` on; by `threads` threads, this one being number `thread`.
 __device__ __forceinline__ void fill_selected(int32_t* selected, int64_t first, int32_t count, int64_t width,
                                               int32_t thread, int32_t threads) {
     for (int64_t slot = first + thread; slot < width; slot += threads) {

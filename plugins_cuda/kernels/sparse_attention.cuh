@@ -12,7 +12,7 @@
 //
 // Deterministic: splits and their borders follow from k alone (split_plan), tiles from the split, and every merge goes
 // in a fixed order. So a row has the same bits alone and in any batch, and dense attention has those of a sparse step
-// that reads everything: the same kernel, told so by null in place of a list.
+// that reads everything: the kernel is the same, with null in place of a list.
 //
 // A NaN score, and a maximum that is infinite, make the output NaN, as torch.softmax does. A row without entries gets
 // zeros.
@@ -28,18 +28,18 @@
 
 namespace kvc {
 
-// How the tokens of a row are divided among blocks.
+// The division of a row's tokens among blocks.
 struct SplitPlan {
     int splits;
     int tokens;  // of each split but the last
 
-    // Where a split ends in a row of `count` tokens.
+    // The end of a split in a row of `count` tokens.
     __device__ __forceinline__ int end(int split, int count) const {
         return count - split * tokens < tokens ? count : (split + 1) * tokens;
     }
 };
 
-// A round: every warp of a block takes one tile. Splits are whole rounds. Up to two rounds a second block would save
+// A round: every warp of a block takes one tile. Splits are whole rounds. Up to two rounds, a second block would save
 // less time than the merge through global memory costs.
 inline constexpr int kRoundTokens = kAttentionWarps * kTileTokens;
 inline constexpr int kUnsplitTokens = 2 * kRoundTokens;
@@ -53,7 +53,7 @@ __device__ __forceinline__ SplitPlan split_plan(int count) {
     return {(count + tokens - 1) / tokens, tokens};
 }
 
-// Scratch memory: results of the splits of a row, and how many of them have arrived.
+// Scratch memory: results of the splits of a row, and the number of them that have arrived.
 struct AttentionScratch {
     int32_t* arrivals;   // [B,G]: zeros before the launch (written by the kernel that appends the token)
     SoftmaxPart* parts;  // [B,G,splits,g]
@@ -100,8 +100,8 @@ __device__ __forceinline__ int64_t row_head(const SparseAttentionParams<T>& para
     return int64_t{blockIdx.y} * params.kv_heads + blockIdx.x;
 }
 
-// Starts to copy the slots of tokens first..end - 1 of a sparse row and KV head, but not more than kListTokens. The last vector may
-// reach past the list, never past the stride.
+// Starts to copy the slots of tokens first..end - 1 of a sparse row and KV head, at most kListTokens. The last vector
+// may reach past the list, never past the stride.
 template <class T>
 __device__ __forceinline__ void copy_list(const SparseAttentionParams<T>& params, int64_t kv, int first, int end,
                                           const SharedSpan<int32_t>& list) {
@@ -112,16 +112,16 @@ __device__ __forceinline__ void copy_list(const SparseAttentionParams<T>& params
     copy_async_commit();
 }
 
-// The split that a block is at, in shared memory: over the tiles a thread keeps nothing of it in registers.
+// The split that a block works on, in shared memory: over the tiles a thread keeps no part of it in registers.
 struct SplitTask {
     int split;
-    int first;   // token that the block's part of the list starts with, at first the split's own
+    int first;   // first token of the block's part of the list; the split's own at first
     int splits;  // of the row
     int tokens;  // of each split but the last
     int count;   // tokens that the row reads
-    int listed;  // whether they are listed
+    int listed;  // 1 where they are listed
     int kv;      // row_head
-    int group;   // and the sizes, which the compiler would otherwise keep what it derives from
+    int group;   // and the sizes, else the compiler would keep values derived from them
     int head_size;
 
     __device__ __forceinline__ int end() const { return SplitPlan{splits, tokens}.end(split, count); }
@@ -130,7 +130,7 @@ struct SplitTask {
     }
 };
 
-// One split by one warp: in parts, as its list is longer than what the block holds of it. The first part is there.
+// One split by one warp: in parts, as its list is longer than the part that the block holds. The first part is there.
 template <int kHeadSize, class T>
 __device__ __forceinline__ void attend_split(const SparseAttentionParams<T>& params, SplitTask& task,
                                              const SharedSpan<int32_t>& list, const MergeBuffers& buffers) {

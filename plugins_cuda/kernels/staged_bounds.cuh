@@ -19,7 +19,7 @@
 
 namespace kvc {
 
-// Whether P is a multiple of a vector, whatever the capacity.
+// True if P is a multiple of a vector, for any capacity.
 template <class Bound>
 constexpr bool kAlignedRows = stored_pages(1, 1, sizeof(Bound), kIsFp8<Bound>) % kVectorWidth<Bound> == 0;
 
@@ -28,9 +28,9 @@ constexpr bool kAlignedRows = stored_pages(1, 1, sizeof(Bound), kIsFp8<Bound>) %
 template <class Bound>
 struct StagedBounds {
     SharedSpan<Bound> values;
-    SharedSpan<int32_t> first;  // where rows start if they are not aligned, else empty
+    SharedSpan<int32_t> first;  // the start of each row if rows are not aligned, else empty
     int row;                    // elements from one row to the next
-    int rows;                   // of channels, best first, and of zeros behind them
+    int rows;                   // of channels, best first, and of zeros after them
 
     __device__ __forceinline__ int start_of(int i) const {
         if constexpr (kAlignedRows<Bound>) {
@@ -52,7 +52,7 @@ __device__ __forceinline__ SharedSpan<int32_t> starts_of_rows() {
     }
 }
 
-// Which rows a thread stages: four at a time, one vector of each. kScoreThreads / row_vectors threads have a vector of
+// The rows that a thread stages: four at a time, one vector each. kScoreThreads / row_vectors threads have a vector of
 // the same pages and take turns.
 class StagedQuads {
 public:

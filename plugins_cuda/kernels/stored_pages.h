@@ -1,4 +1,4 @@
-// How many pages the bounds of a cache have room for: for kernels, their launchers and checks, and the plugins.
+// The number of pages that the bounds of a cache have room for: for kernels, launchers, checks and plugins.
 #pragma once
 
 #include <cstdint>

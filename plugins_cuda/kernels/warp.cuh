@@ -1,4 +1,4 @@
-// What a warp is, for the kernels and for the emulation that runs them.
+// The size of a warp, for the kernels and for the emulation that runs them.
 #pragma once
 
 namespace kvc {

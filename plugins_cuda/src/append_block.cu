@@ -1,4 +1,4 @@
-// kvc_append_block and kvc_raise_bounds: a turn's tokens behind the entries of a cache.
+// kvc_append_block and kvc_raise_bounds: append a turn's tokens to a cache.
 #include "kernels/append_block.cuh"
 #include "kvc/turn.h"
 #include "src/operation.h"
@@ -39,7 +39,7 @@ struct RaiseBounds : WithoutScratch {
         params.pages = p.pages;
         params.kv_heads = p.kv_heads;
         params.head_size = p.head_size;
-        // A block that starts in the middle of a page touches one more.
+        // A block that starts in the middle of a page touches one page more.
         const int64_t touched = std::min(ceil_div(p.block, params.page_size) + 1, p.pages);
         const dim3 grid = grid_of(ceil_div(touched, int64_t{kRaisedPages}), p.kv_heads, p.batch);
         launch<raise_bounds<T>>("raise_bounds", grid, dim3(kBlockThreads), 0, stream, params);

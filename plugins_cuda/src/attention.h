@@ -1,8 +1,8 @@
-// What the two attention operations share on the host: which part of its cache a row reads, the scratch memory of the
+// Host code of the two attention operations: which part of its cache a row reads, the scratch memory of the
 // attention kernel, and its launch.
 //
-// `Params` is KvcDenseAttentionParams or KvcHybridAttentionParams, but for joined_token: the operations that rotate their
-// new token turn their parameters into those of the plain ones (src/rotated_parameters.h).
+// `Params` is KvcDenseAttentionParams or KvcHybridAttentionParams, except in joined_token: the operations that rotate
+// their new token convert their parameters into those of the plain operations (src/rotated_parameters.h).
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ int32_t group_of(const Params& params) {
     return params.heads / params.kv_heads;
 }
 
-/// Every row reads all its entries, which are at most the capacity.
+/// The limits where every row reads all its entries, at most the capacity.
 inline AttentionLimits limits_of(const KvcDenseAttentionParams& params) {
     return {params.capacity, params.capacity, params.capacity};
 }
@@ -34,24 +34,24 @@ inline AttentionLimits limits_of(const KvcHybridAttentionParams& params) {
 /// Entries that blocks are launched for. The blocks of a row that reads more take several splits each.
 inline int64_t usually_attended(const KvcDenseAttentionParams& params) { return params.capacity; }
 
-/// What a sparse row reads. Rows within the token budget are few and short; those that `dense_until` adds are neither.
+/// Entries that a sparse row reads. Rows within the token budget are few and short; those in `dense_until` are neither.
 inline int64_t usually_attended(const KvcHybridAttentionParams& params) {
     const int64_t long_rows = params.dense_until > params.token_budget ? params.dense_until : 0;
     return std::min(std::max(params.top_k, long_rows), params.capacity);
 }
 
-/// Most entries that any row can read: it fixes workspaces.
+/// The most entries that any row can read: it fixes workspaces.
 inline int64_t most_attended(const AttentionLimits& limits) {
     return std::min(std::max(limits.top_k, limits.dense_limit), limits.capacity);
 }
 
-/// Most splits of any row that reads at most `count` entries; split_plan divides one row.
+/// The most splits of any row that reads at most `count` entries; split_plan divides one row.
 inline int32_t most_splits(int64_t count) {
     const int64_t rounds = count <= kUnsplitTokens ? 1 : ceil_div(count, int64_t{kRoundTokens});
     return static_cast<int32_t>(std::min(rounds, int64_t{kMostSplits}));
 }
 
-/// Cuts off the scratch memory of the attention kernel.
+/// Takes the scratch memory of the attention kernel from the workspace.
 template <class Params>
 AttentionScratch take_attention_scratch(const Params& params, Workspace& workspace) {
     AttentionScratch scratch{};
@@ -63,7 +63,7 @@ AttentionScratch take_attention_scratch(const Params& params, Workspace& workspa
     return scratch;
 }
 
-/// The new token of every row, in tensors of its own and rotated.
+/// The new token of every row, already rotated, in three tensors.
 template <class T, class Params>
 NewToken<T> separate_token(const Params& params) {
     NewToken<T> token{};
@@ -75,7 +75,7 @@ NewToken<T> separate_token(const Params& params) {
     return token;
 }
 
-/// The new token of every row as one product of the joined projections has it, to be rotated.
+/// The new token of every row as one product of the joined projections, not rotated yet.
 template <class T, class Params>
 NewToken<T> joined_token(const Params& params) {
     const int64_t heads = int64_t{params.heads} * params.head_size;
@@ -91,7 +91,7 @@ NewToken<T> joined_token(const Params& params) {
     return token;
 }
 
-/// The new token and where it goes.
+/// The new token and its destination.
 template <class T, class Params>
 AppendParams<T> append_params(const Params& params, const NewToken<T>& token, int32_t* arrivals) {
     AppendParams<T> append{};
@@ -107,7 +107,7 @@ AppendParams<T> append_params(const Params& params, const NewToken<T>& token, in
     return append;
 }
 
-/// The operation behind the rotation of its new token. `Plain` is an operation with a function `step`, which takes the token.
+/// The operation after its new token is rotated. `Plain` is an operation with a function `step`, which takes the token.
 template <class Plain>
 struct Rotated {
     template <class Params>
@@ -130,9 +130,9 @@ struct TokenList {
 /// Distance of two lists of `top_k` slots: the attention kernel copies whole vectors.
 inline int64_t list_stride(int64_t top_k) { return ceil_div(top_k, int64_t{kListVector}) * kListVector; }
 
-/// Tiles that a warp copies ahead of their turn. Two where blocks are so few that each has a multiprocessor (132 on an
-/// H100 or H200) to itself: then all that a row of two rounds reads is under way at once. Otherwise one, so that two
-/// blocks are on a multiprocessor. Results do not depend on it.
+/// Tiles that a warp copies ahead. Two where blocks are so few that each has a multiprocessor (132 on an H100 or H200)
+/// to itself: then all reads of a row of two rounds are under way at once. Otherwise one, so that two blocks share a
+/// multiprocessor. Results do not depend on the number.
 template <class T, int kHeadSize>
 int32_t stages_for(const dim3& grid) {
     constexpr uint64_t kMultiprocessors = 132;
@@ -141,7 +141,7 @@ int32_t stages_for(const dim3& grid) {
     return fits && uint64_t{grid.x} * grid.y * grid.z <= kMultiprocessors ? 2 : 1;
 }
 
-/// Queues the attention of every row; scratch.arrivals must be zero by then.
+/// Queues the attention of every row; scratch.arrivals must be zero when it runs.
 template <class T, class Params>
 void launch_attention(const Params& params, const AttentionScratch& scratch, const TokenList& list, Stream& stream) {
     SparseAttentionParams<T> attention{};

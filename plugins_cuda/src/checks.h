@@ -1,4 +1,4 @@
-// The single checks that validate.cpp is made of: numbers in ranges, and tensors at usable addresses.
+// The single checks of which validate.cpp consists: numbers in ranges, and tensors at usable addresses.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct Range {
     int64_t value;
     int64_t low;
     int64_t high;
-    const char* reason = nullptr;  // what the upper end is, where it is another field
+    const char* reason = nullptr;  // the rule of the upper end, where another field gives it
 };
 
 inline void check_ranges(std::initializer_list<Range> ranges) {
@@ -69,7 +69,7 @@ inline void check_odd(const char* field, int64_t value) {
     }
 }
 
-/// Query heads of a KV head and of the whole batch, for sizes that are in their ranges.
+/// Query heads of a KV head and of the whole batch, for sizes that are in range.
 template <class Params>
 void check_group(const Params& params) {
     check_ranges({{"heads / kv_heads", params.heads / params.kv_heads, 1, KVC_LARGEST_GROUP},
@@ -87,7 +87,7 @@ struct Tensor {
     bool optional;
 };
 
-/// Makes the tensors of one call: the sizes are checked here, so a list of tensors is a list of sizes that fit.
+/// Makes the tensors of one call and checks their sizes, so that every tensor in a list has a size that fits.
 struct TensorMaker {
     int64_t element_bytes;
     int64_t bound_bytes;
@@ -138,7 +138,7 @@ inline bool overlap(const Tensor& one, const Tensor& other) {
     return one.data != nullptr && other.data != nullptr && (a <= b ? b - a < one.bytes : a - b < other.bytes);
 }
 
-/// What is written must not be read through another tensor, nor written through one.
+/// Memory that is written must not be read through another tensor, nor written through one.
 inline void check_memory(const std::vector<Tensor>& tensors) {
     for (const Tensor& tensor : tensors) {
         check_address(tensor);

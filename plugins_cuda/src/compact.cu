@@ -38,7 +38,7 @@ PoolSelectParams pool_select_params(const KvcCompactParams& params, const int64_
     return pool;
 }
 
-/// All launches; `window_lengths` [B] says how many queries of a row's window vote, null: all.
+/// All launches; `window_lengths` [B] gives the number of queries of a row's window that vote, null: all.
 template <class T>
 void compact(const KvcCompactParams& params, const int64_t* window_lengths, const CompactScratch& scratch,
              Stream& stream) {
@@ -68,7 +68,7 @@ struct Compact {
     }
 };
 
-/// Stored and new tokens are one contiguous table, like those of a prompt.
+/// Stored and new tokens are one contiguous table, like the tokens of a prompt.
 KvcCompactParams as_prompt(const KvcCompactTurnParams& turn) {
     KvcCompactParams prompt{};
     prompt.dtype = turn.dtype;

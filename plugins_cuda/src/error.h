@@ -10,7 +10,7 @@
 
 namespace kvc {
 
-/// A refusal with its status. Its text names the field, its value and the allowed values.
+/// A refusal with its status. The text names the field, its value and the allowed values.
 class Error : public std::runtime_error {
 public:
     Error(KvcStatus status, const std::string& text) : std::runtime_error(text), status_(status) {}
@@ -20,14 +20,14 @@ private:
     KvcStatus status_;
 };
 
-/// Copy a text into the caller's message, cut to its size; `message` may be null.
+/// Copies a text into the caller's message, cut to its size; `message` may be null.
 inline void write_message(KvcMessage* message, const char* text) {
     if (message != nullptr) {
         std::snprintf(message->text, sizeof(message->text), "%s", text);
     }
 }
 
-/// Run `body` at the C boundary: no exception leaves it, and every status but KVC_OK comes with a message. Every
+/// Runs `body` at the C boundary: no exception leaves it, and every status but KVC_OK comes with a message. Every
 /// exception other than Error (a LaunchError, exhausted host memory) counts as a failed launch.
 template <class Body>
 KvcStatus guard(KvcMessage* message, Body&& body) noexcept {

@@ -12,8 +12,8 @@
 
 namespace kvc {
 
-/// Shares of about 48 slots: enough bytes for a block, and enough blocks for a whole GPU at batch 1. Without bounds a
-/// page is only what one thread copies.
+/// Slots per block, about 48: enough bytes for a block, and enough blocks for a whole GPU at batch 1. Without bounds,
+/// the unit that is shared out is the number of slots that one thread copies.
 template <class T>
 PageLayout page_layout(int32_t capacity, int32_t page_size, bool with_bounds, int32_t fp8_bounds) {
     constexpr int32_t kSlotsPerBlock = 48;
@@ -55,7 +55,7 @@ void launch_gather(const KvcCompactParams& params, Stream& stream) {
     launch<gather_cache<T>>("gather_cache", grid, dim3(kGatherThreads), shared_bytes, stream, gather);
 }
 
-/// Queues move_in_place: the kept rows to the front of the caches that hold them.
+/// Queues move_in_place, which moves the kept rows to the front of the caches that hold them.
 template <class T>
 void launch_move_in_place(const KvcCompactParams& params, Stream& stream) {
     MoveParams<T> move{};

@@ -1,13 +1,13 @@
-// kvc_hybrid_attention and kvc_rotated_hybrid_attention: one decode step of one layer, as four launches however long the
-// rows are, or as two for few rows (src/score_and_select.h).
+// kvc_hybrid_attention and kvc_rotated_hybrid_attention: one decode step of one layer, as four launches for rows of any
+// length, or as two for few rows (src/score_and_select.h).
 //
 //   prepare_step      (G, B)                    rotate and store the token, raise its page's bounds; choose channels
 //   page_scores       (chunks of pages, G, B)   score pages where a row is longer than its budget
 //   select_tokens     (G, B)                    rank the pages of a KV head, list its tokens
 //   sparse_attention  see sparse_attention.cuh  attend to the listed tokens, or to all
 //
-// Four, because each needs all of what the one before it wrote for a KV head, and between blocks only a launch, or the
-// barrier of a cluster, gives that without spinning. docs/kernels/decode-selection.md has the estimates for fewer. Grids
+// Four, because each launch needs everything that the one before wrote for a KV head, and between blocks only a launch,
+// or the barrier of a cluster, gives that without spinning. docs/kernels/decode-selection.md estimates fewer. Grids
 // follow from sizes alone, so a captured graph serves every length; blocks with nothing to do return.
 #include "kernels/page_scores.cuh"
 #include "kernels/prepare_step.cuh"
@@ -19,9 +19,9 @@
 namespace kvc {
 namespace {
 
-// Vectors of a staged row of page_scores, which fix the pages of a block. With longer rows fewer blocks copy the prepared
-// query; below kEnoughBlocks blocks (one for each of the 132 multiprocessors of an H100 or H200) parallel blocks are worth
-// more. docs/kernels/decode-selection.md compares limits. Scores do not depend on it.
+// Vectors of a staged row of page_scores, which fix the pages of a block. With longer rows fewer blocks copy the
+// prepared query; below kEnoughBlocks blocks (one per multiprocessor of an H100 or H200, 132) parallel blocks are worth
+// more. docs/kernels/decode-selection.md compares limits. Scores do not depend on the length.
 constexpr int kLongestRow = 64;
 constexpr int kShortestRow = 16;
 constexpr int64_t kEnoughBlocks = 132;
@@ -37,10 +37,10 @@ struct Scratch {
     AttentionScratch attention;
 };
 
-// Whether any row can be longer than what it reads. An engine of which none can needs no scores and no lists.
+// True if a row can be longer than the part of it that is read: without such rows an engine needs no scores or lists.
 bool any_sparse(const KvcHybridAttentionParams& p) { return most_attended(limits_of(p)) < p.capacity; }
 
-// Calls `body` with the tag of what the bounds of a call on caches of T are.
+// Calls `body` with the type tag of the bounds, in a call on caches of T.
 template <class T, class Body>
 void dispatch_bounds(const KvcHybridAttentionParams& p, Body&& body) {
     if (p.fp8_bounds != 0) return body(TypeTag<fp8_t>{});
@@ -63,12 +63,12 @@ int64_t prepared_vectors_of(const KvcHybridAttentionParams& p) {
     });
 }
 
-// Vectors of a prepared query. Types of equal size have equal ones.
+// Vectors of a prepared query. Types of equal size have equally many.
 int64_t prepared_vectors(const KvcHybridAttentionParams& p) {
     return p.dtype == KVC_FLOAT32 ? prepared_vectors_of<float>(p) : prepared_vectors_of<bfloat16_t>(p);
 }
 
-// P.
+// P, the pages that bounds have room for.
 int32_t pages_of(const KvcHybridAttentionParams& p) {
     return static_cast<int32_t>(stored_pages(p.capacity, p.page_size, element_bytes_of(p.dtype), p.fp8_bounds));
 }
@@ -179,7 +179,7 @@ struct HybridAttention {
         step(p, separate_token<T>(p), scratch, stream);
     }
 
-    // Everything ahead of the attention.
+    // Queues every launch before the attention.
     template <class T, int kHeads, class Bound>
     static void select(const KvcHybridAttentionParams& p, const AppendParams<T>& append, const Scratch& scratch,
                        Stream& stream) {

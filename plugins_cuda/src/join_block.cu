@@ -1,4 +1,4 @@
-// kvc_join_block: stored and new tokens of a turn in one table.
+// kvc_join_block: copies stored and new tokens of a turn into one table.
 #include "kernels/join_block.cuh"
 #include "kvc/turn.h"
 #include "src/operation.h"

@@ -1,4 +1,4 @@
-// What every launch needs: errors, sizes and workspaces, grids, and the choice of a kernel by type and head size.
+// Shared by every launch: errors, sizes and workspaces, grids, and the choice of a kernel by type and head size.
 #pragma once
 
 #include "kernels/numeric.cuh"
@@ -14,7 +14,7 @@ struct TypeTag {
     using Type = T;
 };
 
-/// Call `body` with the tag of a validated KvcDtype.
+/// Calls `body` with the tag of a validated KvcDtype.
 template <class Body>
 void dispatch_dtype(int32_t dtype, Body&& body) {
     switch (dtype) {
@@ -25,7 +25,7 @@ void dispatch_dtype(int32_t dtype, Body&& body) {
     }
 }
 
-/// Call `body` with the smallest of 64, 128, 256 (a std::integral_constant) that holds `head_size` channels.
+/// Calls `body` with the smallest of 64, 128, 256 (a std::integral_constant) that holds `head_size` channels.
 template <class Body>
 void dispatch_head_size(int32_t head_size, Body&& body) {
     if (head_size <= 64) {

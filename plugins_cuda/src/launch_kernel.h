@@ -1,12 +1,12 @@
 // kvc::launch, for both compilers: starts a kernel that takes one parameter struct by value.
 //
-// A block has 48 KiB of shared memory, its static arrays counted, unless the kernel was allowed more. So every kernel
-// with dynamic shared memory is allowed all that a block of the device can have, before its first launch there. The
-// amount is the same for every launch: threads that are first together, of two engines say, ask for the same.
+// A block has 48 KiB of shared memory, static arrays included, unless the kernel was allowed more. So every kernel with
+// dynamic shared memory is allowed the most that a block of the device can have, before its first launch there. The
+// amount is the same for every launch: two threads that launch first at once, of two engines say, ask for the same.
 //
 // Every launch of a call but the first may begin while the one before it still runs (kernels/dependent_launch.cuh), also
-// in a captured graph. The first may not: what is before it on the stream is the caller's. Had that begun early itself, and
-// never waited, it could be over before what it came after.
+// in a captured graph. The first launch may not: the work before it on the stream is the caller's. Had that work begun
+// early itself and never waited, it could end before its own predecessor.
 #pragma once
 
 #include "kernels/platform.cuh"
@@ -18,12 +18,12 @@
 
 namespace kvc {
 
-inline constexpr int kDevices = 64;  // of which launches remember what they found; any further one is asked every time
+inline constexpr int kDevices = 64;  // launches keep their answers; any further device is asked every time
 
-/// What one kernel was allowed, by device. Its launches may come from several threads.
+/// The shared memory that one kernel was allowed, by device. Its launches may come from several threads.
 class AllowedSharedMemory {
 public:
-    /// Make sure that blocks of the kernel may have `bytes` of dynamic shared memory on the current device. Throws
+    /// Makes sure that blocks of the kernel may have `bytes` of dynamic shared memory on the current device. Throws
     /// LaunchError, with the numbers, where they cannot.
     void require(const char* kernel, platform::KernelEntry entry, int device, size_t bytes) {
         if (bytes == 0) {
@@ -50,7 +50,7 @@ private:
     std::array<std::atomic<uint64_t>, kDevices> allowed_{};
 };
 
-/// Whether one kernel's code for a device waits for the launch before it.
+/// True if the code of a kernel for a device waits for the launch before it.
 class WaitingCode {
 public:
     bool on(const char* kernel, platform::KernelEntry entry, int device) {
@@ -75,7 +75,7 @@ class Stream {
 public:
     explicit Stream(cudaStream_t handle) : handle_(handle) {}
     cudaStream_t handle() const { return handle_; }
-    /// Whether the call has launched on it before; from now on it has.
+    /// Tells if the call has launched on the stream before, and marks it as launched.
     bool follows_own_launch() { return std::exchange(launched_, true); }
 
 private:
@@ -86,14 +86,14 @@ private:
 template <class Params>
 Params parameters_of(void (*)(Params));
 
-/// Whether the code of kKernel for the current device is of sm_90 or later: it waits, and its blocks may be in clusters.
+/// True if kKernel's code for the current device is for sm_90 or later: it waits, and its blocks may form clusters.
 template <auto kKernel>
 bool has_later_code(const char* name, int device) {
     static WaitingCode waiting_code;
     return waiting_code.on(name, platform::kernel_entry<kKernel>(), device);
 }
 
-/// Queue one launch of kKernel, in clusters of so many blocks along x. Throws LaunchError when the runtime refuses it.
+/// Queues one launch of kKernel in clusters of `cluster_blocks` along x. Throws LaunchError if the runtime refuses.
 template <auto kKernel, class Params = decltype(parameters_of(kKernel))>
 void launch(const char* name, dim3 grid, dim3 block, size_t dynamic_shared_bytes, Stream& stream,
             const std::type_identity_t<Params>& params, unsigned cluster_blocks = 1) {

@@ -40,7 +40,7 @@ inline ObservationScratch take_observation_scratch(const KvcCompactParams& compa
     return scratch;
 }
 
-// Query rows in shared memory at a time: all of them, or as equal parts of them as fit, in whole tiles.
+// Query rows in shared memory at a time: all of them, or the largest equal parts that fit, in whole tiles.
 template <class T, class Tile>
 int32_t observation_block_rows(const KvcCompactParams& compact) {
     using Shared = ObservationShared<T, Tile>;

@@ -38,7 +38,7 @@ KvcStatus query_workspace(const Params* params, uint64_t* bytes, KvcMessage* mes
     });
 }
 
-/// The operation's own function of the C ABI.
+/// The function of the C ABI that runs the operation.
 template <class Operation, class Params>
 KvcStatus call(const Params* params, void* workspace, uint64_t bytes, void* stream, KvcMessage* message) {
     return guard(message, [&] {

@@ -1,5 +1,5 @@
 // Generated from the operators' schemas (kvc_trt/operators) by `python -m plugins_cuda.generate`; edit those.
-// The numbers and tensors of every operation, as checks; src/validate.cpp ties several together.
+// Checks of every operation's numbers and tensors; src/validate.cpp adds the rules that involve several.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Launches of the kernels that choose which prompt tokens stay.
+// Launches of the kernels that choose the prompt tokens to keep.
 #pragma once
 
 #include "kernels/pool_select.cuh"
@@ -15,7 +15,7 @@ void launch_pool_votes(const PoolSelectParams& params, Stream& stream) {
 
 /// Queues both kernels; the first only where a prompt can exceed the budget.
 inline void launch_pool_select(const PoolSelectParams& params, Stream& stream) {
-    // Small tiles spread a prompt over more blocks; of a wide kernel they would hold little but margins.
+    // Small tiles spread a prompt over more blocks; for a wide kernel they would hold little but margins.
     constexpr int32_t kWideKernel = 1024;
     if (params.prompt_length > params.prompt_budget) {
         params.pool_kernel < kWideKernel ? launch_pool_votes<256>(params, stream)

@@ -1,11 +1,11 @@
-// kvc_prefetch: memory on its way into the L2 cache.
+// kvc_prefetch: starts to read memory into the L2 cache.
 #include "kvc/prefetch.h"
 
 #include "kernels/prefetch.cuh"
 #include "src/launch.h"
 #include "src/validate.h"
 
-// Bytes that a thread asks for.
+// Bytes that one thread prefetches.
 static constexpr int kPrefetchPiece = 2048;
 
 extern "C" KvcStatus kvc_prefetch(const KvcPrefetchParams* params, void* stream, KvcMessage* message) {

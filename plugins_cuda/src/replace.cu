@@ -1,4 +1,4 @@
-// kvc_replace_cache and kvc_replace_bounds: state overwritten by what a turn's compaction kept.
+// kvc_replace_cache and kvc_replace_bounds: overwrite state with the entries that a turn's compaction kept.
 #include "kernels/replace.cuh"
 #include "kvc/turn.h"
 #include "src/operation.h"
@@ -33,7 +33,7 @@ struct ReplaceBounds : WithoutScratch {
     template <class T>
     static void run(const KvcReplaceBoundsParams& p, NoScratch, Stream& stream) {
         const int64_t bounds = int64_t{p.batch} * p.kv_heads * p.channels * p.pages;
-        // Vectors are copied: it does not matter of what. Those of fp8 are whole ones, 16 channels or more.
+        // Vectors are copied, whatever their elements are. Rows of fp8 are whole vectors too: 16 channels or more.
         const int64_t elements = p.fp8_bounds != 0 ? bounds / static_cast<int64_t>(sizeof(T)) : bounds;
         launch_replace<T>(p.bounds, p.bounds_kept, elements, stream);
     }

@@ -1,4 +1,4 @@
-// The one launch that stands for the first three of a hybrid step where few rows leave most of a GPU idle.
+// One launch that replaces the first three of a hybrid step where few rows leave most of a GPU idle.
 #pragma once
 
 #include "kernels/score_and_select.cuh"
@@ -7,15 +7,15 @@
 
 namespace kvc {
 
-/// Where clusters score and select. The limits rest on predictions: docs/kernels/decode-selection.md.
+/// The cases in which clusters score and select. The limits rest on predictions: docs/kernels/decode-selection.md.
 struct ClusterRule {
     static constexpr int32_t kLongestRow = 64;  // vectors of a staged row
     static constexpr int32_t kShortestRow = 16;
     static constexpr int kMostSharedBytes = 200 * 1024;  // dynamic; 25 KiB are static
 
-    int32_t row_vectors;  // 0 where it may not
+    int32_t row_vectors;  // 0 where clusters may not be used
 
-    /// By sizes and device alone. Pages of a block fit in a staged row; every block has a multiprocessor of its own.
+    /// A function of sizes and device. Pages of a block fit in a staged row; a block has a multiprocessor of its own.
     template <class T, int kHeads, class Bound>
     static ClusterRule of(const KvcHybridAttentionParams& p, int32_t pages) {
         constexpr const char* kName = "score_and_select";
@@ -36,7 +36,7 @@ struct ClusterRule {
     }
 };
 
-/// Queue the launch; false, and nothing, where the rule does not hold.
+/// Queues the launch and returns true; returns false, and queues nothing, where the rule forbids it.
 template <class T, int kHeads, class Bound>
 bool launch_score_and_select(const KvcHybridAttentionParams& p, const AppendParams<T>& append, int32_t pages,
                              int32_t* indices, Stream& stream) {

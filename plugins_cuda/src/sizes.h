@@ -61,17 +61,17 @@ inline uint64_t align_up(uint64_t bytes, uint64_t alignment) {
     return ceil_div(bytes, alignment) * alignment;
 }
 
-/// Cuts a scratch buffer into aligned parts. Without a buffer it only measures: the same code that lays the parts
-/// out then says how many bytes they need, so that the two cannot disagree.
+/// Cuts a scratch buffer into aligned parts. Without a buffer it only measures: the same code lays the parts out and
+/// counts their bytes, so that the two cannot disagree.
 class Workspace {
 public:
-    /// Measure.
+    /// Only measures.
     Workspace() = default;
 
-    /// Cut up [base, base + bytes).
+    /// Cuts up [base, base + bytes).
     Workspace(void* base, uint64_t bytes) : base_(static_cast<char*>(base)), bytes_(bytes) {}
 
-    /// The next part, of the product of `sizes` elements; null while measuring and for an empty part.
+    /// The next part, with as many elements as the product of `sizes`; null while measuring and for an empty part.
     /// Throws Error (KVC_WORKSPACE_TOO_SMALL) if the buffer ends before the part does.
     template <class T>
     T* take(std::initializer_list<int64_t> sizes) {

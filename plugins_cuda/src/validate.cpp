@@ -1,4 +1,4 @@
-// The rules of include/kvc as checks: those of src/parameter_rules.h, and what ties several members together.
+// The rules of include/kvc as checks: those of src/parameter_rules.h, and rules that involve several members.
 #include "src/validate.h"
 
 #include <vector>
@@ -11,7 +11,7 @@ namespace {
 using namespace checks;
 using checks::tensors_of;  // beside the overload for KvcCompactParams
 
-/// Whether k and v are contiguous tensors [B,G,S=C,D]. The stride of an axis of length 1 does not matter.
+/// True if k and v are contiguous tensors [B,G,S=C,D]. The stride of an axis of length 1 does not matter.
 bool has_cache_layout(const KvcCompactParams& p) {
     const int64_t head_elements = p.prompt_length * p.head_size;
     return p.prompt_length == p.capacity && (p.prompt_length == 1 || p.kv_stride_token == p.head_size) &&

@@ -1,7 +1,7 @@
 // Host-side checks of the parameter structs, made before anything is launched or written.
 //
-// Each function throws Error with one line: the field, its value, and the values that are allowed. The ranges are
-// those of the comments in include/kvc; tests/plugins_cuda/test_bad_numbers.py tries every one of them.
+// Each function throws Error with one line: the field, its value, and the allowed values. The ranges are those of the
+// comments in include/kvc; tests/plugins_cuda/test_bad_numbers.py tries every one of them.
 #pragma once
 
 #include "kvc/kvc.h"
@@ -9,8 +9,8 @@
 
 namespace kvc {
 
-/// Fields that sizes follow from: ranges, divisibility, and that every tensor's bytes fit an int64. Pointers may be
-/// anything: this is what a workspace query checks.
+/// Checks the fields that sizes follow from: ranges, divisibility, and that every tensor's bytes fit an int64. A
+/// workspace query makes these checks; pointers may be anything.
 void validate_sizes(const KvcCompactParams* params);
 void validate_sizes(const KvcCompactTurnParams* params);
 void validate_sizes(const KvcHybridAttentionParams* params);
@@ -23,7 +23,7 @@ void validate_sizes(const KvcJoinBlockParams* params);
 void validate_sizes(const KvcReplaceCacheParams* params);
 void validate_sizes(const KvcReplaceBoundsParams* params);
 
-/// All fields: the sizes, then the addresses (null, alignment, overlap of what is written with anything else).
+/// Checks all fields: the sizes, then the addresses (null, alignment, overlap of written memory with anything else).
 void validate(const KvcCompactParams* params);
 void validate(const KvcCompactTurnParams* params);
 void validate(const KvcHybridAttentionParams* params);
@@ -37,13 +37,13 @@ void validate(const KvcReplaceCacheParams* params);
 void validate(const KvcReplaceBoundsParams* params);
 void validate(const KvcPrefetchParams* params);
 
-/// A scratch buffer of `bytes` bytes where `needed` are wanted.
+/// Checks a scratch buffer of `bytes` bytes where the call needs `needed`.
 void validate_workspace(const void* workspace, uint64_t bytes, uint64_t needed);
 
-/// Where a workspace query writes its result.
+/// Checks the place where a workspace query writes its result.
 void validate_result(const uint64_t* bytes);
 
-/// Whether the compaction overwrites k and v: its caches are k and v themselves. For validated parameters.
+/// True if the compaction overwrites k and v: its caches are k and v themselves. For validated parameters.
 bool compacts_in_place(const KvcCompactParams& params);
 
 }  // namespace kvc

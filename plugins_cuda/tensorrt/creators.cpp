@@ -1,4 +1,4 @@
-// What TensorRT looks for when it loads the library.
+// The functions that TensorRT looks for when it loads the library.
 #include <NvInferRuntime.h>
 
 #include <deque>
@@ -26,12 +26,12 @@ const std::vector<IPluginCreatorInterface*>& creators() {
 
 extern "C" {
 
-/// Named so by TensorRT; registers every creator under its own namespace and needs no symbol of libnvinfer.
+/// TensorRT gives the name; it registers every creator under its own namespace and needs no symbol of libnvinfer.
 KVC_API IPluginCreatorInterface* const* getCreators(int32_t& count) {
     count = static_cast<int32_t>(creators().size());
     return creators().data();
 }
 
-/// TensorRT requires it to exist. The finder is left alone: see report.h.
+/// TensorRT requires this function. The finder is never called: see report.h.
 KVC_API void setLoggerFinder(nvinfer1::ILoggerFinder*) {}
 }

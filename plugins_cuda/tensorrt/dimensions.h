@@ -10,7 +10,7 @@ namespace kvc::tensorrt {
 inline constexpr const char* kNamespace = "kvc";
 inline constexpr const char* kVersion = "1";
 
-/// What the dimensions of tensors stand for.
+/// The symbols of tensor dimensions.
 enum class Dim : uint8_t {
     kBatch,             ///< B
     kHeads,             ///< H
@@ -28,7 +28,7 @@ enum class Dim : uint8_t {
 };
 inline constexpr size_t kDims = 13;
 
-/// In messages.
+/// The symbols' names in messages.
 inline constexpr const char* kDimNames[kDims] = {"batch",
                                                  "heads",
                                                  "kv heads",
@@ -43,7 +43,7 @@ inline constexpr const char* kDimNames[kDims] = {"batch",
                                                  "selected width",
                                                  "bytes per element"};
 
-/// Most attributes of an operator.
+/// The most attributes of any operator.
 inline constexpr size_t kMaxFields = 6;
 
 }  // namespace kvc::tensorrt

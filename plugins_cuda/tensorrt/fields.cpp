@@ -37,7 +37,7 @@ int32_t value_of(const FieldSpec& spec, const PluginField& field) {
 
 void check_collection(std::span<const FieldSpec> specs, const PluginFieldCollection* collection) {
     if (collection == nullptr) refuse("no fields");
-    // Checked before anything is read: a count that cannot be right may be wrong about the memory too.
+    // The count is checked before anything is read: where it cannot be right, the memory may be wrong too.
     if (collection->nbFields < 0 || static_cast<size_t>(collection->nbFields) > specs.size()) {
         refuse("number of fields: expected %zu, found %" PRId32, specs.size(), collection->nbFields);
     }

@@ -1,7 +1,7 @@
-// The attributes of a plugin: a table per operator says which there are, and what is read from outside is checked.
+// The attributes of a plugin: a table per operator lists them, and values from outside are checked against it.
 //
-// An engine file and a network are hostile input. Every attribute of ours is an INT in ONNX, which TensorRT hands over
-// as one kINT32; all of them must be there, once each, and nothing else.
+// An engine file and a network are hostile input. Every attribute of these operators is an INT in ONNX; TensorRT passes
+// it as one kINT32. Each attribute must be there exactly once, and nothing else.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -25,11 +25,11 @@ struct FieldSpec {
 
 class Fields {
 public:
-    /// Throws Refusal with the field, what was expected and what was found.
+    /// Throws Refusal with the field, the expected and the found value.
     Fields(std::span<const FieldSpec> specs, const nvinfer1::PluginFieldCollection* collection);
 
     int32_t get(const char* name) const;
-    /// Whether the operator has this attribute, and it is not 0.
+    /// True if the operator has this attribute and it is not 0.
     bool is_set(const char* name) const;
 
     /// The same fields as a collection that points into this object.

@@ -22,8 +22,8 @@ namespace {
 constexpr int32_t kDone = 0;
 constexpr int32_t kFailed = -1;
 
-/// What getWorkspaceSize answers instead of an error, which it has no way to return: more than any GPU has, so that no
-/// engine is made whose workspace would be too small.
+/// The answer of getWorkspaceSize in place of an error, which it cannot return: more than any GPU has, so that TensorRT
+/// makes no engine whose workspace would be too small.
 constexpr size_t kImpossibleWorkspace = size_t{1} << 62;
 
 }  // namespace
@@ -145,9 +145,9 @@ void Plugin::check_counts(int32_t inputs, int32_t outputs) const {
 
 Types Plugin::types_of(DataType first) const {
     if (!fields_.is_set("fp8_bounds")) return {.cache = first, .bounds = first};
-    // TensorRT's 8-bit floating-point type is E4M3. INT8 is to carry the codes of E5M2 unchanged: a strongly typed network
-    // has no scales to apply, and no layer but these plugins reads them. Plans are built so; none was run.
-    // An operator of bounds alone is not told the type of the cache; with fp8 it does not look at it.
+    // TensorRT's 8-bit floating-point type is E4M3. INT8 carries the codes of E5M2 unchanged: a strongly typed network
+    // has no scales to apply, and no layer but these plugins reads them. Plans are built this way; none was run.
+    // TensorRT does not pass the cache's type to an operator of bounds alone; with fp8 the operator does not need it.
     const bool tells_the_cache = operator_.inputs[0].element != Element::kBound;
     return {.cache = tells_the_cache ? first : DataType::kFLOAT, .bounds = DataType::kINT8};
 }

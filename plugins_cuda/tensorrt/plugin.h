@@ -1,7 +1,7 @@
 // The part that all operators share: an IPluginV3 and its creator, driven by the tables of an Operator.
 //
-// Stateless beyond the attributes and the type of the cache, which shapes of outputs depend on and TensorRT tells with
-// the types alone. What a call needs follows from the tensor descriptions that TensorRT passes with it, so clones,
+// Stateless beyond the attributes and the type of the cache: output shapes depend on that type, and TensorRT passes it
+// only with the types. All else follows from the tensor descriptions that TensorRT passes with a call, so clones,
 // contexts and profiles cannot disagree. Nothing is allocated between deserialisation and the last step.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace kvc::tensorrt {
 
-/// One call: what the C ABI wants to know besides addresses.
+/// One call: everything that the C ABI needs besides addresses.
 struct Call {
     const Fields& fields;
     Sizes sizes;
@@ -33,13 +33,13 @@ struct Buffers {
     void* stream;
 };
 
-/// What tells one plugin from another.
+/// The properties in which plugins differ.
 struct Operator {
     const char* name;
     std::span<const FieldSpec> fields;
     std::span<const TensorSpec> inputs;
     std::span<const TensorSpec> outputs;
-    /// Adds the sizes that follow from attributes and from other sizes, as far as these are known.
+    /// Adds the sizes that follow from attributes and from other sizes, where these are known.
     void (*derive)(const Fields& fields, Sizes& sizes);
     KvcStatus (*workspace)(const Call& call, uint64_t* bytes, KvcMessage* message);
     KvcStatus (*launch)(const Call& call, const Buffers& buffers, KvcMessage* message);
@@ -87,7 +87,7 @@ private:
     void check_counts(int32_t inputs, int32_t outputs) const;
     /// The open types of a call, given that of its first input.
     Types types_of(nvinfer1::DataType first) const;
-    /// A call without sizes but that of the cache's elements.
+    /// A call whose only known size is the size of the cache's elements.
     Call empty_call(const Types& types) const;
     /// The call at one end of an optimisation profile; throws Refusal where shapes do not fit together.
     Call call_at(const nvinfer1::DynamicPluginTensorDesc* in, ProfileEnd end) const;

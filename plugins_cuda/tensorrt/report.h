@@ -16,7 +16,7 @@ KVC_API const char* kvc_plugin_last_error();
 
 namespace kvc::tensorrt {
 
-/// Something that TensorRT or a network handed in and that cannot be served; what() names it, its value, its range.
+/// Something from TensorRT or a network that cannot be served; what() names it, its value and its range.
 class Refusal : public std::runtime_error {
 public:
     using std::runtime_error::runtime_error;
@@ -28,7 +28,7 @@ public:
 /// Keeps and prints "kvc plugin: <where>: <reason>"; control characters in it become '?'.
 void report(const char* where, const char* reason) noexcept;
 
-/// The result of `body`, or `failed` and a report of what it threw.
+/// Returns the result of `body`, or `failed` after reporting the exception that `body` threw.
 template <class Result, class Body>
 Result guarded(const char* where, Result failed, const Body& body) noexcept {
     try {

@@ -1,5 +1,5 @@
-// Shapes and types of an operator's tensors as tables of symbols, and the three questions that TensorRT asks of them:
-// which shape has an output (symbolically), do these sizes fit together, which types and formats are served.
+// Shapes and types of an operator's tensors as tables of symbols, and TensorRT's three questions about them:
+// what is the (symbolic) shape of an output, do these sizes fit together, which types and formats are served.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -14,13 +14,13 @@
 
 namespace kvc::tensorrt {
 
-/// What a tensor holds: elements of the cache, page bounds, or numbers.
+/// The contents of a tensor: elements of the cache, page bounds, or numbers.
 enum class Element : uint8_t { kCache, kBound, kInt64, kInt32 };
 
 /// Types of the tensors of a call that an operator leaves open.
 struct Types {
     nvinfer1::DataType cache;   ///< float32, float16 or bfloat16
-    nvinfer1::DataType bounds;  ///< the cache's, or INT8
+    nvinfer1::DataType bounds;  ///< the cache's type, or INT8
 };
 
 struct Shape {
@@ -40,15 +40,15 @@ struct TensorSpec {
     int32_t alias = kNotAliased;  ///< of an output: the input whose buffer it is
 };
 
-/// Sizes of the symbols, as far as they are known.
+/// Sizes of the symbols, where they are known.
 class Sizes {
 public:
     Sizes() { values_.fill(kUnknown); }
     bool known(Dim dim) const { return values_[static_cast<size_t>(dim)] != kUnknown; }
     int32_t get(Dim dim) const { return values_[static_cast<size_t>(dim)]; }
-    /// Product of known sizes. One that does not fit wraps: the C ABI refuses its factors.
+    /// Product of known sizes. A product that does not fit wraps around: the C ABI refuses its factors.
     int64_t product(std::initializer_list<Dim> dims) const;
-    /// Sets a size in 0..2^31-1; throws Refusal on another size than one known before. `where` names who says so.
+    /// Sets a size in 0..2^31-1; throws Refusal if it differs from the known size. `where` names the size's source.
     void fix(Dim dim, int64_t size, const char* where);
 
 private:
@@ -58,13 +58,13 @@ private:
 
 using DimExpr = const nvinfer1::IDimensionExpr*;
 
-/// Expressions of the symbols, null where none is known.
+/// Expressions of the symbols, null where unknown.
 using SymbolExprs = std::array<DimExpr, kDims>;
 
 /// Takes the sizes that `dims` gives to the symbols of `spec`; throws Refusal on a wrong rank or a contradiction.
 void bind(const TensorSpec& spec, const nvinfer1::Dims& dims, Sizes& sizes);
 
-/// The same for expressions; those that are constant go to `sizes` too.
+/// Takes the expressions that `dims` gives to the symbols of `spec`; constant ones go to `sizes` too.
 void bind(const TensorSpec& spec, const nvinfer1::DimsExprs& dims, SymbolExprs& exprs, Sizes& sizes);
 
 /// The shape of an output.

@@ -1,5 +1,5 @@
 /* KvcCompact: keep the part of a prompt's cache that its last queries look at (RocketKV, arXiv 2502.14051, stage 1).
- * KvcCompactTurn: the same of stored and new tokens after a turn, each row with as many voting queries as it has.
+ * KvcCompactTurn: the same for stored and new tokens after a turn; each row has its own number of voting queries.
  *
  * Symbols: B batch, H query heads, G KV heads, D head size, W window, S prompt length, C capacity, p page size,
  * P pages as in parameters.h. All tensors are contiguous except k and v, whose strides are given. */

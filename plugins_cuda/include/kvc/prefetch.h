@@ -1,4 +1,4 @@
-/* Reads memory into the L2 cache, ahead of the kernels that will want it: a hint, without a result. */
+/* Reads memory into the L2 cache ahead of the kernels that will need it: a hint, without a result. */
 #ifndef KVC_PREFETCH_H
 #define KVC_PREFETCH_H
 
@@ -14,7 +14,7 @@ typedef struct KvcPrefetchParams {
     const void* first;     /* where they are; on an sm_80 nothing is read */
 } KvcPrefetchParams;
 
-/* Start to read the bytes. The launch ends before they have arrived. */
+/* Starts to read the bytes. The launch ends before they have arrived. */
 KVC_API KvcStatus kvc_prefetch(const KvcPrefetchParams* params, void* stream, KvcMessage* message);
 
 #ifdef __cplusplus

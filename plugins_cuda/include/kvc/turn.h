@@ -1,8 +1,8 @@
-/* What a turn of a conversation does to a cache: many tokens at once onto what is stored (kvc/compact.h compacts both).
+/* Changes that a turn of a conversation makes to a cache: many new tokens at once (kvc/compact.h compacts both).
  *
  * Symbols: B batch, G KV heads, D head size, C capacity, M tokens of a block, P pages as in parameters.h. All tensors are
- * contiguous. A row's new tokens come first in its block; `lengths` says how many they are. Lengths out of their range are
- * taken as the nearest one in it, and a token without a slot is dropped. */
+ * contiguous. A row's new tokens come first in its block; `lengths` gives their number. A length out of range counts as
+ * the nearest value in range, and a token without a slot is dropped. */
 #ifndef KVC_TURN_H
 #define KVC_TURN_H
 

@@ -1,4 +1,4 @@
-/* What every operation of the C ABI shares: element types, status codes, and the message that explains a refusal. */
+/* Common to every operation of the C ABI: element types, status codes, and the message that explains a refusal. */
 #ifndef KVC_TYPES_H
 #define KVC_TYPES_H
 
@@ -28,15 +28,15 @@ typedef enum KvcStatus {
     KVC_LAUNCH_FAILED = 3        /* the CUDA runtime refused a launch; the message carries its reason */
 } KvcStatus;
 
-/* One line: which field, its value, and the values that are allowed. Empty after KVC_OK. */
+/* One line: the field, its value, and the allowed values. Empty after KVC_OK. */
 typedef struct KvcMessage {
     char text[256];
 } KvcMessage;
 
-/* What executes the kernels of this library: "cuda", or "emulation" (host pointers, stream ignored). */
+/* The executor of this library's kernels: "cuda", or "emulation" (host pointers, stream ignored). */
 KVC_API const char* kvc_executor(void);
 
-/* KVC_ABI_VERSION of the library; a caller refuses another one than its own. */
+/* KVC_ABI_VERSION of the library; a caller refuses any version but its own. */
 KVC_API int32_t kvc_abi_version(void);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 // Generated from the operators' schemas (kvc_trt/operators) by `python -m plugins_cuda.generate`; edit those.
 // KvcCompact: Keep the part of a prompt's cache that its last queries look at.
-// Its tables, and how a call of it becomes one of the C ABI.
+// The operator's tables, and the conversion of its calls into calls of the C ABI.
 
 #include "kernels/stored_pages.h"
 #include "kvc/kvc.h"
@@ -27,7 +27,7 @@ constexpr TensorSpec kInputs[] = {
     {"prompt_lengths", kInt64, {kBatch}},
 };
 
-// The number after a shape is the input whose buffer the output is.
+// The number after a shape is the input whose buffer the output shares.
 constexpr TensorSpec kOutputs[] = {
     {"k_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
     {"v_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},

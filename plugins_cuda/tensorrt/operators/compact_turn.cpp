@@ -1,6 +1,6 @@
 // Generated from the operators' schemas (kvc_trt/operators) by `python -m plugins_cuda.generate`; edit those.
 // KvcCompactTurn: Keep the part of stored and new tokens that the last queries of a turn look at.
-// Its tables, and how a call of it becomes one of the C ABI.
+// The operator's tables, and the conversion of its calls into calls of the C ABI.
 
 #include "kernels/stored_pages.h"
 #include "kvc/kvc.h"
@@ -28,7 +28,7 @@ constexpr TensorSpec kInputs[] = {
     {"window_lengths", kInt64, {kBatch}},
 };
 
-// The number after a shape is the input whose buffer the output is.
+// The number after a shape is the input whose buffer the output shares.
 constexpr TensorSpec kOutputs[] = {
     {"k_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
     {"v_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},

@@ -1,6 +1,6 @@
 // Generated from the operators' schemas (kvc_trt/operators) by `python -m plugins_cuda.generate`; edit those.
 // KvcHybridAttention: Append one token, select the pages that matter, attend to their tokens.
-// Its tables, and how a call of it becomes one of the C ABI.
+// The operator's tables, and the conversion of its calls into calls of the C ABI.
 #include <algorithm>
 
 #include "kernels/stored_pages.h"
@@ -32,7 +32,7 @@ constexpr TensorSpec kInputs[] = {
     {"cache_lengths", kInt64, {kBatch}},
 };
 
-// The number after a shape is the input whose buffer the output is.
+// The number after a shape is the input whose buffer the output shares.
 constexpr TensorSpec kOutputs[] = {
     {"output", kCache, {kBatch, kHeads, kHeadSize}},
     {"k_cache_out", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}, 3},

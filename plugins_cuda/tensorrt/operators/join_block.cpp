@@ -1,6 +1,6 @@
 // Generated from the operators' schemas (kvc_trt/operators) by `python -m plugins_cuda.generate`; edit those.
 // KvcJoinBlock: Stored and new tokens of a turn in one table.
-// Its tables, and how a call of it becomes one of the C ABI.
+// The operator's tables, and the conversion of its calls into calls of the C ABI.
 
 #include "kvc/kvc.h"
 #include "tensorrt/operators.h"
@@ -22,7 +22,7 @@ constexpr TensorSpec kInputs[] = {
     {"lengths", kInt64, {kBatch}},
 };
 
-// The number after a shape is the input whose buffer the output is.
+// The number after a shape is the input whose buffer the output shares.
 constexpr TensorSpec kOutputs[] = {
     {"k", kCache, {kBatch, kKvHeads, kCapacityAndBlock, kHeadSize}},
     {"v", kCache, {kBatch, kKvHeads, kCapacityAndBlock, kHeadSize}},

@@ -1,6 +1,6 @@
 // Generated from the operators' schemas (kvc_trt/operators) by `python -m plugins_cuda.generate`; edit those.
 // KvcRaiseBounds: Let the bounds of the pages cover a turn's keys.
-// Its tables, and how a call of it becomes one of the C ABI.
+// The operator's tables, and the conversion of its calls into calls of the C ABI.
 
 #include "kvc/kvc.h"
 #include "tensorrt/operators.h"
@@ -23,7 +23,7 @@ constexpr TensorSpec kInputs[] = {
     {"lengths", kInt64, {kBatch}},
 };
 
-// The number after a shape is the input whose buffer the output is.
+// The number after a shape is the input whose buffer the output shares.
 constexpr TensorSpec kOutputs[] = {
     {"bounds_out", kBound, {kBatch, kKvHeads, kTwiceHeadSize, kPages}, 1},
 };

@@ -1,6 +1,6 @@
 // Generated from the operators' schemas (kvc_trt/operators) by `python -m plugins_cuda.generate`; edit those.
 // KvcReplaceBounds: Overwrite the bounds of a cache's pages.
-// Its tables, and how a call of it becomes one of the C ABI.
+// The operator's tables, and the conversion of its calls into calls of the C ABI.
 
 #include "kvc/kvc.h"
 #include "tensorrt/operators.h"
@@ -20,7 +20,7 @@ constexpr TensorSpec kInputs[] = {
     {"bounds_kept", kBound, {kBatch, kKvHeads, kTwiceHeadSize, kPages}},
 };
 
-// The number after a shape is the input whose buffer the output is.
+// The number after a shape is the input whose buffer the output shares.
 constexpr TensorSpec kOutputs[] = {
     {"bounds_out", kBound, {kBatch, kKvHeads, kTwiceHeadSize, kPages}, 0},
 };

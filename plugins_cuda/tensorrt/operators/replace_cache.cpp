@@ -1,6 +1,6 @@
 // Generated from the operators' schemas (kvc_trt/operators) by `python -m plugins_cuda.generate`; edit those.
 // KvcReplaceCache: Overwrite a cache and the positions of its slots.
-// Its tables, and how a call of it becomes one of the C ABI.
+// The operator's tables, and the conversion of its calls into calls of the C ABI.
 
 #include "kvc/kvc.h"
 #include "tensorrt/operators.h"
@@ -22,7 +22,7 @@ constexpr TensorSpec kInputs[] = {
     {"positions_kept", kInt32, {kBatch, kKvHeads, kCapacity}},
 };
 
-// The number after a shape is the input whose buffer the output is.
+// The number after a shape is the input whose buffer the output shares.
 constexpr TensorSpec kOutputs[] = {
     {"k_cache_out", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}, 0},
     {"v_cache_out", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}, 1},
