@@ -28,7 +28,7 @@ _COMPILED = Path(__file__).parents[1] / "build" / "tests" / "inductor" / os.envi
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_COMPILED))
 
 USERS_CACHE = os.environ.get("KVC_TRT_CACHE")
-"""As it is outside of the tests, each of which has its own."""
+"""The cache folder outside of the tests; each test has a folder of its own."""
 
 # A slow machine is no error: nothing in these tests is judged by the clock.
 settings.register_profile("kvc-trt", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -27,9 +27,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "h2o": {"recent": 16},
     "quest": {"skip_layers": 0},
 }
-"""What a policy is given beyond `LIMITS`: a budget of prompts and answers together is larger than an answer."""
+"""Settings that a policy needs beyond `LIMITS`: a budget of prompts and answers together is larger than an answer."""
 HEAD_SCORES = ((0.9, 0.1), (0.2, 0.8), (0.3, 0.1))
-"""Of DuoAttention, for each layer and KV head: those of one layer are on both sides of its threshold."""
+"""Scores of DuoAttention for each layer and KV head: one layer has scores on both sides of the threshold."""
 FORMS: dict[str, dict[str, Any]] = {
     "duo-attention, two caches in a layer": {"token_budget": 150, "sinks": 4, "recent": 20, "head_scores": HEAD_SCORES},
     "streaming-llm, positions of the cache": {"positions": "cache"},

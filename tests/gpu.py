@@ -1,7 +1,7 @@
-"""The GPU of the tests that are marked `gpu`, or what stands in for it.
+"""The GPU of the tests that are marked `gpu`, or the emulation that stands in for it.
 
-KVC_TRT_GPU_TESTS=emulation runs every one of them against the emulated kernels, on a CPU: so each is known to work but
-for the device. What that cannot show: a tensor that was left on the wrong device, and what CUDA refuses to capture.
+KVC_TRT_GPU_TESTS=emulation runs every one of them against the emulated kernels, on a CPU: so each is known to work
+apart from the device. This cannot show a tensor left on the wrong device, or an operation that CUDA refuses to capture.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ VARIABLE = "KVC_TRT_GPU_TESTS"
 
 
 def asked_for(config: pytest.Config) -> bool:
-    """Whether tests on a GPU are part of this run: of `-m gpu`, and wherever the variable is set."""
+    """True if tests on a GPU are part of this run: with `-m gpu`, and wherever the variable is set."""
     chosen: str = config.option.markexpr
     return VARIABLE in os.environ or ("gpu" in chosen and "not gpu" not in chosen)
 
 
 def executor() -> str:
-    """Of the library for tests on a GPU: "cuda", or "emulation" where that stands in."""
+    """The executor of the library for tests on a GPU: "cuda", or "emulation" where the emulation stands in."""
     chosen = os.environ.get(VARIABLE, "cuda")
     assert chosen in ("cuda", "emulation"), f"{VARIABLE} is {chosen}; expected emulation, or nothing"
     return chosen

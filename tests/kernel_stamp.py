@@ -1,4 +1,4 @@
-"""The stamp of the kernels' tests: `make test-all` passes them over where nothing that they read has changed.
+"""The stamp of the kernels' tests: `make test-all` skips them while no file that they read has changed.
 
 The tests write down which modules of this repository they have loaded (`record`). Once all have passed, the stamp keeps
 a SHA-256 of each of these files, of everything in `FOLDERS` and `FILES`, and of the versions of compilers and packages.
@@ -22,9 +22,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIABLE = "KVC_TRT_LOADED_MODULES"
-"""Names the folder into which test processes write the modules that they have loaded."""
+"""The environment variable that names the folder into which test processes write their loaded modules."""
 FOLDERS = ("plugins_cuda", "tests/plugins_cuda")
-"""Compiled, copied and read by the tests, whole."""
+"""Folders that the tests compile, copy and read whole."""
 FILES = ("CMakeLists.txt", "Makefile", "pyproject.toml", "environments/development.txt", "docs/kernels-resources.md")
 COMPILERS = ("c++", "nvcc", "cuobjdump", "nvdisasm")
 
@@ -45,7 +45,7 @@ def loaded_files() -> list[str]:
 
 
 def digests(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
-    """SHA-256 of every input, by its path; "missing" for a file that is not there, "versions" for what runs them."""
+    """SHA-256 of every input, by its path; "missing" for an absent file, "versions" for compilers and packages."""
     whole = (path for folder in FOLDERS for path in (root / folder).rglob("*") if "__pycache__" not in path.parts)
     names = {*modules, *FILES, *(str(path.relative_to(root)) for path in whole if path.is_file())}
     found = {name: _digest(root / name) for name in sorted(names)}
@@ -53,7 +53,7 @@ def digests(modules: Iterable[str], root: Path = ROOT) -> dict[str, str]:
 
 
 def first_difference(kept: Mapping[str, str], now: Mapping[str, str]) -> str | None:
-    """The first input that was added, removed or changed since the stamp was written; None if there is none."""
+    """The first input that was added, removed or changed since the stamp was written; None without a difference."""
     return next((name for name in sorted({*kept, *now}) if kept.get(name) != now.get(name)), None)
 
 

@@ -11,7 +11,7 @@ WORDS = 50
 
 
 def text(*ids: int) -> str:
-    """What these tokens spell."""
+    """The text of these tokens."""
     return "".join(chr(FIRST + token) for token in ids)
 
 
@@ -34,7 +34,7 @@ def with_tokenizer(model: Path, directory: Path) -> Path:
 
 
 def with_template(model: Path, directory: Path, **generation: object) -> Path:
-    """The same as a chat model: token 3 opens a prompt, 4, 5 and 6 a message of the system, the user, the assistant."""
+    """The model as a chat model: token 3 opens a prompt, 4 to 6 open messages of system, user and assistant."""
     with_tokenizer(model, directory)
     template = "{{ bos_token }}{% for message in messages %}"
     template += "{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"

@@ -1,4 +1,4 @@
-"""Numbers that two executors give for the same inputs: equal but for rounding, whatever processor rounds them."""
+"""Compares two executors' numbers for the same inputs: equal but for rounding, whatever processor rounds them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_TOKENS = {"f": float(np.finfo(np.float32).max), "i": float(LARGEST)}
 
 
 def assert_close(found: ArrayLike, expected: ArrayLike, tolerance: float = 1e-5, name: str = "") -> None:
-    """Each difference is at most `tolerance` times the largest expected magnitude (at least 1), as in `kvc-trt verify`.
+    """Assert that differences are at most `tolerance` times the largest expected magnitude, at least 1, as in verify.
 
     Each addition rounds relative to what has been added up so far, so the rounding of a sum grows with its terms, and
     elements of a tensor that are near 0 carry that of the large ones. float32 rounds by 2^-24: 1e-5 are 168 such

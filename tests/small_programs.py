@@ -1,7 +1,7 @@
 """Programs of small random models under the policies of `tests.every_policy`, written once for all test processes.
 
-What is lent is read by other tests, at the same time too: a test that writes to a file, or that needs one which nobody
-else has mapped, takes a copy (`copied`).
+Other tests read the lent files at the same time: a test that writes to a file, or that needs one which nobody else
+has mapped, takes a copy (`copied`).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _write_graph(
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """No other process writes in the folder meanwhile."""
+    """No other process writes in the folder during the block."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

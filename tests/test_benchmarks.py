@@ -1,4 +1,4 @@
-"""Results of benchmarks name the code they came from, and none of changed code is committed unsaid."""
+"""Results of benchmarks name the code they came from; results of older code say so."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_outside_a_checkout_there_is_no_commit(tmp_path, monkeypatch):
 
 
 def test_every_committed_result_is_listed_with_the_code_it_came_from():
-    """No result comes from code that differs from its commit."""
+    """Every result comes from code that equals the code of its commit."""
     listed = dict(
         re.findall(r"^\| `(\S+\.json)` \|.*\| (.*) \|$", (store.RESULTS / "README.md").read_text(), re.MULTILINE)
     )

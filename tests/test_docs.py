@@ -36,7 +36,7 @@ def targets(page: Path) -> set[Path]:
 
 
 def wrong_links(page: Path) -> Iterator[str]:
-    """What is wrong with the links of a page."""
+    """The mistakes in the links of a page."""
     for link in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", page.read_text())):
         if re.match(r"[a-z]+:", link):
             continue

@@ -16,7 +16,7 @@ LINE = re.compile(r"^(?: {4}|\$ )((?:[^\n]*\\\n)*[^\n]*)$", flags=re.MULTILINE)
 """A line that may be a command, with those that continue it."""
 SPAN = re.compile(r"`([^`]+)`")
 ENDS = re.compile(r"\s(?:&&|\|\||[|><#]|2>)(?:\s|$)|;\s")
-"""What ends a command in a line of a shell."""
+"""Signs that end a command in a line of a shell."""
 OURS = re.compile(r"(?:^|\s|/)kvc-trt ([a-z].*)$")
 MADE = re.compile(r"^make ([a-z].*)$")
 MODULE = re.compile(r"(?:^|\s|/)python3? -m ((?:benchmarks|plugins_cuda|plugins_cpu|training)\b(?!\.NAME).*)$")
@@ -42,7 +42,7 @@ def words(text: str) -> list[str]:
 
 
 def options_of(found: list[str]) -> list[str]:
-    """Its options, without their values."""
+    """The options of a command, without their values."""
     return [word.partition("=")[0] for word in found if re.match(r"--?[a-zA-Z]", word)]
 
 
@@ -58,7 +58,7 @@ def resolved(found: list[str]) -> tuple[click.Command, list[str]]:
 
 
 def wrong_options(page: Path) -> Iterator[str]:
-    """What is wrong with the commands of kvc-trt that a page shows."""
+    """The mistakes in the kvc-trt commands that a page shows."""
     for text in commands(page):
         found = OURS.search(text)
         if found is None:
@@ -83,7 +83,7 @@ def wrong_targets(page: Path) -> Iterator[str]:
 
 
 def wrong_modules(page: Path) -> Iterator[str]:
-    """What is wrong with the Python modules that a page runs."""
+    """The mistakes in the Python modules that a page runs."""
     for text in commands(page):
         found = MODULE.search(text)
         if found is None:

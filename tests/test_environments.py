@@ -16,7 +16,7 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 ENVIRONMENTS = ("development", "dynamo", "triton", "aiperf")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 UNSUPPORTED = [("aiperf", "3.10")]
-"""What a package's own releases leave out."""
+"""Pairs of environment and Python that a package's own releases leave out."""
 
 
 def made(name: str) -> list[str]:
@@ -26,7 +26,7 @@ def made(name: str) -> list[str]:
 
 
 def asked(environment: str) -> list[str]:
-    """What an environment is made to install, beside what these packages ask for."""
+    """The requirements that an environment states itself; these packages bring their own."""
     project = PYPROJECT["project"]
     if environment == "aiperf":
         return made("FOR_AIPERF")

@@ -1,6 +1,6 @@
-"""What other people's code may rest on: `kvc_trt.policies.resolve` and `kvc_trt.reference`, whatever moves inside.
+"""The interface for other people's code: `kvc_trt.policies.resolve` and `kvc_trt.reference`, whatever moves inside.
 
-The values are held by the golden tests of both; here are import paths, signatures, types, shapes and errors.
+The golden tests of both hold the values; these tests hold import paths, signatures, types, shapes and errors.
 """
 
 from __future__ import annotations

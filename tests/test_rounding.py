@@ -1,4 +1,4 @@
-"""What the tests take for rounding, and what they do not."""
+"""Differences that the tests accept as rounding, and differences that they do not."""
 
 from __future__ import annotations
 

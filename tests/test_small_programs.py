@@ -1,4 +1,4 @@
-"""The programs that tests share: written once, told apart by all that they are of, and watched."""
+"""The programs that tests share: written once, distinguished by all their inputs, and watched."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def files_of(folder: Path) -> dict[Path, int]:
 
 
 def asked(folder: Path) -> list[Path]:
-    """What a process that asks for a program has written."""
+    """The files that a process writes when it asks for a program."""
     programs = SmallPrograms(folder)
     programs("rocketkv", **NEEDED)
     return list(programs._digests)

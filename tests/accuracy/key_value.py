@@ -1,6 +1,6 @@
 """Key-value retrieval as a task of the suite: what `retrieval-tiny` was trained for, in words of its own.
 
-It is no family of RULER's: only a model that knows `<record>` and `<query>` can answer it.
+It is not one of RULER's families: only a model that knows `<record>` and `<query>` can answer it.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class TestSecondQuestions:
         assert asked.score(answers) == (1.0,) * (MOST_ROWS + 2)
 
     def test_they_are_turns_of_a_session(self, tiny):
-        """The same by hand, question by question: what ended the first answer is fed, then the second question."""
+        """Compares with the same turns by hand: the end of the first answer is fed, then the second question."""
         from kvc_trt.runtime import Request, Session
 
         asked = second_questions(tiny, samples=3)
@@ -195,7 +195,7 @@ class TestStoredContexts:
         assert asked.score(answers) == (1.0,) * (MOST_ROWS + 2)
 
     def test_they_are_requests_that_start_from_a_context(self, tiny):
-        """The same by hand: a stored context of the prompt, and a request that continues it."""
+        """Compares with the same by hand: a stored context of the prompt, and a request that continues it."""
         from kvc_trt.contexts import RowPacking
         from kvc_trt.runtime import Request, Session
         from tests.contexts.conftest import FINGERPRINT

@@ -1,4 +1,4 @@
-"""What the report says: evidence, bars, order, and files that need nothing else."""
+"""The report: evidence, bars, order, and files that need nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Everything that one measurement writes, by file name."""
+    """Every file that one measurement writes, by file name."""
     paths = write_files(report(bars=Bars(0.7)), tmp_path_factory.mktemp("accuracy"))
     return {path.name: path for path in paths}
 

@@ -1,4 +1,4 @@
-"""The results file keeps what was measured, whatever happens to the process, and refuses what is not its own."""
+"""The results file keeps every measurement, however the process ends, and refuses results that are not its own."""
 
 from __future__ import annotations
 

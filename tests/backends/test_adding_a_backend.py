@@ -1,4 +1,4 @@
-"""A backend that is dropped in as one folder: everything that asks backends knows it, and nothing else was told."""
+"""A backend that is dropped in as one folder: every list of backends has it, and no other file names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured, not how fast it is."""
+"""Measurements of a host's memory and its bandwidth: their conditions, not their speed."""
 
 from __future__ import annotations
 

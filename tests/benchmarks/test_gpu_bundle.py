@@ -1,7 +1,7 @@
-"""The bundle of a GPU's day: what is in it, what is unpacked of it, and that nothing but a GPU is missing from it.
+"""The bundle of a GPU's day: its contents, the parts that are unpacked, and that it lacks nothing but a GPU.
 
-The last is shown on a bare machine (bare_machine.py): every part runs to its end there on the emulated kernels, and
-without them the script gets as far as asking for a GPU.
+A bare machine (bare_machine.py) shows the last point: every part runs to its end there on the emulated kernels;
+without them the script stops where it asks for a GPU.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def test_the_wheels_are_those_of_this_environment_without_what_the_machine_bring
     assert wheels.closure(["pytest"], PYTHON).items() < found.items()
 
 
-# ---- What is in it
+# ---- The contents of the bundle
 
 
 def test_the_tree_of_the_bundle_is_tracked_and_small():
@@ -103,7 +103,7 @@ def test_a_folder_that_is_no_bundle_is_not_replaced(tmp_path, capsys):
 
 
 def test_results_of_the_bundle_name_the_commit_that_it_was_made_of(tmp_path, monkeypatch):
-    """Even where the bundle lies inside the checkout of something else."""
+    """The commit is right even where the bundle lies inside the checkout of something else."""
     (tmp_path / "COMMIT").write_text("0123456789ab\n")
     monkeypatch.setattr(machine, "COMMIT", tmp_path / "COMMIT")
     assert machine.commit() == "0123456789ab"

@@ -1,6 +1,6 @@
-"""The script of a GPU's day, with stand-ins for all that it calls: its parts, their order, its limits and its results.
+"""The script of a GPU's day, with stand-ins for every program it calls: its parts, their order, limits and results.
 
-tests/benchmarks/test_gpu_bundle.py runs it with nothing stood in for but the GPU.
+tests/benchmarks/test_gpu_bundle.py runs the script with a stand-in for the GPU alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The comparison with other engines: what is measured, what counts, what the page says, how a run goes on."""
+"""The comparison with other engines: its measurements, the counts, the page, and how a run resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a build: what is verified, what is printed, and which exit code says so."""
+"""The end of a build: verification, output, and the exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which policies check drafts follows from the methods: the page shows what the command prints."""
+"""The policies that check drafts follow from the methods: the page shows the command's table."""
 
 from __future__ import annotations
 

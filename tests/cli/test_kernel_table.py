@@ -1,4 +1,4 @@
-"""Which policies have kernels follows from the operators that they call: the page shows what the command prints."""
+"""The policies with kernels follow from the operators that they call: the page shows the command's table."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_streams_and_samples_like_any_prompt(ask):
 
 
 def test_any_of_several_end_tokens_ends_an_answer(ask, tiny_model, tmp_path, capfd):
-    """config.json has one end token and generation_config.json two others, the second of which the model says."""
+    """config.json has one end token and generation_config.json has two others; the model says the second of these."""
     options = ("--chat", QUESTION, "--max-new-tokens", "5", "--json")
     ids = json.loads(ask(*options, "--ignore-eos").out)["outputs"][0]["token_ids"]
     silent = next(token for token in range(9, 20) if token not in ids)

@@ -45,7 +45,7 @@ def test_each_line_is_a_question_and_is_read_as_a_turn(talk):
 
 
 def test_answers_are_those_of_the_whole_conversation(talk, tmp_path):
-    """Nothing is evicted of so short a text."""
+    """The text is so short that nothing of it is evicted."""
     first, second = replies(talk("--chat", "--json", *BRIEF, lines=[FIRST, SECOND]))
     messages = tmp_path / "messages.json"
     said = [("user", FIRST), ("assistant", text(*first["token_ids"])), ("user", SECOND)]
@@ -117,7 +117,7 @@ def test_bad_input(talk, arguments, content, message):
 
 
 def test_an_engine_without_turns_says_how_to_build_it_again(talk, chat_engine, tmp_path):
-    """As one that an earlier version built: here by a policy whose positions forbid turns."""
+    """Stands for an engine of an earlier version: here the policy's positions forbid turns."""
     model = chat_engine.parent / "model"
     options = ("--policy", "streaming-llm", "--set", "positions=cache", *TINY_BUILD)
     assert run(["build", "--model", str(model), *options, "-o", str(tmp_path / "engine")]) == 0

@@ -1,4 +1,4 @@
-"""What `kvc-trt serve` refuses before anything is started."""
+"""Requests that `kvc-trt serve` refuses before anything is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a turn does is written once, in the methods: the page shows what the command prints."""
+"""The effect of a turn is written once, in the methods: the page shows the command's table."""
 
 from __future__ import annotations
 

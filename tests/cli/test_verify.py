@@ -100,7 +100,7 @@ class TestReplay:
         assert printed["equal"] == printed["lists"] > 0
 
     def test_an_engine_that_reads_more_than_it_says_is_caught(self, engine, proof, tmp_path, capsys):
-        """Its graph, sealed as if it were right, reads twice as many tokens as its policy says."""
+        """The engine's graph, sealed as if it were right, reads twice as many tokens as the policy says."""
         wrong = tampered_by_its_maker(engine, tmp_path / "wrong")
         for kind, expected in (
             ("digest", "neither the reference nor the engine"),

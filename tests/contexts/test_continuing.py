@@ -70,7 +70,7 @@ def test_a_restored_row_goes_on_bit_for_bit(program, tmp_path):
 
 
 def test_a_turn_of_a_restored_row_is_that_of_the_row(program, tmp_path):
-    """What a turn compacts depends on state that no step reads: it travels too."""
+    """A turn's compaction depends on state that no step reads: a stored context includes it."""
     running, restored = session_of(program), session_of(program)
     (row,) = running.add([Request(PROMPT, 16, ignore_eos=True)])
     steps(running, 3)

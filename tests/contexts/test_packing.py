@@ -1,4 +1,4 @@
-"""What a row holds becomes a context's tensors and comes back bit for bit."""
+"""A row's state becomes a context's tensors and comes back bit for bit."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_what_is_kept_and_what_is_read():
 
 
 def test_contexts_of_before_fp8_bounds_still_fit():
-    """Their digest of the parameters knows no such field."""
+    """The digest of older parameters does not include the field of fp8 bounds."""
     parameters = parameters_of("hybrid")
     assert set(recorded(parameters)) == {field.name for field in dataclasses.fields(parameters)} - {"fp8_bounds"}
     assert recorded(dataclasses.replace(parameters, fp8_bounds=True))["fp8_bounds"] is True

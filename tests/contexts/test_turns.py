@@ -21,7 +21,7 @@ KEEP_PLACES = {
     "rocketkv", "rocketkv-v1", "rocketkv-v2", "expected-attention-hybrid", "snapkv", "snapkv-gqa",
     "expected-attention", "keydiff", "pyramidkv", "snapkv++",
 }  # fmt: skip
-"""Policies that compact after a turn and have to be told where their slots are in the text."""
+"""Policies that compact after a turn and therefore need the positions of their slots in the text."""
 
 
 def packing_of(policy: str, turns: bool) -> RowPacking:

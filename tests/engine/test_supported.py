@@ -1,4 +1,4 @@
-"""Which policies the engines of each backend can have, and what is said of the others."""
+"""The policies that each backend's engines support, and the messages about the others."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ FAMILIES = {
 }
 POLICIES = ("full", "rocketkv", "snapkv++", "hybrid", "snapkv-gqa")
 EVICTING = ("rocketkv", "snapkv++", "snapkv-gqa")
-"""By an observation window."""
+"""Policies that evict by an observation window."""
 QUERY_AGNOSTIC = ("keydiff", "expected-attention", "expected-attention-hybrid")
 TYPES = {
     "uint8": TensorProto.UINT8,

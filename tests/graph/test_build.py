@@ -1,4 +1,4 @@
-"""What the graphs look like: valid, named as promised, small, and free to run on any batch."""
+"""The graphs are valid, have the promised names, are small, and run on any batch."""
 
 from __future__ import annotations
 

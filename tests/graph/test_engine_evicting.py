@@ -105,7 +105,7 @@ def test_a_sliding_window_is_streaming_without_sinks(make_engine):
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("name", ["streaming-llm", "streaming-llm ranked", "h2o", "tova"])
 def test_a_batch_within_the_budget_is_bit_identical_to_the_dense_twin(make_engine, name, precision):
-    """Up to the last step that fits: of H2O and TOVA the one that attends to a token more than the budget."""
+    """Holds up to the last step that fits: for H2O and TOVA the step that attends to one token more than the budget."""
     policy, changes = ENGINES[name]
     engine = make_engine(policy, precision, skip_layers=1, max_output_len=20, **changes)
     twin = make_engine(

@@ -42,7 +42,7 @@ def test_layer_budgets_are_those_of_the_reference(make_engine, policy, division,
 
 
 def test_rocketkv_mt_divides_what_it_admits(make_engine):
-    """All tokens stay beside it, so `squeeze` moves what steps may read, and no memory."""
+    """All tokens stay in the cache, so `squeeze` changes the entries that steps may read, and no memory."""
     engine = make_engine("rocketkv-mt", **EVICTION, **SQUEEZED)
     prompts = prompts_of(250, 7, 130, 33)
     runs = zip(roll(engine, prompts), reference_roll(engine, prompts), strict=True)

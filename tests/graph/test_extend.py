@@ -132,7 +132,7 @@ def roll_to(engine: SmallEngine, prompts) -> tuple[np.ndarray, np.ndarray, dict]
 
 @pytest.mark.parametrize("policy", ["full", "snapkv++", "keydiff"])
 def test_many_tokens_at_once_are_as_many_steps(engines, policy):
-    """Where a step reads everything and nothing is evicted between."""
+    """Holds where a step reads everything and nothing is evicted between steps."""
     engine = engines(policy, token_budget=200, max_input_len=450, max_output_len=60)
     prompts, turn = prompts_of(60, 7, 33), (40, 12, 1)
     positions, lengths, state = roll_to(engine, prompts)

@@ -1,4 +1,4 @@
-"""A stub library with the C ABI: it keeps the last parameters, and refuses when told to."""
+"""A stub library with the C ABI: it keeps the last parameters, and refuses on request."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def compile_double(
 
 
 class Calls:
-    """What a double was called with."""
+    """The arguments with which a double was called."""
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))

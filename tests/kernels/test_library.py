@@ -1,4 +1,4 @@
-"""What reaches the C ABI, what never does, and which files are loaded at all."""
+"""Calls that reach the C ABI, calls that never do, and the files that are loaded at all."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_step_passes_sizes_and_addresses(dtype, number, double, calls):
 
 
 def strided(tensor):
-    """The same values, every second element of a larger tensor."""
+    """A tensor with the same values that takes every second element of a larger one."""
     return torch.stack([tensor, tensor], dim=-1)[..., 0]
 
 

@@ -1,4 +1,4 @@
-"""Where a library may come from: the caller, one environment variable, the package. Nowhere else."""
+"""The sources of a library: the caller, one environment variable, the package. Nothing else."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.plugins_cuda.test_rotated_attention import unrotated
 
 
 def finite(case):
-    """The same step with zeros for NaN past a row's end: opcheck compares results, and NaN equals nothing."""
+    """The step with zeros instead of NaN past a row's end: opcheck compares results, and NaN equals nothing."""
     case.k_cache.nan_to_num_(), case.v_cache.nan_to_num_()
     return case
 
@@ -66,7 +66,7 @@ def test_cpu_tensors_go_to_the_reference(name):
 
 @pytest.mark.parametrize("on", ["reference", "emulation"])
 def test_a_step_can_leave_out_what_it_selected(on, emulation):
-    """The same output and the same update in place; the kernels get a null address."""
+    """The output and the update in place stay the same; the kernels get a null address."""
     whole, alone = arguments("hybrid_attention"), arguments("hybrid_attention")
     with use_library(emulation.path) if on == "emulation" else nullcontext():
         output, _ = kvc.hybrid_attention(*whole)

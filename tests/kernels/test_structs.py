@@ -1,4 +1,4 @@
-"""The ctypes mirrors against the C headers, as a C compiler lays them out."""
+"""The ctypes mirrors have the layout that a C compiler gives the headers' structs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How Quest and SparQ divide a token budget."""
+"""Quest and SparQ divide a token budget."""
 
 from __future__ import annotations
 

@@ -95,6 +95,6 @@ def test_a_layer_of_another_budget_keeps_that_much_of_a_prompt(policy: str, rece
     ("settings", "budget"), [({}, 256), ({"recent": 100}, 104), ({"budget": 4096, "n": 100, "new": 28}, 128)]
 )
 def test_what_layers_divide_is_what_a_cache_holds(settings: dict[str, int], budget: int) -> None:
-    """Not a token budget that is larger than the sinks and recent tokens in force, or than a sequence."""
+    """A larger token budget does not count: layers divide the sinks and recent tokens in force, at most a sequence."""
     assert uniform_budget(resolved("streaming-llm", **settings)) == budget
     assert uniform_budget(resolved("h2o")) == 256

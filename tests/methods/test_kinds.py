@@ -1,4 +1,4 @@
-"""What everything else asks of kinds: they are found by name, and what they carry follows from their operators."""
+"""The registry of kinds: they are found by name, and their properties follow from their operators."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def test_every_operator_of_a_kind_is_known_and_has_a_run():
 
 
 COMPARED_OTHERWISE = {"KvcPrefillAttention", "KvcQuantisedLinear", "KvcQuantisedRows", "KvcLayerBudgets"}
-"""No policy's own: verify runs them as parts of a prompt, and by comparisons of their own."""
+"""Operators of no single policy: verify runs them as parts of a prompt, and by comparisons of their own."""
 
 
 def test_every_operator_of_a_policy_has_a_run():
-    """Of a step, a prompt or a turn. Only a lowered graph replaces state."""
+    """Covers operators of a step, a prompt or a turn. Only a lowered graph replaces state."""
     lowered = {REPLACE_CACHE.name, REPLACE_BOUNDS.name}
     runs = [set(found) for found in (step_runs(), prompt_runs(), turn_runs(), shared_runs())]
     assert sum(map(len, runs)) == len(set().union(*runs))

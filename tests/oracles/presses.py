@@ -27,7 +27,7 @@ def import_presses() -> None:
 
 
 class Kept(NamedTuple):
-    """What a press left of one layer."""
+    """The part of one layer's cache that a press kept."""
 
     positions: Tensor
     """int64 [G,k], ascending, found by comparing the keys that stayed with all keys."""
@@ -67,7 +67,7 @@ def press_prompt(press: Any, model: Any, ids: Tensor) -> Pressed:
 
 
 def read(press: Any, model: Any, ids: Tensor) -> Any:
-    """transformers' cache of a prompt [n], of which the press dropped what it does not keep."""
+    """transformers' cache of a prompt [n], without the tokens that the press dropped."""
     from transformers import DynamicCache
 
     length, cache = len(ids), DynamicCache()

@@ -52,7 +52,7 @@ def test_every_family(name: str, family: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_what_is_shipped(name: str) -> None:
-    """The same file, read by transformers and by us."""
+    """transformers and kvc-trt read the same file."""
     import transformers
 
     path = load_preset(name).checkpoint

@@ -1,4 +1,4 @@
-"""Which prompt tokens stay: our decoder under a policy against kvpress's press on transformers' model."""
+"""The prompt tokens that stay: our decoder under a policy against kvpress's press on transformers' model."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_streaming_llm_as_in_its_paper(pair: Any, n: int, budget: int) -> None:
 
 @pytest.mark.parametrize("n", [70, 150])
 def test_the_observed_attention_press_as_it_comes(pair: Any, n: int) -> None:
-    """It divides by the rows that saw a token and protects no last tokens: so divided, our sums keep its set."""
+    """The press divides by the rows that saw a token and protects no last tokens: our sums, divided, keep its set."""
     ids = prompt(pair, n, n)
     pair.hugging_face.set_attn_implementation("eager")
     expected = press_prompt(ObservedAttentionPress(ratio(40, n)), pair.hugging_face, ids).layers
@@ -242,7 +242,7 @@ def test_expected_attention_with_other_settings(pair: Any, sinks: int, future: i
     ],
 )
 def test_what_the_reference_of_expected_attention_offers_besides(pair: Any, settings: dict[str, Any]) -> None:
-    """Not in engines: each of the press's switches, on what our decoder hands to the method."""
+    """Tries each of the press's switches, on the inputs that our decoder passes to the method; engines lack them."""
     ids, seen = prompt(pair, 120, 7), []
 
     def recorded(*arguments: Any) -> Any:

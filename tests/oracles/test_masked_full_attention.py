@@ -1,5 +1,5 @@
 """Logits under every policy against transformers, attending to everything it may see: what was evicted or not read is
-hidden from it by a mask per layer, head and step. A mask saves nothing; here it is the judge."""
+hidden from it by a mask per layer, head and step. A mask saves no work; here it gives the expected answer."""
 
 from __future__ import annotations
 

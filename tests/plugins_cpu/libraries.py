@@ -22,7 +22,7 @@ from tests.plugins_cuda import build
 BEST = "best"
 LOWEST = ("avx2", "portable")
 ANY_INSTRUCTIONS = st.sampled_from(INSTRUCTIONS)
-"""For `use_at_most`."""
+"""Arguments of `use_at_most`."""
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +96,7 @@ def _best_again(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @cache
 def _built() -> Path | RuntimeError:
-    """What CMake makes, or why it does not: a build that fails is not tried again for every test."""
+    """The library that CMake builds, or the reason of a failure: a failed build is not tried again for every test."""
     try:
         if (build.ROOT / "build" / "CMakeCache.txt").is_file():
             return build.build("kvc_cpu", directory=build.ROOT / "build")

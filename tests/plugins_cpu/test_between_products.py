@@ -1,4 +1,4 @@
-"""What lies between a layer's products: native operators compute what the nodes compute that they stand for."""
+"""Steps between a layer's products: native operators compute the same as the nodes that they replace."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_any_sum_and_norm(library: Path, tokens: int, size: int, seed: int, inst
 
 
 def rotated(x: np.ndarray, heads: int, kv_heads: int, size: int, *outputs: str, **rotary: int) -> onnx.ModelProto:
-    """As a decode graph has it."""
+    """The rotation in the form of a decode graph."""
     emit = Emitter()
     both, width = heads + kv_heads, (heads + 2 * kv_heads) * size
     cos, sin = (emit.Gather(name, np.arange(len(x)).reshape(-1, 1)) for name in ("cosines", "sines"))
@@ -137,7 +137,7 @@ def test_rotated_heads(library: Path, instructions: str, heads: int, kv_heads: i
 
 
 def test_a_value_that_is_an_output_stays(library: Path) -> None:
-    """What is exposed for verification is computed by its own node."""
+    """A value that is exposed for verification is computed by its own node."""
     x = normal(0, 5, 12)
     compare(library, rotated(x, 4, 2, 8, "q", "k", "v", "first"), x, None, 5e-6)
 

@@ -1,4 +1,4 @@
-"""What the compiled library exports, and what its instruction sets may share."""
+"""The exports of the compiled library, and the code that its instruction sets may share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KvcCompact by the native library: the reference's choices, whatever the shape, threads and processor."""
+"""KvcCompact by the native library: the reference's choices for any shape, threads and processor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KvcExtendAttention by the native library: exact attention, whatever the shape, threads and processor."""
+"""KvcExtendAttention by the native library: exact attention for any shape, threads and processor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BODY = EXTEND_ATTENTION.body(Layout(HeadShape(None, None, 0)))
 def turn(
     stored: list[int], block: int, *, group: int = 2, kv_heads: int = 2, size: int = 32, spare: int = 0, seed: int = 0
 ) -> list[np.ndarray]:
-    """Queries of a block, keys and values of a table of so many entries and `spare` slots behind, and `stored`."""
+    """Queries of a block, keys and values of a table with `spare` slots after its entries, and `stored`."""
     batch, entries = len(stored), max(stored) + block + spare
     tables = [normal(seed + part, batch, kv_heads, entries, size) for part in (1, 2)]
     return [normal(seed, batch, group * kv_heads, block, size), *tables, np.array(stored)]

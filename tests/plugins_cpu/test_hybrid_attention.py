@@ -1,4 +1,4 @@
-"""KvcHybridAttention by the native library: the reference's choices, whatever the shape, threads and processor."""
+"""KvcHybridAttention by the native library: the reference's choices for any shape, threads and processor."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_any_length_and_shape_is_right(
     library: Path, length: int, group: int, kv_heads: int, size: int, seed: int, instructions: str
 ) -> None:
     use_at_most(library, instructions)
-    """Also lengths that are no multiple of a block, which the body does not take."""
+    """Includes lengths that are not a multiple of a block, which the body does not take."""
     body = PREFILL_ATTENTION.body(Layout(HeadShape(group * kv_heads, kv_heads, size)))
     arrays = prompt(1, group * kv_heads, kv_heads, size, length, seed)
     assert_close(NativeNode(body, {}, library)(*arrays)["o"], exact(*arrays), 2e-6)
@@ -119,9 +119,9 @@ def rounded(array: np.ndarray) -> np.ndarray:
 
 
 UNIT = 2.0**-8
-"""What rounding to bfloat16 changes at most, relative to the number."""
+"""The largest relative error of rounding to bfloat16."""
 EXPONENTIAL = 7.5e-5
-"""What the coarser exponential changes at most, once in the weights and once in their sum."""
+"""The largest error of the coarser exponential, once in the weights and once in their sum."""
 
 
 @settings(max_examples=60)

@@ -94,7 +94,7 @@ for operation in PAGED[0], "kvc_dense_attention":
 
 
 class Call:
-    """A valid call on poisoned memory, of which any field can be made wrong."""
+    """A valid call on poisoned memory; a test makes one of its fields wrong."""
 
     def __init__(self, library: KernelLibrary, operation: str) -> None:
         self.library, self.operation = library, operation
@@ -106,7 +106,7 @@ class Call:
         self.bytes = self.needed
 
     def _allocate(self, name: str, size: int) -> int:
-        """In the middle of a buffer so large that no other one of the call is near."""
+        """Allocates in the middle of a buffer so large that no other one of the call is near."""
         self.memory[name] = torch.full((size + 2 * ZONE,), FILL, dtype=torch.uint8, device=self.library.device_type)
         middle = self.memory[name].data_ptr() + ZONE
         return middle - middle % 256

@@ -1,7 +1,7 @@
 """Inputs for the kernels; `checks.py` compares what becomes of them with the reference.
 
 Two kinds of inputs: random ones, and dyadic ones made of few distinct keys, whose scores tie exactly in any order of
-summation. Slots past a row's end hold NaN: whatever reads them shows it.
+summation. Slots past a row's end hold NaN, so that any read of them shows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FP8 = pytest.mark.parametrize("fp8", [False, True], ids=["own", "fp8"])
 
 class _Case:
     def to(self, device: str | torch.device) -> Any:
-        """The same case with every tensor copied to `device`, so that the original stays as it is."""
+        """A copy of the case with every tensor on `device`, so that the original does not change."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
         return replace(self, **{name: tensor.to(device, copy=True) for name, tensor in tensors.items()})
 

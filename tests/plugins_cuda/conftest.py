@@ -106,7 +106,7 @@ def _path(executor: str) -> Path:
 
 @cache
 def _built(executor: str) -> Path | RuntimeError:
-    """What CMake makes, or why it does not: a build that fails is not tried again for every test."""
+    """The library that CMake builds, or the reason of a failure: a failed build is not tried again for every test."""
     try:
         return build.cuda() if executor == "cuda" else build.emulation()
     except RuntimeError as error:

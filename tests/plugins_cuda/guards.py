@@ -1,12 +1,12 @@
 """Several mistakes in one C++ file, each beside what is right; the number in `kvc_mutant` chooses one at run time.
 
-A mistake is text that occurs once in the file, and what stands there instead. The guard goes around the smallest whole
+A mistake is a text that occurs once in the file, and its replacement. The guard goes around the smallest whole
 expression that differs, or around whole statements where one more or fewer is executed:
 
     const float scale = (kvc_mutant == 3 ? (whole / whole) : (part / whole));
     { if (kvc_mutant == 4) {} else { __syncthreads(); } }
 
-This knows tokens and brackets, not the language. A mistake that no guard can make (in a type, a declaration, one of
+Guards know tokens and brackets, not the language. A mistake that no guard can make (in a type, a declaration, one of
 several arguments of a template, a constant expression) either raises CannotGuard or does not compile.
 """
 
@@ -96,7 +96,7 @@ class _Nested:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """What a compiler sees of a text."""
+    """The tokens of a text as a compiler sees them."""
 
     text: str
 
@@ -138,7 +138,7 @@ class _Tokens:
         return before in {";", "{", "else", "do"} or self._ends_header(place - 1) or self._ends_block(place - 1)
 
     def _ends_header(self, place: int) -> bool:
-        """Whether the statement of an `if` or a loop follows."""
+        """True if the statement of an `if` or a loop follows."""
         return self.names[place] == ")" and self.names[self.partners[place] - 1] in _HEADERS
 
     def _ends_block(self, place: int) -> bool:
@@ -201,7 +201,7 @@ class _Difference:
                 return
 
     def take_expression(self) -> bool:
-        """Grow to a whole expression; False if there is none, or no other one."""
+        """Grow to a whole expression; return False if no larger expression exists."""
         while True:
             top = self.top()
             looser = max((i + 1 for i, bounds in enumerate(_BOUNDS) if bounds & set(top)), default=0)

@@ -27,8 +27,8 @@ PLUGINS = ROOT / "plugins_cuda"
 _FLAGS = ("-std=c++20", "-fPIC", "-w", "-ffp-contract=off", "-fno-gnu-unique", "-DKVC_EMULATION")
 """Without unique symbols, two libraries in one process share no static variable of a template."""
 RARELY_INLINED = "-D__forceinline__=inline"
-"""Halves the time to compile kernels. With it the race detector misses reads of a struct that is passed by value: it is
-only for files of which every mutant is noticed all the same."""
+"""Halves the time to compile kernels. With it the race detector misses reads of a struct that is passed by value, so it
+serves only for files whose every mutant is noticed all the same."""
 # Forked from a process that has imported what checks need: that takes longer than most checks.
 _PROCESSES = multiprocessing.get_context("forkserver")
 _IMPORTED = ("test_compact", "test_observation_scores", "test_rotated_attention", "test_score_and_select")
@@ -60,7 +60,7 @@ class Mutants:
         self._flags = ("-fsanitize=thread", *flags)
 
     def check_noticed(self, mutation: Mutation, check: Check) -> None:
-        """Whether `check` fails with the mistake; a mutation whose name begins with "control" is none and must pass."""
+        """Assert that `check` fails with the mistake; a mutation named "control..." is no mistake and must pass."""
         if mutation.alone:
             found = noticed(compile_mutant(mutation, self._source, *self._flags), check)
         else:
@@ -70,7 +70,7 @@ class Mutants:
 
     @functools.cached_property
     def _together(self) -> Path:
-        """A library of all mutations but those that are compiled alone: each has a number, 0 is none of them."""
+        """A library of all mutations except those compiled alone: each has a number, and 0 selects none of them."""
         of_files: dict[str, list[Mistake]] = {}
         for mutation, number in self._numbers.items():
             if not mutation.alone:
@@ -86,10 +86,10 @@ def compile_mutant(mutation: Mutation, source: str, *flags: str) -> Path:
 
 
 def noticed(library: Path, check: Check, number: int = 0) -> str:
-    """What `check` says against the mutation of that number: "" if it passes, else what it raised, or the signal that
-    ended it.
+    """The complaint of `check` about the mutation of that number: "" if it passes, else the error that it raised, or
+    the signal that ended it.
 
-    In a process of its own, as a mistake may write anywhere.
+    The check runs in a process of its own, as a mistake may write anywhere.
     """
     ours, theirs = _PROCESSES.Pipe(duplex=False)
     process = _PROCESSES.Process(target=_try_out, args=(library, number, check, theirs))
@@ -139,7 +139,7 @@ def _compile_changed(texts: Mapping[str, str], source: str, *flags: str) -> Path
 def _prefix(*flags: str) -> Path:
     """A header that every kernel includes, compiled: the emulation, which no mutation changes.
 
-    To kernels the number of the mutation is a constant: the race detector is not told when they read one.
+    To kernels the number of the mutation is a constant: the compiler reports no read of it to the race detector.
     """
     header = Path(tempfile.mkdtemp(prefix="prefix-", dir=_directory.name)) / "prefix.h"
     header.write_text(f'#include "emulation/device.h"\nextern "C" const int {VARIABLE};\n')

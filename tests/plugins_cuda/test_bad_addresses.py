@@ -53,7 +53,7 @@ def test_every_address_is_tried() -> None:
 
 @pytest.mark.parametrize("operation", list(STRUCTS))
 def test_overlaps(library: KernelLibrary, operation: str) -> None:
-    """Any two buffers of which one is written: the same address, and the last bytes of one under the other's first."""
+    """Covers any two buffers, one of them written: equal addresses, and the end of one under the other's start."""
     call, pointers = Call(library, operation), POINTERS[operation]
     for one, first in pointers.items():
         for other, second in pointers.items():
@@ -72,7 +72,7 @@ def test_overlaps(library: KernelLibrary, operation: str) -> None:
 
 @pytest.mark.parametrize("operation", ["kvc_compact", *PAGED])
 def test_bounds_in_fp8_take_a_byte_each(library: KernelLibrary, operation: str) -> None:
-    """Of 16 pages, for as few as 6: another buffer may begin right behind them, and not before."""
+    """A row of 6 pages has room for 16: another buffer may begin right behind them, and not before."""
     call = Call(library, operation)
     call.params.fp8_bounds = 1
     call.bytes = library.workspace_bytes(operation, call.params)
@@ -92,7 +92,7 @@ def test_inputs_may_share_memory(library: KernelLibrary) -> None:
 
 
 def test_partly_in_place(library: KernelLibrary) -> None:
-    """In place is k_cache = k, v_cache = v, and strides of the cache: two of the three are not enough."""
+    """In place means k_cache = k, v_cache = v, and the cache's strides: two of the three are not enough."""
     for changes in ({"k_cache": "k"}, {"v_cache": "v"}, {"k_cache": "v", "v_cache": "k"}):
         call = Call(library, "kvc_compact")
         for name, source in changes.items():

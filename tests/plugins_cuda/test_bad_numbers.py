@@ -17,7 +17,7 @@ from tests.plugins_cuda.bad_calls import INT32, INT64, NUMBERS, PAGED, ROTATED, 
 
 @dataclass(frozen=True)
 class Bad:
-    """Values of some fields that make a call wrong, and what the message must say of which field."""
+    """Values of some fields that make a call wrong, and the field and text that the message must contain."""
 
     operation: str
     values: dict[str, int]
@@ -31,7 +31,7 @@ class Bad:
 
 
 def outside(operation: str, name: str, low: int, high: int, *, largest: int, **also: int) -> Iterator[Bad]:
-    """Both ends of a range by one too many, and the ends of the field's own type."""
+    """The values just outside both ends of a range, and the ends of the field's own type."""
     smallest = -largest - 1
     for value in sorted({low - 1, smallest, high + 1, largest}):
         if (value < low or value > high) and smallest <= value <= largest:

@@ -1,4 +1,4 @@
-"""What the kernels' benchmarks compute without a GPU: sizes, bytes, floors, occupancy, launches, and their refusals."""
+"""The kernels' benchmarks without a GPU: sizes, bytes, floors, occupancy, launches, and their refusals."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_resident_ctas(architecture: str, threads: int, registers: int, shared: 
     assert share == pytest.approx(ctas * threads / 2048)
 
 
-# ---- What the compiler says
+# ---- Resources that the compiler reports
 
 USAGE = """
 arch = sm_90a

@@ -1,4 +1,4 @@
-"""What CMake builds on which machine, and what it says about the rest; the rules that hold for every source."""
+"""CMake's targets on each kind of machine, its report about the rest, and the rules for every source."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def configure(directory: Path, *options: str, **environment: str) -> subprocess.
 
 
 def summary(output: str) -> dict[str, str]:
-    """What the configure step says about each target."""
+    """The configure step's lines about each target."""
     return dict(re.findall(r"^--   ([\w, ]+?)  +(.*)$", output, flags=re.MULTILINE))
 
 
@@ -135,7 +135,7 @@ def test_nvcc_compiles_for_three_architectures_and_keeps_denormals(cuda_build: P
 
 
 def test_a_spilled_register_stops_the_build(cuda_build: Path, tmp_path: Path) -> None:
-    """With the very flags of the library: a kernel that may use 32 registers and needs more."""
+    """Uses the library's own flags on a kernel that may use 32 registers and needs more."""
     original = PLUGINS / "src" / "compact.cu"
     entries = json.loads((cuda_build / "compile_commands.json").read_text())
     (entry,) = (entry for entry in entries if entry["file"] == str(original))

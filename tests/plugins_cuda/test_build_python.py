@@ -23,7 +23,7 @@ COMPILER = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-r
 
 
 def backend(call: str, **environment: str) -> str:
-    """What a hook of the build backend returns, run as pip runs it: in the source tree, in a process of its own."""
+    """The result of a hook of the build backend, run as pip runs it: in the source tree, in a process of its own."""
     code = f"import scikit_build_core.build as b; print('RESULT', b.{call})"
     inherited = {
         name: value

@@ -230,7 +230,7 @@ def test_chunks_of_a_move_do_not_overtake_each_other(scheduled_library: KernelLi
 
 
 def test_in_place_of_prompts_that_fit(library: KernelLibrary) -> None:
-    """Nothing moves; slots past a row's end, which hold padding, become zero."""
+    """No entry moves; slots past a row's end, which hold padding, become zero."""
     case = compact_case(lengths=[30, 12], length=30, budget=30, capacity=30)
     found = run_in_place(library, case)
     assert_equal_results(found, check_exactly(library, case))

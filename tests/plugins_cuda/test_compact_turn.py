@@ -104,7 +104,7 @@ def test_a_whole_window_is_that_of_a_prompt(library: KernelLibrary, fp8: bool, d
 
 
 def test_the_tokens_of_a_turn_stay(library: KernelLibrary) -> None:
-    """As many as vote: the last ones of the row."""
+    """As many tokens stay as vote: the last ones of the row."""
     found = run_turn(library, turn_case([150, 90], [3, 8]))
     assert found.indices[0, 0, 21:24].tolist() == [147, 148, 149]
     assert found.indices[1, 0, 16:24].tolist() == list(range(82, 90))

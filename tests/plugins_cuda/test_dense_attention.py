@@ -152,7 +152,7 @@ def test_schedules(emulation: KernelLibrary, dtype: torch.dtype, group: int) -> 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lengths", [[100, 7, 255], [600, 383]], ids=["one split", "splits"])
 def test_hybrid_that_fits_has_the_bits_of_dense(library: KernelLibrary, dtype: torch.dtype, lengths: list[int]) -> None:
-    """By the budget, by dense_until, and because top_k covers the row."""
+    """A row fits by the budget, by dense_until, or because top_k covers it."""
     case = dense_case([*lengths, -1], group=4, kv_heads=2, size=80, dtype=dtype, top_k=16)
     dense = run_dense(library, case)
     slots = case.k_cache.shape[2]
@@ -186,7 +186,7 @@ def test_large_scores(library: KernelLibrary, dtype: torch.dtype, m: int) -> Non
 @pytest.mark.parametrize("m", [90, 700])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_undefined_keys(library: KernelLibrary, dtype: torch.dtype, m: int, value: float) -> None:
-    """As torch.softmax: NaN and +inf scores make a head NaN, -inf ones have no weight, other heads do not notice."""
+    """As in torch.softmax, NaN and +inf scores make a head NaN; -inf ones have no weight; other heads do not change."""
     case = dense_case([m - 1, m - 1], group=3, kv_heads=2, size=32, dtype=dtype)
     case.k_cache[0, 1, 20:40, 5] = value  # a whole tile among them
     found, exact = run_dense(library, case), exact_row(case, 0)
@@ -239,7 +239,7 @@ def test_zero_query_averages(library: KernelLibrary) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("m", [3, 600])
 def test_between_redzones(library: KernelLibrary, dtype: torch.dtype, m: int) -> None:
-    """Nothing is written outside of a buffer, and a workspace needs no more than it said and no initial content."""
+    """Nothing is written outside of a buffer; a workspace needs no more than it reports, and no initial content."""
     case, memory = dense_case([m - 1, -1], group=3, kv_heads=2, size=24, dtype=dtype), Guarded(library.device_type)
     expected = run_dense(library, case)
     tensors = {name: memory.copy(name, value) for name, value in case.dense_arguments().items()}

@@ -15,7 +15,7 @@ from tests.plugins_cuda.test_launch_limits import OF_POLICY, Call, resolved
 def test_all_but_the_first_launch_of_a_call_begin_early(
     emulation: KernelLibrary, policy: str, architecture: str
 ) -> None:
-    """The first one has the caller's work before it, of which nothing is known."""
+    """The first launch follows the caller's work, about which nothing is known."""
     model = load_preset("llama3.1-8b").config
     parameters = resolved(policy, model, 32768, 512)
     emulation.set_device(architecture)

@@ -155,7 +155,7 @@ def test_shared_memory_of_a_new_block_is_nan(scheduled):
     assert as_int[0] == 0x7FFF7FFF
 
 
-# What the message must say after "kernel NAME block (0,0,0)" in the forward schedule.
+# The message after "kernel NAME block (0,0,0)" in the forward schedule.
 MISTAKES = {
     "exit_before_barrier": r"divergent barrier: thread \(\d+,0,0\) is at __syncthreads \(mistakes.cu:\d+\) "
     r"with 62 others, thread \(37,0,0\) has exited with 0 others",
@@ -290,7 +290,7 @@ def test_collective_operations_are_counted(toy_library):
     test_reductions_give_every_thread_the_same_bits_in_every_schedule(toy_library)
     (launch,) = toy_library.launches()
     blocks = launch.grid[0]
-    # Of each of three warps: a sum and a maximum of five shuffles each, a scan of five and one for its total.
+    # Each of three warps runs a sum and a maximum of five shuffles each, a scan of five and one for its total.
     assert (launch.products, launch.exchanges, launch.barriers) == (0, 16 * 3 * blocks, blocks)
 
 

@@ -12,7 +12,7 @@ from tests.plugins_cuda.toys import SCHEDULES, aligned
 
 PLACE = r"kernel \w+ block \(\d,0,0\)"
 THREAD = rf"{PLACE} thread \(\d+,0,0\)"
-# What the report must say; each toy has a variant that is in order and must pass.
+# The text of the report; each toy has a variant that is in order and must pass.
 RACES = {
     "written_to_the_next": r"shared array values byte \d+",
     "read_from_the_last": r"dynamic shared memory byte \d+",

@@ -134,7 +134,7 @@ def test_vectors_are_whole_and_aligned(toy_library, number, dtype):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_fragments_multiply_as_matrices(toy_library, name):
-    """With B by rows and by columns; whole numbers, so sums are exact."""
+    """Tries B by rows and by columns; the numbers are whole, so sums are exact."""
     dtype = FORMATS[name]
     random = np.random.default_rng(0)
     a, b, columns = aligned((16, 16), dtype), aligned((16, 8), dtype), aligned((8, 16), dtype)

@@ -10,7 +10,7 @@ import pytest
 from tests.plugins_cuda import toys
 from tests.plugins_cuda.toys import SCHEDULES, aligned
 
-# What the report must name; each race has a variant that is in order and must pass.
+# The names in the report; each race has a variant that is in order and must pass.
 RACES = {
     "written_then_read": r"shared array row byte \d+: .*(read|written) by thread",
     "read_then_written": r"shared array first byte 0: read by thread .* past __syncthreads \(races.cu:\d+\), "
@@ -45,7 +45,7 @@ def test_a_race_is_reported(name, schedule):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", EARLY)
 def test_global_memory_before_the_wait_is_reported(name, schedule):
-    """What the launch before may still write, or read."""
+    """Covers memory that the launch before may still write, or read."""
     message = _run(name, schedule, right=False)
     place = rf"kernel {name} block \([01],0,0\) thread \(\d+,0,0\)"
     assert re.match(rf"{place}: touches global memory before wait_for_previous_launch", message), message

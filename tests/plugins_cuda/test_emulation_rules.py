@@ -21,7 +21,7 @@ def _sources() -> dict[str, str]:
 
 
 SOURCES = _sources()
-# What only one of the two compilers knows, or what would make results depend on the device or the order of threads.
+# Names that only one compiler knows, or that make results depend on the device or the order of threads.
 FORBIDDEN = {
     "compiler macros": ("KVC_EMULATION", "__CUDACC__", "__CUDA_ARCH__", "__NVCC__", "__GNUC__"),
     "headers of one compiler": tuple(
@@ -63,7 +63,7 @@ def test_ptx_is_of_tensor_cores_cp_async_clusters_and_the_order_of_launches_only
 
 
 def test_kernels_know_nothing_of_their_launchers() -> None:
-    """What a kernel is launched with is decided in src/; of kernels/, the platform headers alone know a stream."""
+    """src/ decides a kernel's launch; in kernels/, only the platform headers know a stream."""
     for name, text in SOURCES.items():
         if name.startswith("kernels/"):
             assert '#include "src/' not in text, name
@@ -71,7 +71,7 @@ def test_kernels_know_nothing_of_their_launchers() -> None:
 
 
 def test_one_place_launches() -> None:
-    """What a kernel is allowed is asked for there."""
+    """A kernel's allowance of shared memory is requested in that one place."""
     callers = [
         name for name, text in SOURCES.items() if "platform::launch_kernel(" in text or "cudaLaunchKernel" in text
     ]
@@ -79,7 +79,7 @@ def test_one_place_launches() -> None:
 
 
 def test_every_kernel_waits_for_the_launch_before_it() -> None:
-    """What comes before the wait, and every path that ends without one, the emulation reports."""
+    """The emulation reports accesses before the wait, and every path that ends without one."""
     for name, text in SOURCES.items():
         if name.startswith("kernels/") and "__global__" in text:
             kernels = text.count("__global__")

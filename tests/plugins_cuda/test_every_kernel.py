@@ -55,7 +55,7 @@ def test_step(with_clusters: KernelLibrary, fp8: bool, heads: int, dtype: torch.
 @pytest.mark.parametrize("heads", [2, 4, 8, 16, 32])
 @cases.FP8
 def test_step_of_many_rows(with_clusters: KernelLibrary, fp8: bool, heads: int, dtype: torch.dtype) -> None:
-    """Of more clusters than any GPU has room for: one launch after another."""
+    """Uses more clusters than any GPU has room for: one launch after another."""
     lengths = [10, -1, *range(60, 60 + 5 * 8, 5)]
     case = cases.step_case(lengths=lengths, heads=heads, size=64, dtype=dtype, seed=2, fp8=fp8)
     checks.check_hybrid(with_clusters, case)

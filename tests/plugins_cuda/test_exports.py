@@ -1,4 +1,4 @@
-"""What the libraries export: their functions, and nothing that a compiler added."""
+"""The libraries export their functions, and nothing that a compiler added."""
 
 from __future__ import annotations
 

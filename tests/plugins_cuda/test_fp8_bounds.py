@@ -43,7 +43,7 @@ def numbers(dtype: torch.dtype) -> Tensor:
 
 
 def blocks(dtype: torch.dtype) -> Iterator[Tensor]:
-    """All of them as keys [1,1,TOKENS,SIZE], repeated where the last block is not full."""
+    """All the keys as [1,1,TOKENS,SIZE], repeated where the last block is not full."""
     values, block = numbers(dtype), SIZE * TOKENS
     padded = torch.cat([values, values[: -len(values) % block]])
     return (part.reshape(1, 1, TOKENS, SIZE) for part in padded.split(block))
@@ -71,7 +71,7 @@ def test_every_number_is_rounded_up(library: KernelLibrary, dtype: torch.dtype) 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_bound_promises_less_than_the_keys(library: KernelLibrary, dtype: torch.dtype) -> None:
-    """Nor more than the next number of fp8, and none is an infinity, NaN or -0."""
+    """A bound is at most the next number of fp8, and never an infinity, NaN or -0."""
     for keys in blocks(dtype):
         codes = raised(library, keys).numpy()
         assert not np.isin(codes, codes_like(0x7C, 0x7D, 0x7E, 0x7F, 0x80, 0xFC, 0xFD, 0xFE, 0xFF)).any()
@@ -102,7 +102,7 @@ def test_the_operations_round_alike(library: KernelLibrary, dtype: torch.dtype) 
     np.testing.assert_array_equal(compacted.numpy(), expected)
 
 
-# ---- What is refused
+# ---- Refusals
 
 
 @pytest.mark.parametrize("operator", [COMPACT_TURN, RAISE_BOUNDS, REPLACE_BOUNDS], ids=lambda one: one.name)

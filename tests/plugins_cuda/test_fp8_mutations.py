@@ -1,4 +1,4 @@
-"""What is wrong about bounds in fp8, in the kernels of hybrid attention, does not pass its tests."""
+"""Mistakes about fp8 bounds in the kernels of hybrid attention do not pass its tests."""
 
 from __future__ import annotations
 

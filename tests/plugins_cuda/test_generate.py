@@ -53,7 +53,7 @@ def test_formulas_keep_their_meaning(formula: str, written: str) -> None:
 
 
 def test_a_division_in_c_is_one_in_python() -> None:
-    """Of whole numbers that are not negative, as all sizes are."""
+    """Holds for whole numbers that are not negative, as all sizes are."""
     formula = "(C + page_size - 1) // page_size - (C - 3) * 2"
     for capacity in (3, 16, 17):
         values = {"C": capacity, "page_size": 4}
@@ -80,7 +80,7 @@ def _window_attention() -> Operator:
 
 
 def _add(monkeypatch: pytest.MonkeyPatch, operator: Operator) -> None:
-    """To the operators with plugins, and so to those of the kernel libraries."""
+    """Adds an operator to those with plugins, and so to those of the kernel libraries."""
     monkeypatch.setattr(plugins, "KERNEL_OPERATORS", (*KERNEL_OPERATORS, operator))
     for module in (header, validation):
         monkeypatch.setattr(module, "LIBRARY_OPERATORS", (*LIBRARY_OPERATORS, operator))

@@ -1,4 +1,4 @@
-"""What a guard goes around, and what it leaves as it was."""
+"""A guard goes around a statement or expression, and leaves the rest unchanged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.plugins_cuda.guards import CannotGuard, Mistake, guarded
 
 
 def body(text: str, *mistakes: Mistake) -> str:
-    """Of a function, with guards."""
+    """The body of a function, with guards."""
     return guarded(f"void f() {{ {text} }}", mistakes).removeprefix("void f() { ").removesuffix(" }")
 
 

@@ -55,7 +55,7 @@ def golden(**changes: Any) -> StepCase:
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
 def test_golden(scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
-    """All its bounds are numbers of fp8."""
+    """All bounds of the golden case are numbers of fp8."""
     case = golden()
     floats = ("query", "k_new", "v_new", "k_cache", "v_cache")
     bounds = bounds_of(case.k_cache.to(dtype), case.cache_lengths, 3, fp8=fp8)
@@ -134,7 +134,7 @@ def test_nan_in_a_channel_that_is_not_chosen(library: KernelLibrary) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nan_in_a_key_promises_the_most_in_fp8(scheduled_library: KernelLibrary, dtype: torch.dtype) -> None:
-    """And is no NaN: every head ranks the page first, or last where it looks away from the bound."""
+    """The bound is not NaN: every head ranks the page first, or last where it looks away from the bound."""
     case = with_key(small(top_r=64, dtype=dtype, fp8=True), slots=50, channel=7, value=math.nan)
     found = selected_tokens(scheduled_library, case)
     assert found == reference_tokens(case)
@@ -179,7 +179,7 @@ def test_pages_of_minus_infinity(scheduled_library: KernelLibrary, pages: int) -
 
 
 def test_minus_infinity_in_every_page(library: KernelLibrary) -> None:
-    """No share is a number then: the lowest tokens are read."""
+    """No share is a number then, so the lowest tokens are read."""
     case = without_pages(small(), 34)
     case.k_new[:, :, 0] = torch.finfo(torch.float32).min
     assert selected_tokens(library, case)[0] == reference_tokens(case)[0] == [list(range(16))] * 2
@@ -249,7 +249,7 @@ def test_one_slot(library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None
 
 
 def test_a_key_of_minus_infinity_leaves_the_lowest_finite_bound(library: KernelLibrary) -> None:
-    """As an empty page holds it: the bounds are a maximum that starts there."""
+    """The bound is that of an empty page: it is a maximum that starts there."""
     case = small(lengths=(99,))
     case.k_new[0, :, 3] = -math.inf
     after, _, _ = run(library, case)

@@ -94,7 +94,7 @@ def test_schedules_agree_on_every_bit(emulation: KernelLibrary, fp8: bool, dtype
 
 
 def test_launches_depend_on_sizes_alone(emulation: KernelLibrary) -> None:
-    """So that a captured CUDA graph serves every length."""
+    """Launches that depend on sizes alone let a captured CUDA graph serve every length."""
     launches = [
         launches_of(emulation, small(lengths=lengths)) for lengths in ((100, 64, 10), (0, -1, 3), (101, -1, -1))
     ]

@@ -48,7 +48,7 @@ def last_tile(pages: int, heads: int, dtype: torch.dtype, top_r: int, *, fp8: bo
 def test_equal_pages_score_equally_wherever_they_are(
     library: KernelLibrary, fp8: bool, dtype: torch.dtype, shift: int
 ) -> None:
-    """All pages are copies of one: of any lane, unit, warp and block."""
+    """All pages are copies of one, for any lane, unit, warp and block."""
     pages = 520 + shift
     case = step_case(
         lengths=(2 * pages - 2,), heads=6, kv_heads=1, size=24, capacity=2 * pages, page=2, top_r=19, top_k=200,

@@ -1,6 +1,6 @@
-"""What every operation launches stays within the limits of every GPU, for all models and the sizes that are served.
+"""The launches of every operation stay within the limits of every GPU, for all models and the sizes that are served.
 
-No kernel runs here: the emulation checks and records the launches alone, of addresses that do not exist.
+No kernel runs here: the emulation only checks and records launches, with addresses that do not exist.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Call:
         }  # fmt: skip
 
     def launches(self, library: KernelLibrary) -> list[EmulatedLaunch]:
-        """What the call launches; KernelError where a device would refuse it."""
+        """The launches of the call; raises KernelError where a device would refuse it."""
         return library.checked_launches_of(lambda: self.make(library))
 
     def make(self, library: KernelLibrary) -> None:
@@ -146,13 +146,13 @@ def test_no_launch_is_refused(emulation: KernelLibrary, heads: tuple[int, int, i
 
 
 def _has_room(architecture: str, launch: EmulatedLaunch) -> bool:
-    """Whether all blocks in clusters are on the machine at once: the multiprocessors of each GPU, one block on each."""
+    """True if all blocks in clusters fit on the machine at once: the multiprocessors of each GPU, one block on each."""
     x, y, z = launch.grid
     return launch.cluster_blocks <= 8 and x * y * z <= {"sm_90a": 132, "sm_100": 148}[architecture]
 
 
 def test_every_launcher_is_asked(emulation: KernelLibrary) -> None:
-    """At the sizes above; none is in place, and none a hint."""
+    """Covers every launcher at the sizes above, except compaction in place and the prefetch hint."""
     model = load_preset("llama3.1-8b").config
     asked = set()
     for architecture in ARCHITECTURES:
@@ -178,7 +178,7 @@ NEEDS_TO_BE_ALLOWED = {
 
 
 def pages(count: int) -> Call:
-    """A step over a cache of so many pages, of one token each."""
+    """A step over a cache of `pages` pages, of one token each."""
     one = step(1, 32768, 512)
     return replace(one, parameters=replace(one.parameters, capacity=count, page_size=1))
 
@@ -213,7 +213,7 @@ def test_a_launcher_that_forgets_static_arrays_is_refused(forgetful: KernelLibra
 
 
 def test_the_first_launches_may_come_from_several_threads(emulation: KernelLibrary) -> None:
-    """Of two engines, of other sizes: what one of them asks for is not taken back by the other."""
+    """The launches belong to two engines of other sizes: neither takes back the other's allowance."""
     every = [step(batch, context, 1024) for batch in BATCHES for context in CONTEXTS]
     with ThreadPoolExecutor(4) as threads:
         launches = emulation.checked_launches_of(lambda: list(threads.map(lambda call: call.make(emulation), every)))

@@ -39,7 +39,7 @@ def wrong(name: str, file: str, right: str, instead: str) -> Mutation:
     return Mutation(name, f"kernels/{file}", right, instead)
 
 
-# ---- What a library must do
+# ---- Checks that a library must pass
 
 
 def in_every_schedule(check: Check, library: KernelLibrary) -> None:

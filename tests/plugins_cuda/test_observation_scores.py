@@ -168,7 +168,7 @@ def test_more_query_rows_than_fit(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equal_keys_get_equal_bits(library: KernelLibrary, dtype: torch.dtype) -> None:
-    """At any position in a tile, a warp's share, a chunk, the batch."""
+    """Holds at any position in a tile, a warp's share, a chunk, the batch."""
     make, n, window, distinct = torch.Generator().manual_seed(1), 2 * CHUNK + 77, 5, 3
     q_window, keys = inputs([distinct], kv_heads=1, group=3, size=40, window=window, dtype=dtype)
     drawn = torch.randint(distinct, (2, n), generator=make)
@@ -219,7 +219,7 @@ def poison_keys(k: Tensor, q: Tensor) -> None:
 
 
 def poison_last_key(k: Tensor, q: Tensor) -> None:
-    """Only the last window row sees it; its probabilities are NaN everywhere."""
+    """Only the last window row sees the last key; the row's probabilities are NaN everywhere."""
     k[0, 0, -1, 3] = math.nan
 
 
@@ -249,7 +249,7 @@ def poison_query(k: Tensor, q: Tensor) -> None:
     "spoil", [poison_keys, poison_last_key, infinite_keys, vanishing_keys, vanishing_prompt, poison_query]
 )
 def test_nan_and_infinity(library: KernelLibrary, spoil: Callable[[Tensor, Tensor], None], dtype: torch.dtype) -> None:
-    """As in the reference, and in the KV head concerned alone."""
+    """NaN and infinity have the reference's effect, and only on their own KV head."""
     lengths = [150, 140]
     q_window, k = inputs(lengths, window=9, size=24, dtype=dtype)
     k[1, :, lengths[1] :] = 0

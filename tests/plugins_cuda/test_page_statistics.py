@@ -28,7 +28,7 @@ def statistics(
 
 
 def check_sum(found: NDArray[np.floating], scores: NDArray[np.float32], tokens: NDArray[np.int64]) -> None:
-    """Whether (maximum, sum) of finite scores is what float64 says, to the rounding of the exponents."""
+    """Asserts that (maximum, sum) of finite scores agrees with float64, up to the rounding of the exponents."""
     exact = scores.astype(np.float64)
     assert found[0] == exact.max()
     tolerance = 2.0**-20 * (1 + np.abs(exact).max())
@@ -106,7 +106,7 @@ def test_schedules_give_the_same_bits() -> None:
 @pytest.mark.parametrize("group", [1, 3, 4, 5, 8, 9, 16])
 @pytest.mark.parametrize("pages", [1, 257, 1043, 4096])
 def test_a_smaller_block_gets_the_same_bits(group: int, pages: int) -> None:
-    """Of as many parts: the block of a cluster has half the threads of one that selects alone."""
+    """Uses as many parts in both: a cluster's block has half the threads of a block that selects alone."""
     scores = np.random.default_rng(pages).standard_normal((group, pages)).astype(np.float32)
     for found, wanted in zip(statistics(scores, threads=256), statistics(scores, threads=512), strict=True):
         assert np.array_equal(found.view(np.int32), wanted.view(np.int32))

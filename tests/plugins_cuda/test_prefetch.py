@@ -25,7 +25,7 @@ def test_every_byte_is_asked_for_and_none_changes(emulation: KernelLibrary, coun
 
 @pytest.mark.parametrize("count", [16, 2048, 65552])
 def test_memory_may_end_where_it_ends(emulation: KernelLibrary, count: int) -> None:
-    """Up to the last byte before one that does not exist: reading that would end the process."""
+    """Prefetches up to the last byte before memory that does not exist: reading that would end the process."""
     pages = -(-count // mmap.PAGESIZE)
     mapped = mmap.mmap(-1, (pages + 1) * mmap.PAGESIZE)
     view = np.frombuffer(mapped, np.uint8)

@@ -29,10 +29,10 @@ def select(
     in_registers: int = 0,
     single: int = 0,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint32]]:
-    """What every element gets, where its output starts (-1: it has none), and the threshold.
+    """The weight that every element gets, the start of its output (-1: it has none), and the threshold.
 
     `in_registers` keys of each thread, or all of them in memory. Elements of weight `single`
-    together are one element; ALL_PASSES: no pass is left out.
+    together are one element; ALL_PASSES runs every pass.
     """
     n = len(values)
     weights = np.ones(n, np.int32) if weights is None else weights
@@ -62,7 +62,7 @@ def check(values: NDArray[np.float32], quota: int, weights: NDArray[np.int32], t
     expected = expected_counts(values, quota, weights)
     starts = np.cumsum(expected) - expected
     heaviest = int(weights.max())
-    alike = np.count_nonzero(weights < heaviest) <= 1 and weights.min() > 0  # as pages, of which one may be partial
+    alike = np.count_nonzero(weights < heaviest) <= 1 and weights.min() > 0  # as pages, one of them partial
     for in_registers in (0, *(keys for keys in IN_REGISTERS if len(values) <= keys * threads)):
         for single in (ALL_PASSES, 0, *([heaviest] if alike else [])):
             counts, slots, _ = select(

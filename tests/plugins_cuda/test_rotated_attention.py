@@ -30,13 +30,13 @@ class Unrotated:
     """A step whose token has not been rotated yet."""
 
     step: StepCase
-    """What the same step is given once it has been."""
+    """The inputs of the same step after rotation."""
     joined: Tensor
     cosines: Tensor
     sines: Tensor
 
     def arguments(self, operator: Operator, device: str) -> dict[str, Any]:
-        """Of one call, on copies of the caches."""
+        """The arguments of one call, on copies of the caches."""
         given = self.step.to(device).arguments() | {
             name: getattr(self, name).to(device, copy=True) for name in ("joined", "cosines", "sines")
         }
@@ -125,7 +125,7 @@ def test_sizes_and_groups(library: KernelLibrary, dtype: torch.dtype, size: int,
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
 def test_many_rows(library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
-    """Of more than have room in clusters on any GPU."""
+    """Uses more rows than have room in clusters on any GPU."""
     lengths = [90 - row for row in range(MANY_ROWS)]
     check(library, unrotated(step_case(lengths=lengths, heads=8, size=64, dtype=dtype, fp8=fp8)))
 

@@ -23,7 +23,7 @@ FUSED = ["score_and_select", "sparse_attention"]
 APART = ["prepare_step", "page_scores", "select_tokens", "sparse_attention"]
 BEFORE_CLUSTERS, WITH_CLUSTERS = ARCHITECTURES[0], ARCHITECTURES[1]
 MANY_ROWS = 40
-"""With two KV heads more clusters than any GPU has multiprocessors for."""
+"""A batch that needs, with two KV heads, more clusters than any GPU has multiprocessors for."""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def later(emulation: KernelLibrary) -> Iterator[KernelLibrary]:
 
 @pytest.fixture
 def later_library(library: KernelLibrary) -> Iterator[KernelLibrary]:
-    """The same, or a GPU."""
+    """The emulation of a later device, or a GPU."""
     if library.executor == "emulation":
         library.set_device(WITH_CLUSTERS)
     yield library
@@ -51,7 +51,7 @@ def launches(library: KernelLibrary, case: StepCase) -> list[str]:
 
 
 def results(library: KernelLibrary, case: StepCase) -> dict[str, torch.Tensor]:
-    """Everything that a step writes, as bits."""
+    """All results of a step, as bits."""
     moved = case.to(library.device_type)
     output, selected = library.hybrid_attention(**moved.arguments())
     assert selected is not None
@@ -71,7 +71,7 @@ def check_same(library: KernelLibrary, case: StepCase) -> None:
 
 
 def pages_case(pages: int, **changes: Any) -> StepCase:
-    """One row with so many pages of one token each, and room for no more."""
+    """One row with `pages` pages of one token each, and room for no more."""
     sizes = {"heads": 4, "kv_heads": 1, "size": 16, "capacity": pages, "page": 1, "top_r": 5, "token_budget": 0}
     sizes |= {"top_k": max(1, pages // 3), "dtype": torch.bfloat16}
     return step_case(lengths=(pages - 1,), **(sizes | changes))
@@ -107,7 +107,7 @@ def test_groups(later: KernelLibrary, fp8: bool, heads: int) -> None:
 @pytest.mark.parametrize("top_k", [1, 2, 3, 100, 599, 600])
 @FP8
 def test_a_query_of_zero_ties_every_page(later: KernelLibrary, fp8: bool, top_k: int) -> None:
-    """So the lowest slots are read: one block of the cluster serves ties until they are used up, then the next."""
+    """The lowest slots are read: one block of the cluster serves ties until they are used up, then the next."""
     case = pages_case(600, top_k=top_k, page=2, capacity=1200, fp8=fp8)
     case.query.zero_()
     check_same(later, case)
@@ -166,7 +166,7 @@ def test_schedules_agree_on_every_bit(later: KernelLibrary, fp8: bool, dtype: to
 def test_few_rows_have_the_bits_of_many(
     later_library: KernelLibrary, fp8: bool, dtype: torch.dtype, ties: bool
 ) -> None:
-    """On a GPU too: few rows are scored and selected by clusters, many by one launch after another."""
+    """Runs on a GPU too: clusters score and select for few rows, one launch after another for many."""
     lengths = [500 - 11 * row for row in range(MANY_ROWS)]
     sizes = {"heads": 8, "kv_heads": 2, "size": 64, "page": 2, "top_r": 23, "top_k": 40, "capacity": 501}
     many = step_case(lengths=lengths, dtype=dtype, ties=ties, fp8=fp8, **sizes)
@@ -185,7 +185,7 @@ def test_few_rows_have_the_bits_of_many(
 
 
 def rows_case(batch: int, **changes: Any) -> StepCase:
-    """Of Llama-3.1-8B's eight KV heads, with small caches."""
+    """Rows with Llama-3.1-8B's eight KV heads and small caches."""
     sizes = {"heads": 32, "kv_heads": 8, "size": 16, "capacity": 64, "top_r": 4, "dtype": torch.bfloat16}
     return step_case(lengths=[40] * batch, **(sizes | changes))
 

@@ -172,7 +172,7 @@ def test_a_key_that_is_no_number_has_the_widest_bounds_in_fp8(library: KernelLib
 
 
 def test_what_is_joined_ends_with_zeros(library: KernelLibrary) -> None:
-    """Not with what the cache holds there, which may be NaN: masked entries take part in products."""
+    """The cache may hold NaN there, and masked entries take part in products."""
     _, made = compare(library, JOIN_BLOCK, block_case([5, 9], [3, 1], capacity=12, block=4))
     assert made["joined_lengths"].tolist() == [8, 10]
     for row, end in enumerate((8, 10)):
@@ -184,7 +184,7 @@ def test_what_is_joined_ends_with_zeros(library: KernelLibrary) -> None:
 @MANY
 @given(data=st.data())
 def test_state_is_overwritten(library: KernelLibrary, dtype: torch.dtype, data: st.DataObject) -> None:
-    """To the last bit and no byte beyond: NaN and the sign of zero too."""
+    """Equal to the last bit, and no byte beyond changes: NaN and the sign of zero are copied too."""
     batch, heads, slots = (data.draw(st.integers(1, most)) for most in (3, 3, 150))
     size, page = data.draw(st.sampled_from(HEAD_SIZES)), data.draw(st.sampled_from(PAGES))
     make = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))

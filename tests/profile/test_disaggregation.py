@@ -1,4 +1,4 @@
-"""What travels between prefill and decode, and how many of each: against the formulas, by hand."""
+"""The traffic between prefill and decode, and the number of workers: against the formulas, by hand."""
 
 from __future__ import annotations
 

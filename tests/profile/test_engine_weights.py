@@ -13,7 +13,7 @@ from kvc_trt.profile.model_size import count_parameters, weight_bytes
 from tests.models.gguf.tiny import write
 
 BYTES_PER_WEIGHT = {"Q4_0": 18 / 32, "Q4_1": 22 / 32, "Q8_0": 34 / 32, "F16": 4.0}
-"""As an engine holds them: float16 scales, float32 offsets, floats in float32."""
+"""Weights in an engine's types: float16 scales, float32 offsets, floats in float32."""
 
 
 def kept(directory, **options) -> Program:

@@ -112,7 +112,7 @@ def test_bytes_of_a_stored_context():
 
 @pytest.mark.parametrize("policy", ["rocketkv", "full", "rocketkv-mt", "hybrid", "h2o", "streaming-llm", "keydiff"])
 def test_what_conversations_and_prefixes_take_is_what_the_built_engine_has(policy, tiny_model, tmp_path, capfd):
-    """Its state tensors to the byte, and a context of its longest prompt."""
+    """The figures are the engine's state tensors to the byte, and a context of its longest prompt."""
     from kvc_trt import Engine, plan
     from kvc_trt.cli.main import run
 

@@ -1,4 +1,4 @@
-"""How samples are taken: in turn, in blocks, at least two blocks of each side, never more than asked for."""
+"""Samples are taken in turn, in blocks, at least two blocks of each side, never more than asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step reads, against the golden budget table; what is stored, against the engine's own state list."""
+"""Bytes that a step reads, against the golden budget table; stored bytes, against the engine's own state list."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from kvc_trt.reference import append, page_bounds
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_appending_equals_recomputing(data: Any) -> None:
-    """Also across a page that prompt and generated tokens share, with NaN keys, and in fp8."""
+    """Includes a page that prompt and generated tokens share, NaN keys, and fp8."""
     fp8 = data.draw(st.booleans())
     batch, slots, page_size = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 20)), data.draw(st.integers(1, 7))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))

@@ -40,7 +40,7 @@ def prompts(pair: Any, lengths: list[int], steps: int = NEW) -> tuple[Tensor, Te
 
 
 class Masked:
-    """Full attention in which each KV head, or query head, sees only what it is told: a second way to the numbers."""
+    """Full attention with a given mask for each KV head, or query head: a second way to the numbers."""
 
     def __init__(self) -> None:
         self.visible: list[list[list[list[int]]]] = []

@@ -140,7 +140,7 @@ def test_scores_by_hand() -> None:
 
 
 def test_a_turn_ahead_by_hand() -> None:
-    """Of 0 and 90 degrees the mean is (1/2, 1/2); after one position of 90 degrees (-1/2, 1/2)."""
+    """For angles 0 and 90 degrees the mean is (1/2, 1/2); after one position of 90 degrees (-1/2, 1/2)."""
     cosine, sine = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [1.0]])
     rotation = future_rotation(cosine, sine, torch.tensor([1]), future_positions=2)
     assert [part.tolist() for part in rotation] == [[[-0.5]], [[0.5]]]

@@ -1,4 +1,4 @@
-"""TOVA against its rule in loops and by hand: what a prompt keeps, what a step drops."""
+"""TOVA against its rule in loops and by hand: the tokens that a prompt keeps, the token that a step drops."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cases(draw: Any) -> Case:
 
 
 def paid(query: Tensor, keys: Tensor) -> list[float]:
-    """What all heads [H,D] of a layer pay each key [G,n,D]."""
+    """The attention that all heads [H,D] of a layer pay to each key [G,n,D]."""
     total = [0.0] * keys.shape[1]
     for head, q in enumerate(query):
         stored = keys[head // (len(query) // len(keys))]

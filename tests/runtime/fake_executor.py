@@ -14,7 +14,7 @@ EMPTY = -1
 
 
 class FakeExecutor:
-    """Two caches: one keeps the last `budget` prompt tokens, one keeps everything."""
+    """An executor with two caches: one keeps the last `budget` prompt tokens, one keeps everything."""
 
     def __init__(self, *, vocab_size=50, max_input_len=40, max_output_len=10, budget=12, prompt_block=8):
         total = max_input_len + max_output_len
@@ -27,7 +27,7 @@ class FakeExecutor:
         self.batch_sizes = []
         self.poisoned = set()
         self.coarse = False
-        """Whether many logits tie."""
+        """True makes many logits tie."""
 
     def load(self):
         """There is nothing to load."""

@@ -58,7 +58,7 @@ class Recording(FakeTurnExecutor):
 
 
 def transformed(logits, text, answer, request):
-    """What transformers makes of logits, and OpenAI's formula of the two penalties that it does not have."""
+    """transformers' processed logits, with OpenAI's formula for the two penalties that transformers lacks."""
     from transformers import (
         MinNewTokensLengthLogitsProcessor,
         NoBadWordsLogitsProcessor,
@@ -154,7 +154,7 @@ def answer_of(session, row):
 
 
 def test_a_turn_goes_on_with_the_text_and_begins_another_answer():
-    """The repetition penalty is so strong that nothing read before is said; the presence penalty counts anew."""
+    """The repetition penalty is so strong that no earlier token is said; the presence penalty counts anew."""
     executor = Recording(vocab_size=60)
     session = Session(executor, None, 1)
     request = Request([1, 2], 4, sampling=Sampling(repetition_penalty=100.0), stay=True, logprobs=0)

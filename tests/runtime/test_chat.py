@@ -174,7 +174,7 @@ def test_a_long_conversation():
 
 @pytest.mark.slow
 def test_a_real_models_template(smollm2_gguf, tmp_path):
-    """As transformers reads it from the same GGUF file, text and token ids."""
+    """transformers renders the same GGUF file's template to the same text and token ids."""
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 

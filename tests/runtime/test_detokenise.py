@@ -38,7 +38,7 @@ def byte_level():
 
 
 def byte_fallback():
-    """As Llama 2 has it: spaces as a mark, unknown characters as bytes, one leading space stripped."""
+    """Llama 2's decoder: spaces as a mark, unknown characters as bytes, one leading space stripped."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
     pieces += [*"abcdefghijklmnopqrstuvwxyzT.,", "th", "▁th", "qu", "▁t", "▁q", "日", "é"]
     merges = [("t", "h"), ("▁", "th"), ("q", "u"), ("▁", "t"), ("▁", "q")]
@@ -117,7 +117,7 @@ def test_broken_bytes_are_decoded_as_a_whole_would_be(broken):
 
 
 def _byte_characters():
-    """The character that stands for each byte in byte-level vocabularies."""
+    """The character for each byte in byte-level vocabularies."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     spare = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]

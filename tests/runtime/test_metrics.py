@@ -42,7 +42,7 @@ def test_metrics_count_what_happened():
     finish(one)
     found = one.metrics()
     assert (found["submitted"], found["prompt_tokens"], found["generated_tokens"]) == (1, 20, 3)
-    # Of two caches, one keeps 12 of the 20 prompt tokens, and one all.
+    # One of two caches keeps 12 of the 20 prompt tokens, the other all.
     assert (found["kept_tokens"], found["evicted_tokens"]) == (32, 8)
     assert found["seconds_waiting"]["sum"] == 0
     assert found["seconds_to_first_token"]["sum"] == 5  # of the fake clock: five slices

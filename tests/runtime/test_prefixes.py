@@ -14,7 +14,7 @@ from kvc_trt.runtime.session.prefixes import PrefixTable
 from tests.runtime.fake_executor import FakePacking
 
 BYTES = 64
-"""Of a context's logits and tensors."""
+"""Bytes of a context's logits and tensors."""
 
 
 def context_of(tokens, nbytes=BYTES):

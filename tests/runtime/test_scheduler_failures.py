@@ -1,4 +1,4 @@
-"""What fails in a scheduler ends its own request: the others' answers are those of a run without it."""
+"""A failure in a scheduler ends its own request: the other answers are those of a run without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions that speculate: the same answers as without, whatever is accepted, rejected, stopped or disturbed."""
+"""Sessions that speculate give the answers of plain ones, whatever is accepted, rejected, stopped or disturbed."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_a_scheduler_delivers_every_token():
 
 
 class Failing(FakeDraftExecutor):
-    """Its second pass fails when a part of the caches is written, as one whose memory runs out does."""
+    """An executor whose second pass fails while a part of the caches is written, as when memory runs out."""
 
     def check_draft(self, tokens, positions, cache_lengths):
         checked = super().check_draft(tokens, positions, cache_lengths)

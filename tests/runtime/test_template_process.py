@@ -72,7 +72,7 @@ def test_one_line(template, message):
 @pytest.mark.slow
 @pytest.mark.parametrize("template", [FOREVER, "{{ 10 ** (10 ** 8) }}", "{% set n = 10 ** 8 %}{{ 7 ** n }}"])
 def test_endless_work_ends(template):
-    """Two of these are one expression each, which no thread could be stopped in."""
+    """Two of these templates are one expression each, in which no thread could be stopped."""
     process = process_of(template)
     with pytest.raises(InputError, match="took more than 5 s of processor time"):
         process.render(NAMES)

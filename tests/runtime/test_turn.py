@@ -1,4 +1,4 @@
-"""Turns of a session over an executor without a model: what is fed, what a new answer is, and what is refused."""
+"""Turns of a session over an executor without a model: the tokens fed, the start of a new answer, and refusals."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ TURNS = ([7] * 3, [8], [9] * 5)
 
 
 def test_a_row_that_stays_waits_while_others_come_and_go():
-    """Its tokens are those of a session of its own."""
+    """The tokens of the row that stays are those of a session of its own."""
     staying = Request([5, 6, 7], max_new_tokens=3, stay=True)
     alone, _ = opened()
     (row,) = alone.add([staying])
@@ -256,7 +256,7 @@ def test_a_step_that_fails_ends_the_rows_that_it_was_for():
 
 
 class TestLoading:
-    """What turns need is loaded where they are asked for, and nowhere else."""
+    """The graph of turns is loaded where turns are needed, and nowhere else."""
 
     def test_a_session_loads_nothing_of_its_own(self):
         session, executor = opened()

@@ -1,4 +1,4 @@
-"""What is asked first can be answered."""
+"""The first request of the example can be answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a killed process leaves is removed by the next one; nothing else is."""
+"""The next process removes the files of a killed one, and nothing else."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def left_by(described, directory):
 
 
 def described(**changes):
-    """This process, but for some of what is said of it."""
+    """A description of this process with some facts changed."""
     fields = dict(zip(("boot", "namespace", "pid", "start"), owner().split(), strict=True))
     return " ".join({**fields, **changes}.values())
 

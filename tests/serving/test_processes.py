@@ -1,4 +1,4 @@
-"""Child processes: started again, told of, and gone when they should be."""
+"""Child processes are restarted, reported, and gone when they should be."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_what_does_not_end_is_killed(tmp_path):
 
 
 def test_what_is_stopped_while_it_begins_ends(tmp_path, monkeypatch):
-    """There is no process yet that could be asked to end."""
+    """No process exists yet that could be asked to end."""
     start = asyncio.create_subprocess_exec
 
     async def story():

@@ -37,14 +37,14 @@ def test_every_rule_arrives_where_it_belongs():
 
 
 def test_what_asks_for_nothing_is_accepted():
-    """As in the launch examples of TensorRT-LLM, and in vLLM's requests."""
+    """The requests are those of TensorRT-LLM's launch examples and of vLLM."""
     asked = parse_request({"text_input": "x", "bad_words": "", "stop_words": [""], "beam_width": 1, "top_k": -1})
     assert asked == ServedRequest(text="x")
     assert parse_request({"text_input": "x", "sampling_parameters": '{"n": 1, "seed": null}'}) == asked
 
 
 def test_sampling_parameters_say_the_same():
-    """Also with numbers as text, as vLLM's own client sends them."""
+    """Includes numbers as text, as vLLM's own client sends them."""
     given_as = {"temperature": "0.7", "max_tokens": "5", "stop": ["a"], "ignore_eos": "True"}
     there = parse_request({"text_input": "x", "sampling_parameters": json.dumps(given_as)})
     fields = {"temperature": 0.7, "max_tokens": 5, "stop_words": ["a"], "ignore_eos": True}

@@ -1,4 +1,4 @@
-"""What holds for every task of the suite, whatever it asks."""
+"""Properties that every task of the suite has."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DIGESTS = {
     "two-needles": "cedbdb8448dfaf88",
     "two-records": "465b11814d007e80",
 }
-"""Of samples 0 to 3 at 2,048 tokens. If one changes, data sets change: raise the version in dataset.py and say why."""
+"""Digests of samples 0 to 3 at 2,048 tokens. If one changes, raise the version in dataset.py and say why."""
 
 
 def encode_of(chosen: Task, reader=by_word):
@@ -182,7 +182,7 @@ def test_where_the_original_downloads_essays_the_name_says_prose():
 
 
 def test_a_file_is_a_task(tmp_path, monkeypatch):
-    """What a new file needs is in the file: no list elsewhere names it."""
+    """A new file brings everything that it needs: no list elsewhere names it."""
     source = """
 from kvc_trt.tasks.task import MATCH_ALL, Task, TaskSample, string_match_all
 

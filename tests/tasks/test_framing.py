@@ -17,7 +17,7 @@ BYTES = byte_tokenizer()
 
 
 class Template:
-    """A template with a system message and marks around what is said."""
+    """A template with a system message and marks around each message."""
 
     def render(self, messages, *, add_generation_prompt=True, now=None):
         said = "".join(f"<{message['role']}>{message['content']}</>" for message in messages)

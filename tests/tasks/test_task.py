@@ -1,4 +1,4 @@
-"""How answers are scored."""
+"""Scores of answers."""
 
 from __future__ import annotations
 

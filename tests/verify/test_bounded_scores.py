@@ -24,9 +24,9 @@ from kvc_trt.reference.sparq import row_scores
 torch = pytest.importorskip("torch")
 
 SLACK = 4096.0
-"""That of fp16; the bound's first order has to hold there too."""
+"""The slack of fp16; the bound's first order has to hold there too."""
 OFF = SLACK * 2.0**-22
-"""By how much of its length a vector may be off."""
+"""The most by which a vector may be off, relative to its length."""
 BOUNDS = ("full", "fp8", "fp8, of fp8 keys")
 """A key that is an fp8 number moves its bound by a whole step as soon as it moves."""
 CASES = {
@@ -46,7 +46,7 @@ def moved(rng: np.random.Generator, vectors: np.ndarray, towards: np.ndarray | N
 
 
 def assert_within(scores: BoundedScores, found: np.ndarray) -> None:
-    """To first order: a product of two moves, 2^-10 of one of them in fp16, is left out of the bound."""
+    """Asserts the bound to first order: a product of two moves, 2^-10 of one of them in fp16, is left out of it."""
     slip = 1e-12 + 1e-9 * np.abs(scores.value) + OFF * (scores.high - scores.low) / 2
     assert (scores.low <= scores.value).all()
     assert (scores.value <= scores.high).all()
@@ -156,7 +156,7 @@ def test_tokens_of_pages(seed, group, length, scale, page_size, top_r, bounds_in
 
 
 def test_keys_that_each_move_the_maximum_of_a_channel_of_their_own_stay_in_range():
-    """Together they move the bounds of the first page twice as far as one of its keys could, along the query."""
+    """Together the keys move the first page's bounds twice as far as one of them could, along the query."""
     query, keys = np.full((1, 4), 3.0), np.concatenate([8 * np.eye(4), 8 * np.eye(4), -np.eye(4)])
     choice = next(possible_choices(query, 4, SLACK))
     scores = ByPages(4, 4).scores(query, keys, choice, SLACK)
@@ -169,7 +169,7 @@ def test_keys_that_each_move_the_maximum_of_a_channel_of_their_own_stay_in_range
 
 
 def test_equal_keys_that_each_move_on_a_channel_of_their_own_stay_in_range():
-    """The corner of a page of Quest's is as long as each of its keys, and moves twice as far as one of them."""
+    """The corner of Quest's page is as long as each of the keys, and moves twice as far as one of them."""
     query, keys = np.full(4, 3.0), np.full((4, 4), 8.0)
     scores = ByPageBounds(4).scores(query, keys, SLACK)
     keys += OFF * np.linalg.norm(keys[0]) * np.eye(4)

@@ -21,7 +21,7 @@ from tests.plugins_cuda.conftest import one_thread
 __all__ = ["one_thread"]
 
 TOKENS = 3
-"""Of a draft."""
+"""Tokens in a draft."""
 POLICIES = (
     "full", "rocketkv, a skipped layer", "rocketkv-mt", "hybrid", "quest", "quest-matched", "sparq", "snapkv",
     "keydiff", "expected-attention-hybrid, no sinks", "rocketkv, bounds in fp8",
@@ -50,7 +50,7 @@ def test_an_honest_engine_passes(policy, make_engine, parameters_for):
 
 
 def test_every_place_of_a_draft_is_judged(make_engine, parameters_for):
-    """Of 14 tokens, passes keep 1, 2, 3, 4 and 1; each rejection of the first ones is made twice and compared."""
+    """Passes keep 1, 2, 3, 4 and 1 of 14 tokens; each rejection of the first ones is made twice and compared."""
     engine = make_engine(parameters_for("rocketkv"), drafts=TOKENS)
     found = drafts_of(engine)
     assert "x 11 tokens" in found[ERROR].sample
@@ -116,7 +116,7 @@ def test_what_is_not_taken_back_is_caught(policy, make_engine, parameters_for, m
 
 
 def test_bounds_that_are_taken_back_too_far_are_caught(make_engine, parameters_for, monkeypatch):
-    """Both passes leave equal state then, so it is the reads and the logits after it that show it."""
+    """Both passes then leave equal state, so the later reads and logits have to show the mistake."""
     engine = make_engine(parameters_for("rocketkv"), drafts=TOKENS)
     whole = DecodeSelection.take_back
 

@@ -1,4 +1,4 @@
-"""No honest answer is called untrue, whatever the policy and the weights; what cannot be decided says why."""
+"""No honest answer is called untrue, whatever the policy and the weights; an undecided case gives the reason."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def with_pages(lists, page_size):
     [("sparq", 2), ("quest", 2), ("keydiff", 0), ("expected-attention", 0), ("expected-attention-hybrid", 0)],
 )
 def test_lists_alone_refute_what_no_rounding_explains(policy, step, proving, monkeypatch):
-    """Of each ranking that is not RocketKV's; the engine is not asked again."""
+    """Tries each ranking that is not RocketKV's; the engine is not asked again."""
     engine = proving(policy)
     proof = proof_from(engine)
     monkeypatch.setattr(replay, "replay_by_engine", None)
@@ -94,7 +94,7 @@ def test_lists_alone_refute_what_no_rounding_explains(policy, step, proving, mon
     [("sparq", 12, 12), ("quest", 12, 12), ("keydiff", 12, 1), ("expected-attention", 60, 1)],
 )
 def test_lists_alone_prove_near_ties(policy, prompts, tokens, proving, monkeypatch):
-    """In fp16 the reference chooses otherwise here and there; every such difference is rounding, and is proven so."""
+    """In fp16 the reference chooses differently at times; every such difference is rounding, and is proven to be."""
     engine = proving(policy, "fp16")
     proofs = [proof_from(engine, "lists", PROMPT[first:], max_new_tokens=tokens) for first in range(prompts)]
     monkeypatch.setattr(replay, "replay_by_engine", None)
@@ -137,7 +137,7 @@ def test_an_engine_that_cannot_run_here_is_no_proof_against_anybody(coarse, monk
 
 
 def test_an_engine_that_breaks_its_rule_confirms_nothing(coarse, monkeypatch):
-    """Its lists come again, and are not those of the policy on what its operators were given."""
+    """The engine gives its lists again, which are not the policy's on the inputs of its operators."""
     run_again = replay.replay_by_engine
 
     def broken(engine, proof):
@@ -150,7 +150,7 @@ def test_an_engine_that_breaks_its_rule_confirms_nothing(coarse, monkeypatch):
 
 
 def test_digests_of_lists_that_come_again_are_judged_like_lists(proving, monkeypatch):
-    """In fp16 the reference differs at near-ties: the lists are known from the engine, and proven on the reference."""
+    """In fp16 the reference differs at near-ties: the engine gives the lists, which are proven on the reference."""
     engine = proving("rocketkv", "fp16")
     proofs = [proof_from(engine, "digest", PROMPT[first:], max_new_tokens=12) for first in range(6)]
     reports = [engine.replay(proof) for proof in proofs]

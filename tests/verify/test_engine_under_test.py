@@ -1,4 +1,4 @@
-"""What an engine chose is judged and forced on the reference, under every policy whose choices can be judged."""
+"""An engine's choices are judged and forced on the reference, under every policy whose choices can be judged."""
 
 from __future__ import annotations
 

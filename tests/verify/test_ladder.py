@@ -167,7 +167,7 @@ def test_single_levels_run_one_rung_and_the_controls(make_engine, parameters_for
 
 
 def test_retrieval_alone_on_an_engine_without_the_task_does_not_pass(make_engine, parameters_for):
-    """Nothing was checked: that is not a pass."""
+    """Nothing was checked, which is not a pass."""
     assert not verify(make_engine(parameters_for()), level="retrieval").passed
 
 

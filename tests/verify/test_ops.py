@@ -112,7 +112,7 @@ def test_engines_of_longer_caches_than_cases_usually_have(policy, together, make
 
 
 def test_prompts_of_heavy_hitters_are_no_longer_than_the_longest_case():
-    """Their window is every query of the longest prompt that an engine serves."""
+    """The window of heavy hitters is every query of the longest prompt that an engine serves."""
     model = replace(MODEL, head_size=2, max_position_embeddings=1 << 16)
     parameters = policies.resolve("h2o", model=model, token_budget=32, max_input_len=40_000, max_output_len=32)
     case = next(prompt_cases(model, parameters, "float32", 0))
@@ -134,7 +134,7 @@ def test_a_nan_in_the_running_engine_is_not_hidden_by_the_steps_after_it(make_en
     executor_class = type(target.open())
 
     class Damaging(executor_class):
-        """Its first step's attention has a NaN."""
+        """An executor whose first step has a NaN in its attention."""
 
         def exposed(self, name):
             found = super().exposed(name).copy()

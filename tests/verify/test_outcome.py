@@ -1,4 +1,4 @@
-"""How arrays are compared: a bfloat16 output by what it was before it was rounded, other types as they are."""
+"""Arrays are compared: a bfloat16 output by its value before rounding, other types as they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped model answers through both engines; other engines are told why the task says nothing about them."""
+"""The shipped model answers through both engines; for other engines a note says why the task does not apply."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_logits_are_compared_on_text(engine: EngineDirectory):
 
 
 def test_an_executor_without_subnormal_numbers_is_right_on_text(tmp_path_factory: pytest.TempPathFactory):
-    """It ranks tokens of no weight otherwise than the reference, in steps and in turns."""
+    """The executor ranks tokens of no weight otherwise than the reference, in steps and in turns."""
     engine = build(tmp_path_factory, "--max-output-len", "48")
     for path in (engine.prefill_path, engine.decode_path, engine.extend_path):
         assert path is not None

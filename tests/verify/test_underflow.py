@@ -52,7 +52,7 @@ def test_bodies_choose_rightly(policy, make_engine, parameters_for):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_bodies_that_flush_choose_rightly(policy, make_engine, parameters_for):
-    """They choose otherwise than the reference. Values are compared too, and what kept tokens have received."""
+    """Such bodies choose otherwise than the reference. Values and the weights of kept tokens are compared too."""
     differ = 0
     for operator, case, rule in cases(policy, make_engine, parameters_for, flush):
         outcome = run_case(operator, case, rule)
@@ -84,7 +84,7 @@ def with_flushed_reference(operator, case, rule):
 
 @dataclass
 class Unflushed:
-    """An operator that is run with subnormal numbers, whatever the thread was told."""
+    """An operator that runs with subnormal numbers, whatever the thread's setting."""
 
     operator: EngineOperator
 
@@ -157,7 +157,7 @@ EXCHANGED = {
 @pytest.mark.parametrize("edit", [None, flush], ids=["kept", "flushed"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_token_of_normal_weight_may_not_be_left(policy, edit, make_engine, parameters_for):
-    """Its weight is 1e-31, the least of all that are normal, and a million times what underflow may lose."""
+    """The token's weight is 1e-31: the least of all normal ones, and a million times what underflow may lose."""
     exchanged = set()
     for operator, case, rule in cases(policy, make_engine, parameters_for, edit):
         wrong = Exchanging(operator, *place_of_lowest_normal(case, rule))
@@ -212,7 +212,7 @@ def test_lists_of_weights_that_underflow_are_judged_in_float64(make):
 
 
 def test_a_weight_that_one_head_loses_does_not_excuse_a_wrong_order_of_normal_scores():
-    """In the second KV head all but the first weigh less than 2^-126; in the first one, 1 and 3 are 5e-9 and 2e-9."""
+    """In the second KV head all but the first weigh less than 2^-126; in the first one, 1 and 3 weigh 5e-9 and 2e-9."""
     ranked = entries([0.0, -19.0, -50.0, -20.0, -40.0], weak=5.0)
     assert judged(ranked, [0, 1, 4], [0, 3, 4]).wrong
     tied = entries([0.0, -20.0, -50.0, -20.0, -40.0], weak=5.0)

@@ -41,7 +41,7 @@ RANKING = {
     "KvcTovaAttention", "KvcCompactHeavyHitters", "KvcHeavyHitterAttention", "KvcCompactHeavyHittersOfTurn",
     "KvcCompactExpectedAttention",
 }  # fmt: skip
-"""Their operators."""
+"""The operators of `POLICIES` that rank by these weights."""
 
 
 def flush(name: str, model: ModelProto) -> None:

@@ -1,4 +1,4 @@
-"""What is read from a profile of ONNX Runtime: the time of a function inside a run; nested nodes count once."""
+"""Times read from a profile of ONNX Runtime: the time of a function inside a run; nested nodes count once."""
 
 from __future__ import annotations
 

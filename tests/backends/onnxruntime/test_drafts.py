@@ -47,7 +47,7 @@ class Rows:
         self.lengths = prefilled.cache_lengths
 
     def check(self, kept: list[int], seed: int) -> None:
-        """A pass of which each row keeps the first tokens, against a pass of which all rows keep as few: equal state.
+        """A pass whose rows keep different numbers of tokens leaves the state of a pass whose rows keep equally few.
 
         The rows that keep more feed the rest by steps, in both."""
         tokens = np.random.default_rng(seed).integers(2, 97, (1 + DRAFT_TOKENS, self.count))
@@ -63,7 +63,7 @@ class Rows:
             self.compare()
 
     def compare(self) -> None:
-        """Everything that counts is equal: entries in use, and all that follows from them."""
+        """Assert that entries in use are equal, and everything that follows from them."""
         for tensor in self.program.state:
             ours, theirs = (one.buffers[tensor.name][: self.count] for one in (self.passes, self.steps))
             kind = tensor.name.partition(".")[0]

@@ -14,7 +14,7 @@ from kvc_trt.runtime import Request, Sampling, Session
 from tests.small_model import SMALL
 
 POLICIES = ("streaming-llm", "streaming-llm, positions of the cache", "sliding-window", "h2o", "tova")
-"""Those whose caches are all full after a prompt, so that each step takes the place of an earlier token."""
+"""Policies whose caches are all full after a prompt, so that each step takes the place of an earlier token."""
 MODEL = replace(SMALL, num_hidden_layers=1, max_position_embeddings=200_000)
 MIB = 1 << 20
 

@@ -68,6 +68,6 @@ print(time.process_time() - before)
 
 
 def test_threads_do_not_wait_actively_after_a_run():
-    """In a process of its own, whose processor time others can only make less."""
+    """Runs in a process of its own: other processes can only reduce its processor time."""
     done = subprocess.run([sys.executable, "-c", AFTER_A_RUN], capture_output=True, text=True, check=True, timeout=120)
     assert float(done.stdout) < 0.005

@@ -1,4 +1,4 @@
-"""Which library of native operators is found, and what is said of one that cannot be used."""
+"""The choice of the library of native operators, and the message about one that cannot be used."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def a_deadline_in_the_past(run, path):
 
 
 def a_row_of_logits_that_are_not_numbers(run, path):
-    """Its caches hold nothing else either."""
+    """The caches of that row hold no numbers either."""
     context = context_of(run)
     spoiled = {
         name: np.full_like(one, np.nan) if one.dtype.kind == "f" else one for name, one in context.tensors.items()

@@ -1,4 +1,4 @@
-"""In what order a prefill runs: a layer is compacted before the next one attends, so that one full cache is alive."""
+"""The order of a prefill: a layer is compacted before the next one attends, so that one full cache is alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parts of a prefill are tried on."""
+"""The inputs on which the parts of a prefill are tried."""
 
 from __future__ import annotations
 

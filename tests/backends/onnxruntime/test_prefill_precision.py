@@ -1,4 +1,4 @@
-"""Prefill in bfloat16 by native operators: what it changes, what it leaves alone, and where it is refused."""
+"""Prefill in bfloat16 by native operators: its effects, and the cases where it is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pieces run together: every token once, in order, within the limit where that can be."""
+"""The pieces that run together: every token once, in order, within the limit where possible."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_blocks_cover_the_prompt_and_keep_the_limit(lengths, grain, rates, limit
         assert (last - first) % grain == 0
     for first, last in found:
         assert last - first >= min(grain, tokens)
-        # What is left behind the last multiple of the grain belongs to the last block.
+        # The remainder after the last multiple of the grain belongs to the last block.
         assert last - first < 2 * grain or rates.seconds(first, last - last % grain) <= limit
 
 

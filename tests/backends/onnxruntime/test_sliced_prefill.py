@@ -72,7 +72,7 @@ def executor(make_program):
 
 @pytest.fixture(scope="module")
 def executors(make_program):
-    """By number of threads: the compositions whose stores differ most."""
+    """Executors by number of threads, for the compositions whose stores differ most."""
     made = {
         "rocketkv": make_program("rocketkv, a skipped layer", **ROOM),
         "squeeze": make_program("snapkv++, budgets from the prompt", **ROOM),
@@ -127,7 +127,7 @@ def test_native_operators_give_the_same_bits(make_program, library, monkeypatch)
 
 
 def test_an_engine_whose_attention_takes_all_queries_is_cut_too(executor):
-    """Its own body counts the keys from the first query; the parts' does not."""
+    """The body of the whole attention counts keys from the first query; the body of the parts does not."""
     program = executor.program
     graph = onnx.load(program.prefill, load_external_data=False)
     (body,) = (one for one in graph.functions if one.name == "KvcPrefillAttention")

@@ -178,7 +178,7 @@ def test_three_sessions_read_one_copy_of_the_weights(programs):
 
 @pytest.mark.parametrize("policy", ["full", "quest-matched"])
 def test_all_logits_of_a_turn_are_those_of_decode_steps(policy, programs):
-    """Where steps read everything: `full`, and a policy that selects, within its dense limit."""
+    """Tried where steps read everything: `full`, and a policy that selects, within its dense limit."""
     settings = {"token_budget": 256} if policy != "full" else {}
     program = programs(policy, all_logits=True, max_input_len=128, max_output_len=64, **settings)
     executor = SharingExecutor(program, RunOptions(threads=1))

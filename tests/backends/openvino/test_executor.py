@@ -138,7 +138,7 @@ def test_quantised_and_half_weights(make_program, precision, tolerance):
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_products_of_older_engines(bits):
-    """Their graphs call MatMulNBits, whose scales are float32 and flat."""
+    """Graphs of older engines call MatMulNBits, whose scales are float32 and flat."""
     rows, columns, random = 48, 64, np.random.default_rng(0)
     packed = random.integers(0, 256, (rows, columns // BLOCK, BLOCK * bits // 8), np.uint8)
     scales = random.random(rows * columns // BLOCK, np.float32)

@@ -10,7 +10,7 @@ from kvc_trt.kernels.c_library import CLibrary
 from kvc_trt.operators.registry import KERNEL_OPERATORS
 
 V_CACHE_OUT = 2
-"""Which output of both decode operators is the cache of values."""
+"""Index of the cache of values among the outputs of both decode operators."""
 
 
 def register_plugins(

@@ -1,7 +1,7 @@
 """CUDA and TensorRT without a GPU, for the executor: device memory is the host's, engines are graphs in ONNX Runtime.
 
-Nothing queued happens before somebody waits for it, and what a graph recorded happens once per launch: an executor that
-reads too early, or leaves a part of a step out of its recording, answers with what was there before.
+Queued work runs only when somebody waits for it, and recorded work runs once per launch of its graph: an executor that
+reads too early, or leaves a part of a step out of its recording, answers with old values.
 """
 # ruff: noqa: N802, N815 - the names are CUDA's
 
@@ -41,7 +41,7 @@ class FakeCuda:
 
     def __init__(self) -> None:
         self.log: list[Any] = []
-        """What the host did since somebody cleared it: ("out", bytes) for a copy to it, "wait", "record", "launch"."""
+        """The host's calls since the last clear: ("out", bytes) for a copy to it, "wait", "record", "launch"."""
         self._memory: dict[int, Any] = {}
         self._queued: list[Callable[[], None]] = []
         self._recording: list[Callable[[], None]] | None = None

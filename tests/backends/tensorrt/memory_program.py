@@ -2,8 +2,8 @@
 
     python -m tests.backends.tensorrt.memory_program KERNELS DIRECTORY GRAPH
 
-Answers {"weights": bytes of the file, "held": most anonymous memory beyond that before the build}. What is mapped from
-a file is not counted: the system drops it when memory is short.
+Answers {"weights": bytes of the file, "held": most anonymous memory beyond that before the build}. Mapped pages of a
+file do not count: the system drops them when memory is short.
 """
 
 from __future__ import annotations

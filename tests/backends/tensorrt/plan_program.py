@@ -4,7 +4,7 @@
     {"graph": PATH, "weights": PATH | null, "kernels": PATH, "profiles": [[[1,1,8], [128,256,256] | null], ...],
      "without": [...], "stop": "interrupt" | "disk", "cache": PATH, "settings": true, "layers": true, "contains": [HEX]}
 
-Answers what happened. What is built here is a plan of TensorRT-RTX: it is looked at, and never an engine.
+Prints the outcome. The program builds a plan of TensorRT-RTX, which tests inspect and never run as an engine.
 """
 
 from __future__ import annotations

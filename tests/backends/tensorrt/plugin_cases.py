@@ -1,4 +1,4 @@
-"""What plugins are asked: fields that graphs really carry, fields with one thing wrong, steps on real data."""
+"""Questions for plugins: fields of real graphs, fields with one mistake, steps on real data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RawField:
 
 @dataclass(frozen=True)
 class Malformed:
-    """Fields of which one is wrong, and the reason of the refusal."""
+    """Fields with one mistake, and the reason of the refusal."""
 
     operator: str
     fields: tuple[RawField, ...]
@@ -65,7 +65,7 @@ def graph_fields() -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
         for graph in graphs:
             for node in lower(graph, tensorrt=(11, 4), plugins=PLUGINS).graph.node:
                 if node.domain == KVC_DOMAIN:
-                    # What the parser hands over: every attribute that a field has the name of.
+                    # The parser passes every attribute that a field names.
                     names = {field.name for field in BY_NAME[node.op_type].attributes}
                     found[node.op_type, tuple((a.name, a.i) for a in node.attribute if a.name in names)] = None
     return tuple(found)
@@ -82,7 +82,7 @@ def raw(fields: dict[str, int]) -> list[RawField]:
 
 
 def malformed_fields(operator: Operator) -> Iterator[Malformed]:
-    """Everything that can be wrong, field by field of the schema."""
+    """Fields with each possible mistake, field by field of the schema."""
     good = good_fields(operator.name)
     assert list(good) == [field.name for field in operator.attributes]
     whole, count = raw(good), len(good)

@@ -2,7 +2,7 @@
 
     python -m tests.backends.tensorrt.python_plugins_program tensorrt_lean_bindings REQUEST.json
 
-A process of its own, because two modules of the family do not fit into one.
+It runs in a process of its own, because two modules of the family do not fit into one.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python rtx_program.py REQUEST.json        # {"plugins": ..., "graphs": [{"path": ..., "plan": false, ...}]}
 
-A process of its own, because the parser ends it where something goes badly wrong, and because the registry of plugins
-belongs to the process.
+It runs in a process of its own, because the parser ends the process after a bad error, and because the registry of
+plugins belongs to the process.
 """
 
 from __future__ import annotations

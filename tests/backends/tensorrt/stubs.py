@@ -22,7 +22,7 @@ FUNCTIONS = (
     "createNvOnnxParser_INTERNAL", "createNvOnnxParserRefitter_INTERNAL", "getBuilderPluginRegistry",
     "getNvOnnxParserVersion", "initLibNvInferPlugins", "getPluginRegistry",
 )  # fmt: skip
-"""What the bindings look for when they are imported."""
+"""Names that the bindings look up when they are imported."""
 IN = re.compile(r"\bin: ")
 """A parameter that C++ may call `in` and Python may not."""
 
@@ -33,7 +33,7 @@ PROTOCOLS = {
     "class DimsExprs:": ["    def __iter__(self) -> collections.abc.Iterator[IDimensionExpr]: ..."],
     "class IHostMemory:": ["    def __buffer__(self, flags: int, /) -> memoryview: ..."],
 }
-"""What these classes offer through C alone: iteration by index, and their bytes."""
+"""Members that these classes offer through C alone: iteration by index, and their bytes."""
 
 
 def main(typings: Path) -> None:

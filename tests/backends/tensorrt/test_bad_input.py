@@ -1,6 +1,6 @@
 """The ways in which a machine does not fit an engine: for each what is said, and what to do about it.
 
-Facts go in, messages come out; no TensorRT and no GPU is pretended.
+The tests give facts and compare messages; nothing stands in for TensorRT or a GPU.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def test_what_an_missing_for(case):
 
 @pytest.mark.parametrize("case", [case for case in MACHINES if "librar" not in case and case != "emulated kernels"])
 def test_loading_an_engine_finds_what_doctor_says(case):
-    """The same facts give the same words, whoever asks."""
+    """`doctor` and loading report the same facts in the same words."""
     machine, message, _ = MACHINES[case]
     assert message in map(str, missing_for(TARGET, machine, REBUILD))
 

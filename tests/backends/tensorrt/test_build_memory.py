@@ -94,7 +94,7 @@ def test_the_estimate_in_words():
 @pytest.mark.slow
 @pytest.mark.tensorrt
 def test_the_builder_holds_the_weights_twice_and_not_three_times(emulation, tmp_path):
-    """The plan of 153 MB of weights. What is mapped from the weight file is not held: the system may drop it."""
+    """Builds a plan of 153 MB of weights. Mapped pages of the weight file do not count: the system may drop them."""
     if (reason := rtx.missing()) is not None:
         pytest.skip(reason)
     wide = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 4}

@@ -1,5 +1,5 @@
 """The builder code on NVIDIA's other builder (TensorRT-RTX), which builds plans without a GPU: whole graphs of a small
-model with their weights, the Python plugins. Its plans are no engines of ours, and nothing here calls them so."""
+model with their weights, the Python plugins. Its plans are not engines of kvc-trt, and nothing here calls them so."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 BATCH = 12
 """More than one range of batch sizes."""
 OTHER = bytes(range(1, 65))
-"""What the embedding of another weight file begins with."""
+"""The first bytes of the embedding in another weight file."""
 
 
 def as_json(profiles):
@@ -72,7 +72,7 @@ def with_other_embedding(directory, data):
 
 
 def requests(directory, cache):
-    """Everything that is asked, for one process: NAME -> what differs from a plain build of the decode graph."""
+    """All requests, for one process: NAME -> the differences from a plain build of the decode graph."""
     place = GraphWeights(directory / "weights.safetensors").stored(EMBEDDING)
     embedding = (directory / "weights.safetensors").read_bytes()[place.offset : place.offset + 64]
     elsewhere = directory / "other.safetensors"
@@ -116,7 +116,7 @@ _answers: dict = {}
 
 @pytest.fixture
 def answers(directory, emulation, tmp_path_factory):
-    """All answers, asked for once."""
+    """The answers to all requests, computed once."""
     if not _answers:
         _answers.update(ask(directory, emulation, tmp_path_factory))
     return _answers

@@ -1,4 +1,4 @@
-"""What a TensorRT engine directory is without TensorRT: its stages, its target, and what is refused before any work."""
+"""A TensorRT engine directory without TensorRT: its stages, its target, and refusals before any work."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def cuda(monkeypatch):
 
 
 def lowered(model, *, without: str | None = None):
-    """As far as ONNX Runtime executes it."""
+    """The decode graph after the passes whose output ONNX Runtime can execute."""
     copy = type(model)()
     copy.CopyFrom(model)
     for step in EXECUTABLE_PASSES:
@@ -83,7 +83,7 @@ def requests(*, greedy: int = ROWS):
 
 
 def test_an_engine_that_reports_no_alias_is_not_refused(executor, loaded, program, monkeypatch):
-    """Whether TensorRT reports those of plugins is not known; the addresses are compared in any case."""
+    """It is unknown if TensorRT reports aliases of plugins; the addresses are compared in any case."""
     monkeypatch.setattr(FakeEngine, "get_aliased_input_tensor", lambda engine, name: "")
     check_state(loaded, program.state)
     assert generated(executor)
@@ -146,7 +146,7 @@ def test_logits_are_copied_behind_the_same_graph(executor, program, cuda):
 
 
 def test_both_ways_of_a_step_agree(executor, program):
-    """The same step twice, its best tokens first; a step writes the same entries again."""
+    """Runs one step twice, its best tokens first; a step writes the same entries again."""
     session = Session(executor, None, ROWS)
     session.add(requests())
     fed = np.array([5, 9, 11]), np.array([250, 77, 3]), np.tile([[20], [20], [3]], (1, ROWS))[: len(program.capacities)]

@@ -1,4 +1,4 @@
-"""What verification builds for TensorRT, up to where a GPU is needed: NVIDIA's parser and builder take every graph."""
+"""The engines of verification for TensorRT, without a GPU: NVIDIA's parser and builder take every graph."""
 
 from __future__ import annotations
 

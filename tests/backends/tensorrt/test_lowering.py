@@ -1,4 +1,4 @@
-"""Every pass on real graphs: what it changes, what it refuses, and that the program stays the same."""
+"""Every pass on real graphs: its changes, its refusals, and that the program stays the same."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_written_out_shapes_change_no_bit_of_prefill(make_engine, family, policy
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("fp16", 2e-3)])
 @pytest.mark.parametrize("family", ["llama", "longchat", "qwen3"])
 def test_the_native_attention_computes_what_the_body_does(make_engine, family, precision, tolerance):
-    """As far as the operator's rounding: it multiplies 16-bit queries, scaled and rounded once, with 16-bit keys."""
+    """Equal up to the operator's rounding: it multiplies 16-bit queries, scaled and rounded once, with 16-bit keys."""
     engine = make_engine("full", precision, FAMILIES.get(family, LLAMA))
     feeds = prefill_feeds()
     before = answers(engine, engine.prefill_model, feeds)

@@ -1,4 +1,4 @@
-"""What the Python plugins say, and what they pass to the C ABI. Needs no TensorRT."""
+"""Messages of the Python plugins, and their calls of the C ABI. Needs no TensorRT."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def formats(source: str) -> Iterator[str]:
 
 
 def test_reasons_have_the_words_of_the_plugins():
-    """As far as text can tell; where TensorRT's headers are found, whole lines are compared."""
+    """Compares the fixed texts; where TensorRT's headers are found, another test compares whole lines."""
     patterns = [text for path in SOURCES.rglob("*.cpp") for text in formats(path.read_text())]
     assert len(patterns) > 8
     assert len(malformed()) > 100
@@ -119,7 +119,7 @@ def test_graphs_carry_these_fields_within_their_ranges():
 
 
 def test_nothing_of_tensorrt_is_imported():
-    """Not even where it is installed: the caller hands a module in."""
+    """TensorRT is not imported even where it is installed: the caller passes a module."""
     program = (
         "import sys, kvc_trt.backends.tensorrt.python_plugins;"
         "print([name for name in sys.modules if name.split('.')[0].startswith('tensorrt')], 'torch' in sys.modules)"

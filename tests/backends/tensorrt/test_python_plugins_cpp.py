@@ -119,7 +119,7 @@ class CppLibrary:
         return self.driver.kvc_test_reason(self.handle).decode()
 
     def make(self, operator: Operator, fields: list[RawField] | None = None, *, fp8: bool = False) -> CppPlugin | str:
-        """A plugin, or why there is none."""
+        """A plugin, or the reason of its refusal."""
         fields = raw(good_fields(operator.name, fp8=fp8)) if fields is None else fields
         data = [np.array(field.values, NUMBERS[field.type]) for field in fields]
         rows = [
@@ -214,7 +214,7 @@ def test_output_shapes_are_the_same_expressions_or_refusals(cpp, operator, fp8):
 
 
 def _variants(base: list[list[str]]):
-    """As they are; then every dimension as another constant or symbol, every rank one less and one more."""
+    """The inputs unchanged; then every dimension as another constant or symbol, every rank one less and one more."""
     yield base
     for index, shape in enumerate(base):
         changed = [[*shape[:axis], word, *shape[axis + 1 :]] for axis in range(len(shape)) for word in ("5", "X", "0")]

@@ -119,7 +119,7 @@ every_operator = pytest.mark.parametrize(
 
 
 def enqueue(trt, plugin, step: Step) -> None:
-    """As TensorRT runs it: workspace of the profile, a plugin made again from what was serialised, a context."""
+    """Runs a plugin as TensorRT does: workspace of the profile, a plugin deserialised from its fields, a context."""
     tensors = [(step.operator.inputs, step.inputs), (step.operator.outputs, step.outputs)]
     kinds = [[type_of(trt, value.dtype) for value in values] for _, values in tensors]
     ranges = [

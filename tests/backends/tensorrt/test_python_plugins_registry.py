@@ -130,7 +130,7 @@ def test_a_head_size_that_no_kernel_serves_fails_the_build(ask_parser):
 
 
 def test_a_profile_that_is_refused_fails_the_build_and_not_the_process(ask_parser):
-    """With several plugins the builder and Python both freed them, and the process aborted: no answer came at all."""
+    """With several plugins, the builder and Python both freed them, and the process aborted without an answer."""
     parameters = resolve("rocketkv", token_budget=4096, max_input_len=8000, window=2000)
     graphs = weightless_graphs(LLAMA, parameters, "bf16")
     prefill = weights_as_inputs(lower(graphs[0], tensorrt=(11, 4), plugins=PLUGINS))

@@ -166,7 +166,7 @@ def one_attention(operator: str, **attributes) -> ModelProto:
 
 
 def test_left_to_itself_the_parser_computes_the_scale_in_the_type_of_the_queries(ask_parser):
-    """Two square roots and a reciprocal, for queries and for keys; see lowering/prefill_attention.py."""
+    """The parser adds two square roots and a reciprocal for queries and for keys: lowering/prefill_attention.py."""
     graphs = [one_attention("Attention", is_causal=1, **scale) for scale in ({}, {"scale": 1.0})]
     alone, told = ask_parser(*graphs, plugins="none")
     assert alone["parsed"]

@@ -1,6 +1,6 @@
 """Turns: what becomes of the extend graph, and the executor that runs its plan.
 
-The lowered graph in ONNX Runtime against the graph as it is, in NVIDIA's parser and builder, and over the fakes of
+The lowered graph in ONNX Runtime against the original graph, in NVIDIA's parser and builder, and over the fakes of
 `fake_cuda.py`. Nothing here runs on a GPU.
 """
 
@@ -65,7 +65,7 @@ def engine_of(tmp_path_factory):
 
 
 def executable(model: ModelProto) -> ModelProto:
-    """Lowered as far as ONNX Runtime executes it; the bodies stand in for the plugins."""
+    """The graph after the passes whose output ONNX Runtime can execute; operator bodies stand in for the plugins."""
     copy = ModelProto()
     copy.CopyFrom(model)
     for step in EXECUTABLE_PASSES:
@@ -105,7 +105,7 @@ def feeds_of(engine, lengths=(40, 1, 9), stored=(40, 3, 0)) -> dict[str, np.ndar
 @pytest.mark.parametrize("lengths", [(40, 1, 9), (1, 1, 1), (7, 200, 64)], ids=str)
 @pytest.mark.parametrize("policy", ALL)
 def test_a_lowered_turn_keeps_the_same_tokens_and_answers_the_same(engine_of, policy, lengths):
-    """Choices, positions, lengths: equal. Numbers: as far as another attention rounds."""
+    """Choices, positions and lengths are equal; numbers are equal up to the rounding of another attention."""
     engine = engine_of(policy)
     feeds = feeds_of(engine, lengths)
     results = []
@@ -156,7 +156,7 @@ def test_what_overwrites_bounds_says_whether_they_are_fp8(policy, fp8_bounds):
 
 @pytest.mark.parametrize("policy", ALL)
 def test_nothing_reads_a_state_tensor_once_it_may_be_overwritten(policy):
-    """What overwrites a buffer comes after everything that reads it: only its own plugin and what that depends on."""
+    """A node that overwrites a buffer runs after every reader, except its own plugin and the plugin's inputs."""
     model = lowered(policy)
     producers = {name: node for node in model.graph.node for name in node.output}
 

@@ -60,7 +60,7 @@ def weightless_extend(config: ModelConfig, parameters: PolicyParameters, precisi
 
 
 def preset_parameters(name: str, policy: str) -> PolicyParameters:
-    """What a build of a preset resolves; a policy that needs more than the preset's token budget gets it."""
+    """The parameters of a preset's build; a policy that needs more than the preset's token budget gets it."""
     preset = load_preset(name)
     defaults = dict(preset.defaults)
     lengths = {key: defaults.pop(key) for key in ("max_input_len", "max_output_len")}
@@ -82,7 +82,7 @@ def preset_graphs(name: str, policy: str, precision: str) -> list[ModelProto]:
 
 
 def weights_as_inputs(model: ModelProto) -> ModelProto:
-    """The same graph with every weight as an input: a parser needs its shape and type, not its values."""
+    """A copy of the graph with every weight as an input: a parser needs its shape and type, not its values."""
     for tensor in model.graph.initializer:
         model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     del model.graph.initializer[:]

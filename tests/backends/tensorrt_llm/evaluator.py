@@ -1,9 +1,9 @@
 """The adapter's calls, evaluated one by one in numpy.
 
-This is no TensorRT and no TensorRT-LLM: it holds what upstream's source documents each function to compute, and our
-reference operators in place of the plugins. So it can show that the networks say what the ONNX graphs say, and that
-calls keep the rules that can be read in that source (strong typing, equal ranges of equally named dimensions). It shows
-nothing about whether the library accepts them, and nothing about engines.
+This is neither TensorRT nor TensorRT-LLM: it implements each function as upstream's source documents it, with our
+reference operators in place of the plugins. It can show that the networks compute the same as the ONNX graphs, and that
+calls keep the rules that can be read in that source (strong typing, equal ranges of equally named dimensions). It does
+not show that the library accepts the calls, and says nothing about engines.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Value:
 
 
 class Functions:
-    """tensorrt_llm.functional, as far as the protocol goes."""
+    """The part of tensorrt_llm.functional that the protocol covers."""
 
     def __init__(self, network):
         self._network = network

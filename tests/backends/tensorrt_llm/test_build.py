@@ -42,7 +42,7 @@ def _forget(monkeypatch):
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """machine(...) sets what this machine is said to have; by default all that a build takes."""
+    """machine(...) sets the reported facts of this machine; by default it has all that a build takes."""
 
     def say(**facts):
         library = PluginLibrary("plugins", tmp_path / "libkvc_plugins.so", "0" * 64, ABI_VERSION, "cuda")

@@ -1,4 +1,4 @@
-"""Which TensorRT-LLM can build engines: what is said of one that is absent, too new or broken."""
+"""Versions of TensorRT-LLM that can build engines, and messages about absent, too new or broken ones."""
 
 from __future__ import annotations
 

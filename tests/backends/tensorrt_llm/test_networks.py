@@ -1,6 +1,6 @@
 """The networks say what the ONNX graphs say: both are evaluated on the same weights and prompts.
 
-The evaluation is `evaluator.py`'s: numpy, not TensorRT. It tells nothing about engines.
+`evaluator.py` evaluates them in numpy, not TensorRT. It says nothing about engines.
 """
 
 from __future__ import annotations

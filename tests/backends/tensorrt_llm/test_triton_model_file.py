@@ -1,4 +1,4 @@
-"""model.yaml of TensorRT-LLM's own Triton model, as a user gets it."""
+"""model.yaml of TensorRT-LLM's own Triton model in the form that a user gets."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def _alone(no_chosen_library):
 
 @pytest.fixture(scope="session")
 def make_program(make_program):
-    """make_program(name, precision, ...) without graphs, of which PyTorch reads none."""
+    """make_program(name, precision, ...) without graphs, which PyTorch never reads."""
     return partial(make_program, graphs=False)
 
 

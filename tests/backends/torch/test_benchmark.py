@@ -1,4 +1,4 @@
-"""The torch backend's benchmark without a GPU: its cells, what they should cost, and its whole loop in small."""
+"""The torch backend's benchmark without a GPU: its cells, their modelled costs, and its whole loop in small."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_cells_are_those_of_the_requirement():
 
 
 def test_a_single_point_comes_after_the_dense_cells_of_its_place():
-    """Those are measured once, whether or not the lists name the place."""
+    """Dense cells are measured once, also where the lists do not name the place."""
     points = [SweepPoint("quest-matched", 1, 512, 64), SweepPoint("rocketkv", 8, 1024, 96)]
     found = torch_cases.cells([1], [512], [64], [*points, points[0]], ["sdpa_flash"], "bfloat16")
     named = [(cell.name, cell.batch, cell.budget) for cell in found]
@@ -60,7 +60,7 @@ def test_a_single_point_comes_after_the_dense_cells_of_its_place():
     ("batch", "context", "milliseconds"), [(1, 32768, 4.02), (8, 32768, 10.29), (1, 131072, 6.71), (32, 131072, 117.66)]
 )
 def test_the_floor_of_dense_is_the_floor_models(batch, context, milliseconds):
-    """Its figures count the whole context; a cell is 64 tokens short of it."""
+    """The floor model counts the whole context; a cell is 64 tokens short of it."""
     cell = Cell("dense", batch, context, None)
     assert 1e3 * cell.floor_seconds(H200.bandwidth) == pytest.approx(milliseconds, rel=3e-3)
 
@@ -69,7 +69,7 @@ def test_the_floor_of_dense_is_the_floor_models(batch, context, milliseconds):
     ("batch", "context", "budget", "times"), [(1, 32768, 512, 1.28), (8, 131072, 256, 9.98), (32, 32768, 2048, 6.46)]
 )
 def test_the_ceiling_is_the_floor_models(batch, context, budget, times):
-    """That one takes the budget for what is read; a cell counts what it really reads, some entries more."""
+    """The floor model takes the budget for the entries read; a cell counts the entries really read, some more."""
     assert Cell("rocketkv", batch, context, budget).ceiling == pytest.approx(times, rel=0.03)
 
 

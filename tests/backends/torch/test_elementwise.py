@@ -118,7 +118,7 @@ def test_logits_of_16_bit_weights_are_not_rounded_to_16_bits():
 
 
 def test_on_a_gpu_attention_never_falls_back_to_a_kernel_that_holds_all_scores(monkeypatch):
-    """Which kernels are allowed; that they run is for a GPU to show."""
+    """Checks which kernels are allowed; only a GPU can show that they run."""
     from torch.nn import attention
 
     allowed = []

@@ -70,7 +70,7 @@ def test_kernels_rotate_where_nothing_stands_between(family, precision, rotates,
 
 
 def reference_logits(program, batch, tokens):
-    """What the reference decoder says to the same tokens, [N+1,B,vocab]."""
+    """The reference decoder's logits for the same tokens, [N+1,B,vocab]."""
     method = policies.method(program.parameters)
     weights = EngineWeights(program.weights_path)
     decoder = ReferenceDecoder(program.model, weights, method=method, parameters=program.parameters)
@@ -111,7 +111,7 @@ def test_quantised_weights_are_dequantised_as_the_reference_does(precision, make
     ("policy", "precision", "tolerance"), [("rocketkv", "fp16", 2e-2), ("full", "fp16", 2e-2), ("full", "bf16", 5e-2)]
 )
 def test_a_16_bit_engine_keeps_16_bit_caches(policy, precision, tolerance, make_program):
-    """Not RocketKV in bfloat16: the reference's caches are float32, and rounding that coarse reads other tokens.
+    """Leaves out RocketKV in bfloat16: the reference's caches are float32, and such coarse rounding reads other tokens.
 
     With this budget, float16 reads the same ones."""
     executor, _ = follows_the_reference(make_program(policy, precision, token_budget=32), tolerance)
@@ -122,7 +122,7 @@ def test_a_16_bit_engine_keeps_16_bit_caches(policy, precision, tolerance, make_
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_weights_in_the_caches_type_give_the_reference_to_that_types_rounding(precision, make_program):
-    """What a GPU computes with; here by the CPU's kernels for 16-bit types."""
+    """Computes in the 16-bit type that a GPU uses, here by the CPU's kernels for it."""
     program = make_program("full", precision)
     batch = batch_of(prompts())
     source = EngineWeights(program.weights_path)
@@ -334,7 +334,7 @@ def test_a_session_over_an_engine_directory(engine):
 
 
 def test_the_command_line_runs_an_engine_in_pytorch(engine, tmp_path, capsys):
-    """The same answer as the graphs' in ONNX Runtime."""
+    """The answer equals the one that the graphs give in ONNX Runtime."""
     prompt = tmp_path / "prompt.json"
     prompt.write_text(json.dumps([5, 9, 11] * 60))
     answers = []

@@ -19,7 +19,7 @@ STEPS = 4
 @pytest.mark.gpu
 @pytest.mark.parametrize("policy", ["full", "rocketkv"])
 def test_a_replayed_graph_is_the_eager_step(policy, make_program, gpu):
-    """Over several steps and two numbers of rows, one of which a larger graph serves; who watches never captures."""
+    """Covers several steps and two numbers of rows, one served by a larger graph; a watched step is never captured."""
     program = make_program(policy, "bf16")
     with use_library(gpu.library.path):
         captured = TorchExecutor(program, device=gpu.device)

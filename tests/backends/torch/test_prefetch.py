@@ -1,4 +1,4 @@
-"""Reading weights ahead in a captured step: as far as there is room, beside the step, and nowhere else."""
+"""A captured step reads weights ahead: up to the room there is, beside the step, and nowhere else."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> tuple[Stream, list[tuple[str, ..
 
 
 def grids(library: KernelLibrary, ahead: WeightPrefetch, *matrices: torch.Tensor) -> list[int]:
-    """Blocks of each launch, of which one asks for 64 KiB. The emulation reads each byte that is asked for."""
+    """Blocks of each launch; one launch asks for 64 KiB. The emulation reads each byte that is asked for."""
     return [launch.grid[0] for launch in library.launches_of(lambda: ahead.start(*matrices))]
 
 
@@ -71,7 +71,7 @@ def test_outside_a_capture_nothing_is_read(emulation, monkeypatch):
 
 
 def test_on_a_cpu_there_is_none(emulation, make_program):
-    """With the emulated kernels as without: a step launches what it always does."""
+    """A step on a CPU launches the same with the emulated kernels and without them."""
     assert weight_prefetch(torch.device("cpu")) is None
     with use_library(emulation.path):
         assert weight_prefetch(torch.device("cpu")) is None

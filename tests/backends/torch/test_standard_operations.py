@@ -1,4 +1,4 @@
-"""The standard operators in PyTorch, one by one: what ONNX's own evaluator computes of the same node."""
+"""The standard operators in PyTorch, one by one, against ONNX's own evaluator on the same node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvc_trt.operators.shapes import HeadShape, Layout
 NUMBERS = {"pool_kernel": 7, "reallocate": True, "budgeted_layers": 3, "squeeze_share": 0.35}
 LAYOUT = Layout(HeadShape(4, 2, 16), 32, 4, "float32", numbers=NUMBERS)
 OF_A_GRAPH = {"Constant", "If", "Loop", "Range"}
-"""Those that `NodeProgram` runs itself."""
+"""Operators that `NodeProgram` runs itself."""
 
 
 def computed(node, inputs):

@@ -1,4 +1,4 @@
-"""A step of fixed shapes over fixed memory, as a CUDA graph replays it: executed here without one."""
+"""A step of fixed shapes over fixed memory, for replay as a CUDA graph: executed here without one."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_a_capture_runs_changes_nothing(executor):
 
 
 def test_a_step_is_repeatable_with_other_inputs(executor):
-    """Nothing of a former call stays: the same inputs give the same bits after others were fed in between."""
+    """No value of a former call stays: equal inputs give equal bits after others were fed in between."""
     tokens, positions, lengths = filled(executor)
     before, step = snapshot(executor), static(executor, 4)
     step.run(tokens, positions, lengths)
@@ -123,7 +123,7 @@ def test_few_graphs_serve_every_number_of_rows():
 
 @pytest.mark.parametrize("policy", ["full", "rocketkv"])
 def test_a_step_never_asks_the_device(policy):
-    """In the GPU's branches, at the size of Llama-3.1-8B: a question inside a capture would end it."""
+    """Takes the GPU's branches at the size of Llama-3.1-8B: a query inside a capture would end it."""
     decoder = meta.decoder(policy, 32768)
     inputs = torch.zeros(2 + meta.LAYERS, 8, dtype=torch.int64, device=meta.META)
     with meta.AskingTheDevice():

@@ -28,7 +28,7 @@ WRONG_TIES = (
     ("kernels/pool_select.cuh", "(int32_t i) { return keys[i]; }", "(int32_t i) { return keys[i] + i % 2; }"),
     ("kernels/page_shares.cuh", "keys[j] = order_key(shares[j]);", "keys[j] = order_key(shares[j]) + j % 2;"),
 )  # fmt: skip
-"""Of two equal scores the one at an odd place wins; a score changes by its last bit at most."""
+"""Mistakes in kernels, by file: of two equal scores the one at an odd place wins; scores change by one bit at most."""
 
 
 def passed_rungs(report):
@@ -81,7 +81,7 @@ def test_other_weights_pass_through_the_emulated_kernels(weights, emulation, mak
 
 
 def test_16_bit_arithmetic_around_the_kernels_passes(emulation, make_engine, parameters_for, monkeypatch):
-    """As on a GPU, whose weights and activations have the caches' type; here by PyTorch's CPU kernels for bfloat16."""
+    """Weights and activations have the caches' type, as on a GPU; here by PyTorch's CPU kernels for bfloat16."""
     engine = make_engine(parameters_for(), weights="bf16")
     source = EngineWeights(engine.weights_path)
     weights = TorchWeights.read(engine.model, source, torch.device("cpu"), torch.bfloat16)

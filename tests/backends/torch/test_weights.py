@@ -49,7 +49,7 @@ def test_quantised_weights_are_widened_and_a_tied_head_is_the_embedding(precisio
 
 
 def test_a_read_takes_one_chunk_beside_its_result(make_program):
-    """No widened copy of a tensor is made: what is asked of the source is rows."""
+    """A read asks the source for rows, so no widened copy of a tensor is made."""
     source = EngineWeights(make_program("full", "bf16").weights_path)
     source.read = None
     assert TorchWeights.read(MODEL, source, CPU, torch.bfloat16).embedding.dtype == torch.bfloat16

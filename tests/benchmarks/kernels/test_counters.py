@@ -1,4 +1,4 @@
-"""What Nsight Compute prints, as it is read; the tool itself needs a GPU."""
+"""The output of Nsight Compute is parsed; the tool itself needs a GPU."""
 
 from __future__ import annotations
 

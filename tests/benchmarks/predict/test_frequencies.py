@@ -31,7 +31,7 @@ void kernel() {
 FILE = "kernel.cuh"
 WARPS = 8
 ROUNDS = 10
-"""Of the first loop, by each warp."""
+"""Iterations of the first loop, by each warp."""
 
 
 def _line(number: int) -> tuple[Frame, ...]:
@@ -138,7 +138,7 @@ void kernel(bool even) {
 
 
 def test_of_two_versions_of_a_call_one_may_be_idle(tmp_path: Path) -> None:
-    """Both begin with the same lines of the caller, which say nothing; their own say which was run."""
+    """Both versions begin with the same lines of the caller, which do not decide; their own lines do."""
     (tmp_path / FILE).write_text(TWO_VERSIONS)
     first, second = (FILE, 6), (FILE, 8)
     plus = (FILE, 2)

@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file against transformers' own reading of it, and against the tokenizers it stands for."""
+"""The tokenizer of a GGUF file against transformers' own reading of it, and against the original tokenizers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_files_are_read_by_transformers_as_a_directory(name, contents, tmp_p
 
 
 def test_smollm_has_single_digits_and_keeps_the_spaces_before_them(contents):
-    """As the model's own tokenizer.json: digits apart first, then GPT-2's pieces of what is between them."""
+    """The pieces match the model's own tokenizer.json: digits apart first, then GPT-2's pieces between them."""
     tokenizer = Tokenizer.from_str(contents(pre="smollm")["tokenizer.json"].decode())
     split = tokenizer.pre_tokenizer.pre_tokenize_str
     pieces = [piece for piece, _ in split("in 2024:\n\n1.  7")]

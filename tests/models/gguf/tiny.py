@@ -18,7 +18,7 @@ HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_SIZE = 256, 512, 2, 4, 2, 64
 QWEN3_HEAD_SIZE = 128
 """The one that transformers gives every Qwen3 that it reads from GGUF."""
 _SCALES = {"Q4_K": slice(0, 4), "Q5_K": slice(0, 4), "Q6_K": slice(208, 210)}
-"""Where a block has its float16 scales, in the types that the gguf package reads but does not write."""
+"""The places of a block's float16 scales, in the types that the gguf package reads but does not write."""
 
 
 @cache

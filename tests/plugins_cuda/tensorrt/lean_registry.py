@@ -1,6 +1,6 @@
 """A program for a process of its own: one plugin library in the registry of TensorRT's lean runtime, answers as JSON.
 
-A process of its own, because a runtime and a library that do not fit end it by a signal.
+It runs in a process of its own, because a runtime and a library that do not fit end the process by a signal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """enqueue of the C++ plugins on host memory, over the emulated kernels: the same bits as the C ABI called directly.
 
-The kernels are judged elsewhere; here a swapped address, a forgotten field or a wrong stride has to show.
+Other tests judge the kernels; these have to show a swapped address, a forgotten field or a wrong stride.
 """
 
 from __future__ import annotations

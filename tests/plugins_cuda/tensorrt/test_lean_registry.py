@@ -90,6 +90,6 @@ def test_bad_fields_make_none_and_say_why(plugin_library):
 
 
 def test_a_library_without_creators_is_not_loaded(plugin_library, emulation):
-    """What a runtime has to check for: the registry answers nothing instead of an error."""
+    """A runtime has to check for such a library: the registry answers nothing instead of an error."""
     del plugin_library
     assert not ask(emulation.path)["loaded"]

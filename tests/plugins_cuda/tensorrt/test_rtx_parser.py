@@ -1,6 +1,6 @@
 """NVIDIA's own parser and builder on the graphs of an engine: every operator becomes one of our plugins.
 
-Up to the plan, on a CPU, through the wheels of TensorRT-RTX; nothing runs.
+The wheels of TensorRT-RTX build plans on a CPU; nothing runs.
 """
 
 from __future__ import annotations

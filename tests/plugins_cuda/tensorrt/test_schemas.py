@@ -19,7 +19,7 @@ PLUGINS = {operator.name: operator for operator in KERNEL_OPERATORS}
 OF_TURNS = {
     "KvcAppendBlock", "KvcRaiseBounds", "KvcJoinBlock", "KvcCompactTurn", "KvcReplaceCache", "KvcReplaceBounds"
 }  # fmt: skip
-"""In no graph of a prompt or a step; tests/backends/tensorrt/test_turns.py has the lowered extend graphs."""
+"""Operators in no graph of a prompt or a step; tests/backends/tensorrt/test_turns.py has the lowered extend graphs."""
 ONNX_TYPES = {INT64: onnx.TensorProto.INT64, INT32: onnx.TensorProto.INT32, INT8: onnx.TensorProto.INT8}
 FP8_SUFFIX = " in fp8"
 FP8 = f"rocketkv{FP8_SUFFIX}"
@@ -100,7 +100,7 @@ def test_tensors_have_the_types_and_ranks_that_onnx_infers(graphs):
 
 @pytest.mark.parametrize("policy", ["rocketkv", FP8])
 def test_state_tensors_have_the_shapes_of_the_schema(policy):
-    """The same symbols mean the same sizes in an engine's state and in the plugins."""
+    """A symbol means the same size in an engine's state and in the plugins."""
     parameters = _parameters(policy)
     rows = {row.name: row for row in PLUGINS["KvcHybridAttention"].inputs}
     sizes = {"G": 2, "D": 16, "C": parameters.capacity, "2D": 32, "P": parameters.stored_pages("float16")}

@@ -64,7 +64,7 @@ def compile_cpp(name: str, *arguments: str | Path) -> Path:
 
 
 def _digest(command: Sequence[str], arguments: Sequence[str | Path]) -> str:
-    """Of the command, the files that it names, and every header of ours."""
+    """Digest of the command, of the files that it names, and of every header of this project."""
     headers = (*(SOURCES.parent / "include").rglob("*.h"), *SOURCES.glob("*.h"), *HERE.glob("*.h"))
     named = [Path(argument) for argument in arguments if Path(argument).is_file()]
     digest = hashlib.sha256("\0".join(command).encode())
@@ -82,5 +82,5 @@ def compile_plugins(name: str, kernels: Path, *flags: str) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """For a program with sanitizers of its own: without what was preloaded for this process."""
+    """The environment of a program with sanitizers of its own: without the libraries preloaded for this process."""
     return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}

@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture(scope="package")
 def demo_engine(tmp_path_factory):
-    """The shipped model under RocketKV; prompts to 1,024 tokens, of which it keeps a part.
+    """The shipped model under RocketKV; it keeps a part of each prompt, up to 1,024 tokens.
 
     Its answers may be long: what leaves, or kills a process, during an answer needs one that is not soon over.
     """
@@ -33,7 +33,7 @@ def needle(demo_engine):
 
 @pytest.fixture(scope="package")
 def answers(demo_engine):
-    """What the engine answers without any server."""
+    """The engine's answers without any server."""
     from kvc_trt import Engine
 
     engine = Engine.open(demo_engine, threads=1)

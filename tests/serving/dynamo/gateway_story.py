@@ -62,7 +62,7 @@ async def many_wait(url: str, session: ClientSession, frontend: Frontend) -> Non
 
 
 async def every_refusal_has_one_form(url: str, session: ClientSession, frontend: Frontend) -> None:
-    """Of ours, and of the library below."""
+    """Covers refusals of this project, and of the library below."""
     before = frontend.asked
     asked = [
         ("POST", "/v1/completions", b"[" * 100_000, 400),

@@ -1,4 +1,4 @@
-"""`kvc-trt serve` with real processes on loopback: what clients get and are refused, what dies and comes back."""
+"""`kvc-trt serve` with real processes on loopback: answers and refusals, and processes that die and come back."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_nothing_listens_beyond_this_machine(served):
 
 
 def test_every_model_is_listed(client):
-    """With the longest prompt and the first token of its answer."""
+    """A model's context window is its longest prompt and the first token of its answer."""
     status, models = client.ask("/v1/models")
     assert status == 200
     assert {model["id"]: model["context_window"] for model in models["data"]} == {"demo": 1025, "chat": 257}
@@ -226,7 +226,7 @@ FIELDS = (
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
 def test_no_value_of_any_field_is_the_servers_failure(client, path, stream):
-    """It is refused with a reason, or answered; a refusal is no answer of status 200, and tells no path."""
+    """Any value is refused with a reason, or answered; a refusal has a status other than 200 and shows no path."""
     prompt = {"model": "demo", "prompt": [5, 6, 7]}
     chat = {"model": "chat", "messages": [{"role": "user", "content": text(9, 10)}]}
     own, given = ("prompt", prompt) if path == "completions" else ("messages", chat)
@@ -363,7 +363,7 @@ def test_what_cannot_be_served_is_one_line(demo_engine, tmp_path, tiny_engine):
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="there are no process groups")
 def test_a_server_that_is_killed_leaves_nothing_behind(demo_engine, tmp_path):
-    """No process, and no directory once the next one has begun."""
+    """No process is left, and no directory once the next server has begun."""
     temporary = {"TMPDIR": str(tmp_path)}
     one = Served(str(demo_engine), "--port", "0", "--threads", "1", environment=temporary)
     one.until("ready at")

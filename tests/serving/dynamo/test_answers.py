@@ -1,4 +1,4 @@
-"""What a worker sends of a proof."""
+"""The parts of a proof that a worker sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gateway reads of requests and answers."""
+"""The fields of requests and answers that the gateway reads."""
 
 from __future__ import annotations
 

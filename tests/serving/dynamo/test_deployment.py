@@ -1,4 +1,4 @@
-"""What `kvc-trt serve` prepares, and what it leaves, without a process of Dynamo."""
+"""The files that `kvc-trt serve` prepares and leaves behind, without a process of Dynamo."""
 
 from __future__ import annotations
 

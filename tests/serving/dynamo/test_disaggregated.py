@@ -242,7 +242,7 @@ def test_a_frontend_that_is_killed_finds_both_again(apart, needle):
 
 
 def test_workers_of_another_engine_never_meet(apart, tmp_path):
-    """They have another namespace: the policy's settings differ."""
+    """Workers of another engine have another namespace, because the policy's settings differ."""
     from kvc_trt.cli.main import run
 
     other = tmp_path / "demo"

@@ -1,4 +1,4 @@
-"""What the gateway does of itself, before a frontend that this test makes."""
+"""The gateway's own work, before a frontend that this test makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What prefill hands over to decode: answers go on as a local row's would, and an offer that is wrong is refused."""
+"""Prefill hands over to decode: answers go on as a local row's would, and a wrong offer is refused."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_no_two_offers_have_one_tag(pair):
 
 
 def test_the_context_of_another_engine_is_refused(pair, needle, demo_engine, tmp_path):
-    """Workers of two engines never meet; whoever lets them meet is told so before a byte is read."""
+    """Workers of two engines should never meet; if they do, the refusal comes before a byte is read."""
     from kvc_trt.cli.main import run
 
     other = tmp_path / "other"

@@ -128,7 +128,7 @@ def test_memory_comes_back_although_nixl_fails(pair, needle, monkeypatch, caplog
 
 
 def test_a_transfer_that_does_not_end_holds_its_memory_and_not_the_client(pair, needle, monkeypatch):
-    """Whoever asked is told in time; the piece is free only when nothing can be written there any more."""
+    """The client gets its answer in time; the piece of memory is free only when nothing can write there any more."""
     monkeypatch.setattr(handing_over, "GIVE_UP_SECONDS", 0.05)
     _, decode = pair
 

@@ -37,7 +37,7 @@ def proof_in(chunks):
 
 @pytest.mark.parametrize("kind", ["digest", "lists"])
 def test_a_proof_is_that_of_one_process(proving, demo_engine, needle, kind):
-    """It has what prefill kept of the prompt, and what decode has read."""
+    """The proof has the entries that prefill kept of the prompt, and those that decode has read."""
     chunks = asyncio.run(whole(proving, proven(asked(needle, max_tokens=6, ignore_eos=True), kind)))
     assert all("engine_data" not in chunk for chunk in chunks[:-1])
     engine = Engine.open(demo_engine, threads=1, proofs=True)

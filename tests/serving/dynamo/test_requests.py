@@ -82,7 +82,7 @@ def test_what_is_wrong_or_not_done_here_is_named(group, value, named):
 
 @pytest.mark.parametrize("kind", ["digest", "lists"])
 def test_a_proof_is_asked_for_by_an_annotation(kind):
-    """Then the row itself ends at stop strings, so that the proof comes with its last token."""
+    """The row itself then ends at stop strings, so that the proof comes with its last token."""
     message = {**asked(stop_conditions={"stop": ["a", ""]}), "annotations": ["x", f"kvc-trt.kv_proof.{kind}"]}
     request = request_of(message, LIMITS)
     assert (request.kv_proof, request.stop_strings) == (kind, ("a",))

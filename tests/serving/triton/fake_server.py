@@ -1,4 +1,4 @@
-"""Triton's `triton_python_backend_utils` as far as a model uses it, without a server."""
+"""The part of Triton's `triton_python_backend_utils` that a model uses, without a server."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def pb_utils(directory):
 
 
 def model_arguments(directory):
-    """What Triton gives to `initialize` of the exported model in `directory`."""
+    """The arguments that Triton passes to `initialize` of the exported model in `directory`."""
     config = parsed((directory / "config.pbtxt").read_text())
     parameters = {name: {"string_value": value.string_value} for name, value in config.parameters.items()}
     return {"model_config": json.dumps({"parameters": parameters}), "model_name": directory.name, "model_version": "1"}

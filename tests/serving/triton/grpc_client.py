@@ -2,7 +2,7 @@
 
 Reads a JSON object from standard input: `url`, `model`, `requests` (each an `id`, `fields`, and a
 `timeout` in microseconds or null), and `leave_after`, the
-number of responses after which all is cancelled (null: never). Prints a JSON list of what came, in that order.
+number of responses after which all is cancelled (null: never). Prints a JSON list of the responses, in that order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def tensor(name, value):
 
 
 def read(result):
-    """What one response says."""
+    """The content of one response."""
     response = result.get_response()
     outputs = {one.name: result.as_numpy(one.name) for one in response.outputs}
     text = outputs.get("text_output")

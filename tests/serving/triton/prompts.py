@@ -1,4 +1,4 @@
-"""What the shipped model is asked in a real tritonserver, and what it answers without one."""
+"""Prompts for the shipped model in a real tritonserver, and its answers without one."""
 
 from __future__ import annotations
 

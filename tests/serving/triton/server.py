@@ -39,7 +39,7 @@ class Reply:
 
     status: int
     body: Any
-    """What JSON says; the events of a stream as a list."""
+    """A parsed JSON reply; a stream's events as a list."""
 
 
 class TritonServer:
@@ -47,7 +47,7 @@ class TritonServer:
 
     def __init__(self, repository: Path, directory: Path, *options: str) -> None:
         self.killed = False
-        """Whether it has been ended by force."""
+        """True once the server has been ended by force."""
         self.http, self.grpc, self._metrics = free_ports(3)
         self._prefix = f"kvc_{os.getpid()}_{self.http}_"
         self._log = directory / "server.log"
@@ -210,6 +210,6 @@ def _installation() -> Installation:
 
 
 def _variables() -> dict[str, str]:
-    """What a server needs, and nothing else of this process's environment."""
+    """The environment variables that a server needs, and no others of this process."""
     kept = {name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ}
     return {**_installation().variables(kept), "OMP_NUM_THREADS": "1", "KVC_TRT_CPU_KERNELS": "none"}

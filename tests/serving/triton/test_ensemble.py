@@ -45,7 +45,7 @@ def server(talkative, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(talkative):
-    """What the engine answers to each prompt by itself."""
+    """The engine's answer to each prompt alone."""
     return [output.text for output in answered_alone(talkative)]
 
 

@@ -1,4 +1,4 @@
-"""Where a tritonserver is looked for, and what is said where there is none."""
+"""The search for a tritonserver, and the message where there is none."""
 
 from __future__ import annotations
 

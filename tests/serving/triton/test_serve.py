@@ -177,7 +177,7 @@ def test_a_server_that_dies_is_started_again(engine, cache):
 
 
 def test_what_a_killed_server_leaves_is_removed_by_the_next(engine, cache):
-    """Its repository, with the engine's files, and its shared memory, where nobody was left to remove them."""
+    """The next server removes the repository with the engine's files, and shared memory that nobody else removed."""
     killed = Served(cache, str(engine), "--port", "0")
     killed.ready()
     below = psutil.Process(killed.process.pid).children(recursive=True)

@@ -62,7 +62,7 @@ def server(repository, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(talkative):
-    """What the engine answers to each prompt by itself."""
+    """The engine's answer to each prompt alone."""
     return answered_alone(talkative)
 
 
@@ -200,7 +200,7 @@ def test_a_client_that_leaves_frees_its_row(server):
 
 
 def test_a_grpc_client_that_cancels_frees_its_rows(server):
-    """Also that of a request which does not stream.
+    """A request that does not stream frees its rows as well.
 
     That one is sent first, so the model has it when the stream begins: a request that Triton has not yet passed on
     when its client leaves never reaches the model, and nothing is counted.

@@ -22,12 +22,12 @@ from tests.kernels.double import compile_double
 pytestmark = pytest.mark.slow
 
 SECONDS = 20.0
-"""Until everything has ended, on a machine that is busy with other things too."""
+"""Seconds for all processes to end, on a machine that is busy with other work too."""
 ONE = np.zeros(1, np.int64)
 
 
 def gone(ids, seconds=SECONDS):
-    """Whether all processes end in time; those that nobody has waited for yet have ended too."""
+    """True if all processes end in time, including those that nobody has waited for yet."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not any(_runs(number) for number in ids):

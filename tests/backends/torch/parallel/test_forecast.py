@@ -1,4 +1,4 @@
-"""What `plan` says of each GPU is what a rank takes, by shapes; and what fits of a 70B model on four of them."""
+"""`plan` forecasts each rank's memory by shapes, and the limits of a 70B model on four GPUs."""
 
 from __future__ import annotations
 

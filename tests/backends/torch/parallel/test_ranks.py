@@ -1,4 +1,4 @@
-"""Several gloo processes give what one process gives: logits, tokens, what is kept and read, and state."""
+"""Several gloo processes give the results of one: logits, tokens, kept and read entries, and state."""
 
 from __future__ import annotations
 

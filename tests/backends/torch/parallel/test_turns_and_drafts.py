@@ -1,4 +1,4 @@
-"""What is built from the decoder's parts runs on ranks as it does in one process: turns, and passes over drafts."""
+"""Turns and passes over drafts, built from the decoder's parts, run on ranks as in one process."""
 
 from __future__ import annotations
 
