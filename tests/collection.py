@@ -1,4 +1,4 @@
-"""The tests that a run takes out of all that were collected, and their order.
+"""Selects a run's tests from all that were collected, and orders them.
 
 `make test` and `make test-all` take a sample of large products of parameters and leave out what is marked `exhaustive`;
 `make test-everything` (`pytest --everything`) takes all.

@@ -150,7 +150,7 @@ def tiny_engine(tiny_arguments, tmp_path, capfd) -> Path:
 
 @pytest.fixture(scope="session")
 def chat_engine(tiny_model, tmp_path_factory) -> Path:
-    """An engine of a tiny chat model, for tests that leave it as it is; `tests.readable_model` says what it reads."""
+    """An engine of a tiny chat model, for tests that do not change it; `tests.readable_model` defines its tokens."""
     from kvc_trt.cli.main import run
     from tests.readable_model import with_template
 

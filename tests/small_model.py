@@ -1,4 +1,4 @@
-"""One model, small enough to be built anew in every test: what differs from it is written where it is needed."""
+"""One model, small enough to be built anew in every test; tests that need another one write the differences."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class SmallPrograms:
             )
 
     def changed(self) -> list[Path]:
-        """The files that this process wrote and that are not what they were."""
+        """The files that this process wrote and that have changed since."""
         return [path for path, digest in self._digests.items() if _sha256(path) != digest]
 
     def _written(self, path: Path, write: Callable[[Path], object]) -> Path:

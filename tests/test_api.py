@@ -1,4 +1,4 @@
-"""The Python API: its guide and its docstrings run, its types are real, and it says what the command line says."""
+"""The Python API: its guide and its docstrings run, its types are real, and it agrees with the command line."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ FOLDERS_OF_EQUALS = {"cli", "methods", "reference", "tasks"}
 
 
 def test_a_folder_shows_one_subject() -> None:
-    """About fourteen modules are what a reader takes in at a glance; folders of equals may have more."""
+    """A reader takes in about fourteen modules at a glance; folders of equals may have more."""
     shown = {folder: len(list(folder.glob("[!_]*.py"))) for folder in (PACKAGE, *PACKAGE.rglob("*/"))}
     assert {
         str(folder.relative_to(ROOT)): count

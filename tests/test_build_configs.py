@@ -1,4 +1,4 @@
-"""Every shipped build configuration is valid, resolvable, and named after what it builds."""
+"""Every shipped build configuration is valid, resolvable, and named after its engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo of a real chat model does what its page says, and so does the Python guide's example of a chat."""
+"""The demo of a real chat model behaves as its page says, and so does the Python guide's example of a chat."""
 
 from __future__ import annotations
 

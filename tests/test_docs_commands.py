@@ -21,19 +21,19 @@ OURS = re.compile(r"(?:^|\s|/)kvc-trt ([a-z].*)$")
 MADE = re.compile(r"^make ([a-z].*)$")
 MODULE = re.compile(r"(?:^|\s|/)python3? -m ((?:benchmarks|plugins_cuda|plugins_cpu|training)\b(?!\.NAME).*)$")
 HASHED = {"kv", "lists", "lists,", "prompt", "continuation", "answer"}
-"""With these words after its name begins what the digests of a proof are of (docs/proof.md)."""
+"""Words after "kvc-trt" that begin the input of a proof's digest, not a command (docs/proof.md)."""
 TARGETS = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 
 
 def commands(page: Path) -> Iterator[str]:
-    """Every piece of a page that may be a command, on one line; what is optional loses its brackets."""
+    """Every piece of a page that may be a command, on one line; optional parts lose their brackets."""
     text = page.read_text()
     for found in (*LINE.findall(text), *SPAN.findall(FENCED.sub("", text))):
         yield re.sub(r"(?<!\S)\[|\](?!\S)", "", " ".join(found.replace("\\\n", " ").split()))
 
 
 def words(text: str) -> list[str]:
-    """The words of one command, up to what ends it."""
+    """The words of one command, up to its end."""
     text = ENDS.split(text, maxsplit=1)[0]
     try:
         return shlex.split(text)

@@ -1,4 +1,4 @@
-"""Key-value retrieval as a task of the suite: what `retrieval-tiny` was trained for, in words of its own.
+"""Key-value retrieval as a task of the suite: the task that `retrieval-tiny` was trained for, in its own words.
 
 It is not one of RULER's families: only a model that knows `<record>` and `<query>` can answer it.
 """

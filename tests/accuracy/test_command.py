@@ -1,4 +1,4 @@
-"""`kvc-trt verify --level tasks` as a user calls it: results, files, exit codes, and what is wrong with a request."""
+"""`kvc-trt verify --level tasks` as a user calls it: results, files, exit codes, and mistakes in a request."""
 
 from __future__ import annotations
 

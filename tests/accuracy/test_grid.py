@@ -1,4 +1,4 @@
-"""Names and sizes of the grid, and what is wrong with them."""
+"""Names and sizes of the grid, and mistakes in them."""
 
 from __future__ import annotations
 

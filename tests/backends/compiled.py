@@ -1,4 +1,4 @@
-"""Engine directories as a compiling backend leaves them, but for the plans: no TensorRT wrote those."""
+"""Engine directories of a compiling backend, except for the plans: no TensorRT wrote those."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three prompts of different lengths, and an executor that has read them: what tests of every executor begin with."""
+"""Three prompts of different lengths, and an executor that has read them: the start of tests of every executor."""
 
 from __future__ import annotations
 

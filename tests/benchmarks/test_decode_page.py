@@ -1,4 +1,4 @@
-"""docs/results/decode.md, its picture and the README's table say what the result says."""
+"""docs/results/decode.md, its picture and the README's table agree with the result."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_results_of_the_bundle_name_the_commit_that_it_was_made_of(tmp_path, mon
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory):
-    """A bare machine with the bundle in its folder, but for what nvcc would make, and with the emulated kernels."""
+    """A bare machine with the bundle in its folder, without nvcc's outputs, and with the emulated kernels."""
     if reason := bare_machine.missing():
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("bare")
@@ -144,7 +144,7 @@ def test_on_a_bare_machine_nothing_but_the_gpu_is_missing(bare):
 
 @pytest.mark.slow
 def test_the_compared_files_are_all_that_have_tests_for_a_gpu(bare):
-    """Collected from the bundle with what is there, and from this tree with everything."""
+    """Collects from the bundle with its own packages, and from this tree with all packages."""
     command = ["-m", "pytest", "-m", "gpu", "--collect-only", "-q"]
     here = subprocess.run(
         [sys.executable, *command, "tests/kernels", "tests/backends", "tests/plugins_cuda", "tests/runtime"],

@@ -16,7 +16,7 @@ CONTEXT, PAIRS = 512, 8
 
 @pytest.fixture(scope="module")
 def kvc_trt(tmp_path_factory):
-    """Run `kvc-trt` with these arguments in a process of its own, and return what it did."""
+    """Run `kvc-trt` with these arguments in a process of its own, and return the completed process."""
     environment = {**os.environ, "KVC_TRT_CACHE": str(tmp_path_factory.mktemp("cache") / "kvc-trt")}
 
     def call(*arguments, code=0):

@@ -1,4 +1,4 @@
-"""A context's file: what is written reads back, and everything else is refused in one line."""
+"""A context's file: written data reads back, and anything else is refused in one line."""
 
 from __future__ import annotations
 

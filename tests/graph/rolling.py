@@ -1,4 +1,4 @@
-"""An engine and the reference along the same tokens, and what every cache of the two must have in common."""
+"""An engine and the reference along the same tokens, and the properties that every cache of the two must share."""
 
 from __future__ import annotations
 

@@ -23,5 +23,5 @@ def _alone(no_chosen_library):
 
 @pytest.fixture(scope="session")
 def double(tmp_path_factory) -> KernelLibrary:
-    """A library that computes nothing and remembers what it was called with."""
+    """A library that computes nothing and records the arguments of its calls."""
     return KernelLibrary(compile_double(tmp_path_factory.mktemp("double")))

@@ -59,7 +59,7 @@ def compiler() -> str:
 def compile_double(
     directory: Path, *, executor: str = "emulation", version: str = "KVC_ABI_VERSION", incomplete: bool = False
 ) -> Path:
-    """Compile the double; `executor` and `version` are what it says of itself."""
+    """Compile the double; it reports `executor` and `version` as its own."""
     source, target = directory / "double.c", directory / "libdouble.so"
     source.write_text(_SOURCE)
     options = [f'-DEXECUTOR="{executor}"', f"-DVERSION={version}", *(["-DINCOMPLETE"] if incomplete else [])]

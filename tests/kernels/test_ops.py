@@ -41,7 +41,7 @@ NAMES = ("compact", "hybrid_attention", "dense_attention", *ROTATED)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operator_keeps_pytorchs_rules(name, dtype):
-    """The schema says what is written, the fake results have the real ones' shape and type, and it can be traced."""
+    """The schema lists the written tensors, the fake results have the real shape and type, and tracing works."""
     done = torch.library.opcheck(getattr(kvc, name), arguments(name, dtype=dtype))
     assert set(done.values()) == {"SUCCESS"}
 

@@ -1,4 +1,4 @@
-"""The reference in the C ABI's shapes: the same numbers as `kvc_trt.reference`, and what the ABI adds to it."""
+"""The reference in the C ABI's shapes: the numbers of `kvc_trt.reference`, and the ABI's own additions."""
 
 from __future__ import annotations
 

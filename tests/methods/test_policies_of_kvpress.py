@@ -1,4 +1,4 @@
-"""TOVA, KeyDiff and Expected Attention: their numbers, and what is refused."""
+"""TOVA, KeyDiff and Expected Attention: their numbers, and their refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def resolved(policy: str, budget: int = 512, n: int = 32640, new: int = 128, **m
 
 
 def test_the_hybrid_form_is_rocketkv_with_another_first_stage() -> None:
-    """Every number is RocketKV's but those that belong to its observation window."""
+    """Every number is RocketKV's, except those that belong to its observation window."""
     ours, rocketkv = resolved("expected-attention-hybrid"), resolved("rocketkv")
     assert (ours.prompt_eviction, ours.decode_selection) == ("expected-attention", "hybrid")
     assert (ours.sinks, ours.future_positions, ours.window, ours.pool_kernel) == (4, 512, 32640, 1)

@@ -1,4 +1,4 @@
-"""Checkpoints whose matrices are in fp8: what is read of them, and what is refused."""
+"""Checkpoints whose matrices are in fp8: the tensors that are read, and the refusals."""
 
 from __future__ import annotations
 

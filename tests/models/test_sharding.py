@@ -1,4 +1,4 @@
-"""The parts of all ranks are the weights: nothing is missing, and only what is said to be shared is there twice."""
+"""The parts of all ranks are the weights: nothing is missing, and only tensors declared as shared are there twice."""
 
 from __future__ import annotations
 

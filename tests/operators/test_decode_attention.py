@@ -170,7 +170,7 @@ def test_nan_queries_still_select_valid_slots():
 
 @pytest.mark.parametrize("lengths", [[0], [5, 19], [19, 19], [3, 18, 7]])
 def test_rows_that_fit_are_bit_identical_to_dense(lengths):
-    """A dense engine has another capacity: the slice, not the cache, decides what is computed."""
+    """A dense engine has another capacity: the slice, not the cache, decides the result."""
     case, lengths = Case(), np.array(lengths)
     keys, values, bounds = cache(case, lengths)
     step = new_entry(case, len(lengths))

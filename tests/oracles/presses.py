@@ -1,4 +1,4 @@
-"""kvpress's presses, without the rest of kvpress, and what each of them keeps of a prompt."""
+"""kvpress's presses, without the rest of kvpress, and the tokens that each of them keeps of a prompt."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Kept(NamedTuple):
     positions: Tensor
     """int64 [G,k], ascending, found by comparing the keys that stayed with all keys."""
     scores: Tensor
-    """[G,n]: what it ranked."""
+    """[G,n]: the scores that the press ranked."""
 
 
 class Pressed(NamedTuple):

@@ -53,7 +53,7 @@ def test_any_batch_keeps_what_the_reference_keeps(
 
 
 def test_equal_keys_tie_wherever_they_lie(library: Path, instructions: str) -> None:
-    """Whole vectors and what is left behind them compute the same: the lowest win, and the window stays."""
+    """Whole vectors and the remainder compute the same: the lowest win, and the window stays."""
     for length in (83, 96, 100):
         arrays = inputs((length,), seed=1)
         arrays[1][:] = normal(9, 1, 2, 1, SIZE)

@@ -1,4 +1,4 @@
-"""KvcCompactTurn by the native library: each row keeps what the reference keeps by its own window."""
+"""KvcCompactTurn by the native library: each row keeps the reference's choices by its own window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generated tables are current, and hold what the library computes."""
+"""The generated tables are current, and cover every operator that the library computes."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_a_nan_key_makes_the_bounds_of_its_page_nan_for_good(library: Path, inst
 
 
 def test_equal_pages_tie_wherever_they_lie(library: Path, instructions: str) -> None:
-    """Whole vectors and what is left behind them compute the same: every page repeats, the lowest win."""
+    """Whole vectors and the remainder compute the same: every page repeats, the lowest win."""
     case = replace(Case(), page_size=1, top_r=16)
     query, k_new, v_new = new_entry(case, 1)
     one = normal(5, 1, 2, 1, SIZE)

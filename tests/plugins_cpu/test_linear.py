@@ -1,4 +1,4 @@
-"""KvcLinear by the native library: what Gemm computes, for any shape, thread count and processor; and in bfloat16."""
+"""KvcLinear by the native library: Gemm's results for any shape, thread count and processor; and in bfloat16."""
 
 from __future__ import annotations
 

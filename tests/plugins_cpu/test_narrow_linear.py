@@ -1,4 +1,4 @@
-"""KvcNarrowLinear by the native library: what Gemm computes for a few tokens, for any shape and processor."""
+"""KvcNarrowLinear by the native library: Gemm's results for a few tokens, for any shape and processor."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ EXPONENTIAL = 7.5e-5
 def test_bf16_changes_what_rounding_weights_changes(
     bf16_library: Path, length: int, group: int, kv_heads: int, size: int, scale: float, seed: int
 ) -> None:
-    """Inputs that bfloat16 holds are multiplied exactly; what remains is the rounding of softmax weights."""
+    """Inputs that bfloat16 holds are multiplied exactly; only the rounding of softmax weights remains."""
     body = PREFILL_ATTENTION.body(Layout(HeadShape(group * kv_heads, kv_heads, size)))
     arrays = [rounded(array) for array in prompt(1, group * kv_heads, kv_heads, size, length, seed)]
     arrays[0] *= scale
@@ -211,7 +211,7 @@ except Exception as error:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_too_little_memory_is_an_error_and_not_the_end_of_the_process(library: Path, threads: int) -> None:
-    """The scratch memory of one task is more than what is left."""
+    """One task needs more scratch memory than is left."""
     command = [sys.executable, "-c", LITTLE_MEMORY, str(library), str(threads)]
     found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
     assert found.returncode == 0, found.stderr

@@ -1,4 +1,4 @@
-"""KvcQuantisedLinear by the native library: within what rounding the input costs, for every instruction set."""
+"""KvcQuantisedLinear by the native library: the error is that of rounding the input, for every instruction set."""
 
 from __future__ import annotations
 

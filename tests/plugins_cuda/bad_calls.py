@@ -1,4 +1,4 @@
-"""One small valid call of every operation, with what each field may hold, to be made wrong field by field."""
+"""One small valid call of every operation, with the valid values of each field, to be made wrong field by field."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STRUCTS: dict[str, type[Parameters]] = {
 
 @dataclass(frozen=True)
 class Pointer:
-    """A buffer of the call: bytes that it needs, and what the library does with it."""
+    """A buffer of the call: the bytes that it needs, and the library's use of it."""
 
     bytes: int
     alignment: int = 16

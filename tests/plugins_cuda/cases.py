@@ -1,4 +1,4 @@
-"""Inputs for the kernels; `checks.py` compares what becomes of them with the reference.
+"""Inputs for the kernels; `checks.py` compares the kernels' results with the reference.
 
 Two kinds of inputs: random ones, and dyadic ones made of few distinct keys, whose scores tie exactly in any order of
 summation. Slots past a row's end hold NaN, so that any read of them shows.

@@ -66,7 +66,7 @@ def gpu() -> Gpu:
 
 @pytest.fixture
 def emulation() -> KernelLibrary:
-    """The emulated library alone, for tests of what only the emulation can see."""
+    """The emulated library alone, for tests of errors that only the emulation sees."""
     return _prepared("emulation", "forward")
 
 

@@ -1,4 +1,4 @@
-"""Several mistakes in one C++ file, each beside what is right; the number in `kvc_mutant` chooses one at run time.
+"""Several mistakes in one C++ file, each beside the right text; the number in `kvc_mutant` chooses one at run time.
 
 A mistake is a text that occurs once in the file, and its replacement. The guard goes around the smallest whole
 expression that differs, or around whole statements where one more or fewer is executed:
@@ -53,7 +53,7 @@ def with_mistake(text: str, right: str, wrong: str) -> str:
 
 
 def guarded(text: str, mistakes: Sequence[Mistake]) -> str:
-    """The file with every mistake beside what is right."""
+    """The file with every mistake beside the right text."""
     guards = sorted((_guard(text, mistake) for mistake in mistakes), key=lambda one: (one.start, -one.end))
     return _Nested(iter(guards)).rendered(text, 0, len(text))
 
@@ -121,7 +121,7 @@ class _Tokens:
         return partners
 
     def top(self, first: int, end: int) -> list[str]:
-        """Tokens of a range without what is in brackets there."""
+        """Tokens of a range, without those inside brackets."""
         names = []
         while first < end:
             names.append(self.names[first])
@@ -152,7 +152,7 @@ class _Tokens:
         return min(place - 1, self.partners.get(place - 1, place - 1))
 
     def behind(self, end: int) -> int:
-        """The end of a range that has one more token, and what is in brackets if it opens some."""
+        """The end of a range that has one more token, and the tokens in brackets if it opens some."""
         return max(end, self.partners.get(end, end)) + 1
 
 
@@ -167,7 +167,7 @@ def _guard(text: str, mistake: Mistake) -> _Guard:
 
 
 class _Difference:
-    """A range of tokens of the file, and what is there instead in the changed one; outside, both are the same."""
+    """A range of tokens of the file, and its replacement in the changed one; outside, both are the same."""
 
     def __init__(self, file: _Tokens, changed: _Tokens) -> None:
         self._file, self._changed = file, changed

@@ -1,4 +1,4 @@
-"""Decode steps for the tests of kvc_hybrid_attention, and what a library makes of them."""
+"""Decode steps for the tests of kvc_hybrid_attention, and a library's results on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Emulated libraries of kernels with deliberate mistakes, to see whether the tests would notice each of them."""
+"""Emulated libraries of kernels with deliberate mistakes, which the tests must notice."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def noticed(library: Path, check: Check, number: int = 0) -> str:
 
 
 def _try_out(library: Path, number: int, check: Check, answer: Connection) -> None:
-    """Send what `noticed` returns."""
+    """Send the result of `noticed`."""
     torch.set_num_threads(1)
     ctypes.c_int.in_dll(ctypes.CDLL(str(library)), VARIABLE).value = number
     try:

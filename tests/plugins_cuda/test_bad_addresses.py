@@ -18,7 +18,7 @@ IN_PLACE = " (in place: v_cache is v, and k is contiguous with S = C)"
 
 
 def bad_addresses(operation: str) -> Iterator[tuple[str, str, str]]:
-    """(pointer, what is wrong with it, what the message says)."""
+    """Triples of pointer, its mistake, and the text of the message."""
     for name, pointer in POINTERS[operation].items():
         if not pointer.optional:
             yield name, "null", f"{name} is null; expected an address"

@@ -35,7 +35,7 @@ CASES.append(Case(8, 32768, 512, policy=kernel_cases.FP8))
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_moves_what_the_profile_says_and_the_small_tensors(case: Case) -> None:
-    """The floor model counts cache and bounds; the rest is query, output, the appended token and what was selected."""
+    """The floor model counts cache and bounds; the rest is query, output, the appended token and the selected slots."""
     cache = (
         row_traffic(kernel_cases.MODEL, case.parameters, 2, case.prompt, kernel_cases.NEW_TOKENS // 2).bytes / LAYERS
     )
@@ -210,7 +210,7 @@ def test_the_sweep_measures_each_point_once() -> None:
 
 
 def test_a_single_point_is_a_step_under_its_own_policy(emulation: KernelLibrary) -> None:
-    """quest-matched scores the pages of the whole context, and reads what its own rule says."""
+    """quest-matched scores the pages of the whole context, and reads as many tokens as its own rule."""
     options = kernels.parse(
         ["--batches", "1", "--contexts", "512", "--budgets", "64", "--points", "quest-matched/1/512/64"]
     )

@@ -224,7 +224,7 @@ def test_in_place_equals_out_of_place(
 
 
 def test_chunks_of_a_move_do_not_overtake_each_other(scheduled_library: KernelLibrary) -> None:
-    """Five chunks; almost every row moves by one slot or none, so that chunks read just after what they write."""
+    """Five chunks; almost every row moves by one slot or none, so that chunks read just after they write."""
     case = compact_case(lengths=[1200, 1101], budget=1100, capacity=1200, size=80, page=3, dtype=torch.float16)
     assert_equal_results(run_in_place(scheduled_library, case), run_compact(scheduled_library, case))
 

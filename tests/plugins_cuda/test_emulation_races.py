@@ -1,4 +1,4 @@
-"""The race detector reports what has no order, in every schedule, and nothing else."""
+"""The race detector reports accesses without order, in every schedule, and nothing else."""
 
 from __future__ import annotations
 

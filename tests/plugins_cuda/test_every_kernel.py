@@ -1,4 +1,4 @@
-"""Every kernel at least once, on inputs small enough for compute-sanitizer: what benchmarks/gpu_day.sh gives to it."""
+"""Every kernel at least once, on inputs small enough for compute-sanitizer: the tests that gpu_day.sh gives to it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ SMALLEST = 2.0**-16
 
 
 def numbers(dtype: torch.dtype) -> Tensor:
-    """Every number of a 16-bit type; of float32 those of fp8, their neighbours, what is between them, and any bits."""
+    """Every number of a 16-bit type; for float32 those of fp8, their neighbours, numbers between them, and any bits."""
     if dtype != torch.float32:
         return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
     codes = np.arange(128, dtype=np.int8)

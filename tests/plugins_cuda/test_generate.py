@@ -1,4 +1,4 @@
-"""The generated C++ is current, and what it is generated from reaches every file."""
+"""The generated C++ is current, and changes of the schemas reach every file."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_memory_may_end_where_it_ends(emulation: KernelLibrary, count: int) -> N
 
 
 def protect(page: int, how: int) -> None:
-    """Change what may be done with one page of memory."""
+    """Change the permitted accesses to one page of memory."""
     assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), ctypes.c_int(how)) == 0
 
 

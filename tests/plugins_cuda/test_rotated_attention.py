@@ -79,7 +79,7 @@ def check_dense(library: KernelLibrary, case: Unrotated) -> None:
 def _compare(
     library: KernelLibrary, case: Unrotated, operator: Operator, made: Mapping[str, Tensor], plain: StepCase
 ) -> None:
-    """Compare with what the plain step has made, and what became of its caches; results are written over NaN and -7."""
+    """Compare with the plain step's results and caches; results are written over NaN and -7."""
     given = case.arguments(operator, library.device_type)
     out = empty_outputs(operator, given)
     for tensor in out.values():

@@ -45,7 +45,7 @@ def later_library(library: KernelLibrary) -> Iterator[KernelLibrary]:
 
 
 def launches(library: KernelLibrary, case: StepCase) -> list[str]:
-    """Names of what a step launches, at the case's sizes."""
+    """Names of a step's launches, at the case's sizes."""
     arguments = case.to("cpu").arguments()
     return [one.name.decode() for one in library.checked_launches_of(lambda: library.hybrid_attention(**arguments))]
 

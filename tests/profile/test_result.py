@@ -1,4 +1,4 @@
-"""The result of a whole profile: its fields, its files, and what was left out."""
+"""The result of a whole profile: its fields, its files, and its list of left-out figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model of memory against what is really allocated."""
+"""The model of memory against the memory that is really allocated."""
 
 from __future__ import annotations
 

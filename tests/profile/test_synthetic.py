@@ -1,4 +1,4 @@
-"""Synthetic caches are what a prefill of that length could have produced."""
+"""Synthetic caches could be the result of a prefill of that length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles of engines for PyTorch: on a CPU they run, in the same form as any other, and say what they are worth."""
+"""Profiles of engines for PyTorch: on a CPU they run, in the same form as any other, and state their limits."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_partial_and_empty_pages() -> None:
 
 
 def test_fp8_bounds_are_the_nearest_outward() -> None:
-    """Every E5M2 number, each number next to one, and what lies beyond the largest."""
+    """Every E5M2 number, each number next to one, and numbers beyond the largest."""
     numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e5m2).double()
     numbers = numbers[numbers.isfinite()].unique()
     beside = [(numbers * (1 + off)).clamp(numbers[0], numbers[-1]) for off in (-1e-15, 1e-15)]

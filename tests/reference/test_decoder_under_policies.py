@@ -1,4 +1,4 @@
-"""The whole decoder under compression: what was evicted or not selected is as if it had been masked, nothing else."""
+"""The whole decoder under compression: evicted or unselected tokens count as masked, and nothing else changes."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_a_row_that_fits_is_dense_bit_for_bit(limits: dict[str, int]) -> None:
 
 
 def test_the_mean_counts_stored_tokens_only() -> None:
-    """A query of zeros ranks all alike and reads them alike: what is not read is replaced by its mean."""
+    """A query of zeros ranks all tokens alike and reads them alike: the mean replaces the values not read."""
     state = random_state(90, 4)
     state["query"].zero_()
     state["values"][:, :, 90:] = 1e6

@@ -95,7 +95,7 @@ def column(*numbers: float) -> Tensor:
 
 
 def test_a_prompt_and_a_step_by_hand() -> None:
-    """The last query is 1, the keys are the logarithms of what they receive: 1 4 2 3 5 of 15."""
+    """The last query is 1, and the keys are the logarithms of the attention they receive: 1 4 2 3 5 of 15."""
     keys = column(*(math.log(x) for x in (1, 4, 2, 3, 5)))
     queries = torch.cat([column(-7.0), column(1.0)], dim=2)  # the one before last does not count
     kept = keep_attended(queries, keys, keys, torch.tensor([5]), heavy=2, recent=1)

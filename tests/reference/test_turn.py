@@ -87,7 +87,7 @@ def test_compaction_is_that_of_one_prompt_by_the_turns_own_window(lengths, windo
 
 
 def test_heavy_hitters_add_a_turns_attention_to_what_was_paid_before():
-    """One prompt in two parts pays what it pays at once."""
+    """A prompt in two parts receives the same attention as the whole prompt."""
     queries, keys, values = draw(0, 1, 2 * G, 30, D), draw(1, 1, G, 30, D), draw(2, 1, G, 30, D)
     whole = reference.keep_heavy_hitters(queries, keys, values, torch.tensor([30]), heavy=40, recent=1)
     lengths = torch.tensor([20])

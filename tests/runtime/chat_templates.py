@@ -1,4 +1,4 @@
-"""Chat templates as published models have them, each with what is peculiar to its family."""
+"""Chat templates in the form of published models, each with its family's peculiarities."""
 
 CHATML = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
 You are helpful<|im_end|>
@@ -141,6 +141,6 @@ BLOCKS = """{% macro turn(role, text) -%}
 {% endfor %}
 {{ {'names': ['<&>', "it's"], 'pad': pad_token} | tojson(indent=2) }}{{ cls_token }}
 """
-"""trim_blocks, lstrip_blocks, macros, break and continue, what only training needs, JSON with an indent."""
+"""trim_blocks, lstrip_blocks, macros, break and continue, parts for training only, JSON with an indent."""
 
 TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "mistral": MISTRAL, "qwen3": QWEN3, "blocks": BLOCKS}

@@ -1,4 +1,4 @@
-"""A scheduler over fakes that a test advances step by step, and what an answer has to be."""
+"""A scheduler over fakes that a test advances step by step, and the answers that it has to give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations over an executor without a model: what is read for each question, and what a template may rewrite."""
+"""Conversations over an executor without a model: the tokens read for each question, and a template's rewrites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of a scheduler: the histograms, and what counts as what."""
+"""Figures of a scheduler: the histograms, and the events that each figure counts."""
 
 from __future__ import annotations
 

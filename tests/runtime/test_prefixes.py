@@ -33,7 +33,7 @@ TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=4)
 
 
 class AgainstAList(RuleBasedStateMachine):
-    """The table does what a list, searched from its end, would do."""
+    """The table gives the results of a list that is searched from its end."""
 
     def __init__(self):
         super().__init__()

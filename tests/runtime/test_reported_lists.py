@@ -1,4 +1,4 @@
-"""Rows that record what their caches keep and read: each its own, in any batch, and what no proof covers is refused."""
+"""Rows record the tokens that their caches keep and read: each its own, in any batch; without a proof, a refusal."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_shared_prefix_is_read_again():
 
 @pytest.mark.parametrize("kind", ["digest", "lists"])
 def test_a_row_that_goes_on_from_a_context_proves_what_one_row_alone_does(kind):
-    """Two sessions: one reads the prompt, and the other answers from what is kept of it."""
+    """Two sessions: one reads the prompt, and the other answers from the part that was kept."""
 
     def session():
         executor = FakeTurnExecutor()

@@ -1,4 +1,4 @@
-"""Conversations through a scheduler: rows that stay, the turns asked of them, and what ends both."""
+"""Conversations through a scheduler: rows that stay, the turns asked of them, and the end of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests by the names of the outside world: what is read, and that each mistake is one clear error."""
+"""Requests by the names of the outside world: the fields that are read, and one clear error for each mistake."""
 
 from __future__ import annotations
 

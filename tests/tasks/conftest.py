@@ -18,7 +18,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def word_tokenizer(*words: str) -> Tokenizer:
-    """One token per word and mark; what is not listed is `<unk>`."""
+    """One token per word and mark; a word that is not listed is `<unk>`."""
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(("<unk>", *words))}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return tokenizer

@@ -6,7 +6,7 @@ import re
 
 
 def by_word(text: str) -> list[int]:
-    """An id for a start token, for each word, each digit and each other character: about what a BPE does."""
+    """An id for a start token, for each word, each digit and each other character: similar to a BPE tokenizer."""
     return list(range(1 + len(re.findall(r"\d|[^\W\d]+|[^\w\s]|\n", text))))
 
 

@@ -1,4 +1,4 @@
-"""Whatever rounding does within its bound, a score stays in its range; and a range refuses what lies outside of it."""
+"""Any rounding within its bound leaves a score in its range; and a range refuses scores outside of it."""
 
 from __future__ import annotations
 

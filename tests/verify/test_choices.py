@@ -1,4 +1,4 @@
-"""Choices that have no proof of near-ties: right is what the reference chooses in float32 or in float64."""
+"""Choices that have no proof of near-ties: a choice is right if the reference makes it in float32 or in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped model in fp16, whose rounding swaps channels and pages: what an honest engine chose is explained."""
+"""The shipped model in fp16, whose rounding swaps channels and pages: an honest engine's choices are explained."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def tables(rule: Any, seed: int = 0) -> tuple[torch.Tensor, ...]:
 
 
 class Kept:
-    """One prompt, and what the reference keeps of it."""
+    """One prompt, and the tokens that the reference keeps of it."""
 
     did = "kept"
 
@@ -61,7 +61,7 @@ class Kept:
 
 
 class Read:
-    """One step, and what the reference reads in it."""
+    """One step, and the tokens that the reference reads in it."""
 
     did = "read"
 
@@ -129,7 +129,7 @@ def test_a_swap_of_scores_that_differ_is_refused(make, policy, first, last, unit
 @pytest.mark.parametrize(("make", "policy", "first", "last", "unit"), CASES)
 @pytest.mark.parametrize("seed", range(3))
 def test_what_rounding_swaps_is_a_near_tie(make, policy, first, last, unit, seed):
-    """The last one that is taken gets a neighbour of the same score but for the last bits: either may be taken."""
+    """The last taken token gets a neighbour whose score differs in the last bits only: either may be taken."""
     before = make(policy, seed)
     inside = {int(token) // unit for token in of_head(before.own) if first <= token < last}
     outside = sorted(set(range(first // unit, last // unit)) - inside)

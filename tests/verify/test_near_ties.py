@@ -194,7 +194,7 @@ def test_float32_rounding_is_admitted_in_compaction(seed: int, pool_kernel: int,
 
 
 def cut(value: float, exponent: int) -> float:
-    """`value` without what is below the last of the 24 bits of a number of that exponent (as `math.frexp` has it)."""
+    """`value` without the part below the last of the 24 bits of a number of that exponent (as `math.frexp` has it)."""
     return math.ldexp(math.trunc(math.ldexp(value, 24 - exponent)), exponent - 24)
 
 
@@ -230,7 +230,7 @@ def test_the_bound_is_of_the_size_that_tensor_cores_reach(at_a_time: int):
 
 
 def test_truncation_is_admitted_where_tensor_cores_are():
-    """Two keys whose exact scores differ by a tenth of what tensor cores may cut off, and by more than rounding."""
+    """Two keys whose exact scores differ by a tenth of the share that tensor cores may cut off: more than rounding."""
     query = np.full((1, 1, 128), 4.0, np.float32)
     keys = np.ones((1, 1, 2, 128), np.float32)
     share = 4 * truncated_share(128) * 4 * 128 / np.sqrt(128)

@@ -1,4 +1,4 @@
-"""A replay confirms an honest proof, and names what was changed in any other."""
+"""A replay confirms an honest proof, and names the change in any other."""
 
 from __future__ import annotations
 

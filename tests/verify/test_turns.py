@@ -110,7 +110,7 @@ def _swap(name, graph):
 
 
 def _attend_before_the_turn(name, graph):
-    """Let queries see only what was stored and the first new token."""
+    """Let queries see only the stored tokens and the first new token."""
     if name == "extend":
         for node in graph.graph.node:
             if node.op_type == "KvcJoinBlock":

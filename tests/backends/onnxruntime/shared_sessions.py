@@ -29,5 +29,5 @@ class SharingExecutor(OnnxRuntimeExecutor):
 
 @lru_cache(maxsize=24)
 def _loaded_of(program: Program) -> dict[Hashable, tuple[InferenceSession, object]]:
-    """The sessions of a program, by what they were loaded with."""
+    """The sessions of a program, by the arguments with which they were loaded."""
     return {}

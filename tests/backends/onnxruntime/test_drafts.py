@@ -1,4 +1,4 @@
-"""Drafts on the executor: a pass in place, and what was fed too much taken back to the bit."""
+"""Drafts on the executor: a pass in place, and surplus tokens taken back to the bit."""
 
 from __future__ import annotations
 

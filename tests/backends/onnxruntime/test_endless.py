@@ -1,4 +1,4 @@
-"""Answers far longer than the cache: memory stays what it was after the first tokens."""
+"""Answers far longer than the cache: memory does not grow after the first tokens."""
 
 from __future__ import annotations
 

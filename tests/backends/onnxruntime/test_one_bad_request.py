@@ -50,7 +50,7 @@ class Run:
             pass
 
     def found(self):
-        """Tokens of all answers, the conversation's next one included, and what the rows hold then."""
+        """Tokens of all answers, the conversation's next one included, and the state of the rows afterwards."""
         self.finish()
         turn = self.scheduler.ask(self.conversation, TURN, max_new_tokens=4)
         self.finish()

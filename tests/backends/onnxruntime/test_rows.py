@@ -107,7 +107,7 @@ def test_rows_of_1_and_4000_tokens_in_one_batch(make_program, policy):
 
 
 def test_extend_equals_a_longer_prompt_while_everything_is_kept(make_program):
-    """With a full cache it does not matter whether a query is in the prompt or arrives after prefill."""
+    """With a full cache a query may be in the prompt or arrive after prefill: the result is the same."""
     program = make_program("full")
     [request] = requests((60,), (6,))
     session = Session(OnnxRuntimeExecutor(program, RunOptions(threads=1)), None, 2)

@@ -1,4 +1,4 @@
-"""A prefill in slices gives what the whole graph gives, bit for bit, and runs what it says in each slice."""
+"""A prefill in slices gives the bits of the whole graph, within the memory and the order of its plan."""
 
 from __future__ import annotations
 

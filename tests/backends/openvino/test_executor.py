@@ -1,4 +1,4 @@
-"""Prefill by OpenVINO writes what ONNX Runtime's writes, and decoding goes on from it."""
+"""Prefill by OpenVINO writes the same state as ONNX Runtime's, and decoding goes on from it."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_decoding_goes_on_in_place(make_program, fp8_bounds):
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("int8", 2e-2), ("int4", 2e-2), ("fp16", 2e-3)])
 def test_quantised_and_half_weights(make_program, precision, tolerance):
-    """`full` keeps everything: what inputs rounded to 8 bits change stays a small difference."""
+    """`full` keeps everything, so inputs rounded to 8 bits change the result only a little."""
     expected, executor, _ = both(make_program("full", precision))
     ids, lengths = padded(LENGTHS)
     found = executor.prefill(ids, lengths)

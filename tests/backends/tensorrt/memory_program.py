@@ -1,4 +1,4 @@
-"""A program for a process of its own: what the builder code holds while NVIDIA's other builder makes a plan.
+"""A program for a process of its own: the memory of the builder code while NVIDIA's other builder makes a plan.
 
     python -m tests.backends.tensorrt.memory_program KERNELS DIRECTORY GRAPH
 

@@ -133,7 +133,7 @@ def malformed() -> tuple[Malformed, ...]:
 
 @dataclass(frozen=True)
 class Step:
-    """One call of an operator: its tensors in the order of the schema, and what must be in the outputs after it."""
+    """One call of an operator: its tensors in the order of the schema, and the expected outputs."""
 
     operator: Operator
     fields: dict[str, int]
@@ -206,7 +206,7 @@ def _block(lengths: tuple[int, ...], dtype: torch.dtype, *, fp8: bool = False) -
 
 @dataclass(frozen=True)
 class Replaced:
-    """State, and what overwrites it."""
+    """State, and the tensors that overwrite it."""
 
     k_cache: Tensor
     v_cache: Tensor
@@ -239,7 +239,7 @@ def replace_bounds_step(
 
 
 def _computed(name: str, case, emulation: KernelLibrary) -> Step:
-    """The step of an operator, and what the kernels make of a copy of it."""
+    """The step of an operator, and the kernels' result on a copy of it."""
     operator = BY_NAME[name]
     names = [tensor.name for tensor in operator.inputs] + [one.name for one in operator.attributes]
     given = {key: value.clone() if isinstance(value := getattr(case, key), Tensor) else value for key in names}
@@ -248,7 +248,7 @@ def _computed(name: str, case, emulation: KernelLibrary) -> Step:
 
 
 def in_fp8(make: Callable[..., Step]) -> Callable[..., Step]:
-    """Return what makes the same step with bounds in fp8."""
+    """Return a function that makes the same step with bounds in fp8."""
 
     @wraps(make)
     def made(*arguments: Any) -> Step:
@@ -277,7 +277,7 @@ STEPS = [
 
 
 def check_same(step: Step) -> None:
-    """Every output equals what is expected to the last bit, NaN included."""
+    """Assert that every output equals the expected one to the last bit, NaN included."""
     for found, expected in zip(step.outputs, step.expected, strict=True):
         assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
         assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))

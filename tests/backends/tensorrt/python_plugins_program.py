@@ -43,7 +43,7 @@ def raw_collection(trt: Any, fields: list[Any]) -> Any:
 
 
 def main(module: str, requests: list[dict[str, Any]]) -> dict[str, Any]:
-    """Register, list, create what `requests` ask for ({operator, fields}), register again, close."""
+    """Register, list, create the plugins of `requests` ({operator, fields}), register again, close."""
     trt = rtx.load() if module == rtx.BINDINGS else importlib.import_module(module)
     registry = trt.get_plugin_registry()
     answer: dict[str, Any] = {"version": trt.__version__}

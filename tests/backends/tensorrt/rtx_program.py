@@ -117,7 +117,7 @@ def _plan_bytes(trt: Any, builder: Any, network: Any, *, aliases: bool) -> int:
 
 
 def _sizes(tensor: Any, end: int) -> tuple[int, ...]:
-    """The batch comes first, but for `cache_lengths` of the decode graph, [caches,batch]."""
+    """The batch comes first, except in `cache_lengths` of the decode graph, [caches,batch]."""
     batch_axis = 1 if tensor.name == "cache_lengths" else 0
     return tuple(
         size if size != -1 else (BATCH if axis == batch_axis else PROMPT)[end]

@@ -1,4 +1,4 @@
-"""The ways in which a machine does not fit an engine: for each what is said, and what to do about it.
+"""The ways in which a machine does not fit an engine: for each the message, and the remedy in it.
 
 The tests give facts and compare messages; nothing stands in for TensorRT or a GPU.
 """

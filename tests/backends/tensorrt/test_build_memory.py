@@ -1,4 +1,4 @@
-"""The builder's memory: the estimate, the message of one that does not fit, and what NVIDIA's other builder holds."""
+"""The builder's memory: the estimate, the message where it does not fit, and the memory of NVIDIA's other builder."""
 
 from __future__ import annotations
 

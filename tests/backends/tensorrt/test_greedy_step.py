@@ -1,4 +1,4 @@
-"""The executor over CUDA and engines that are faked (`fake_cuda.py`): what a step copies, waits for and answers."""
+"""The executor over a fake CUDA and fake engines (`fake_cuda.py`): a step's copies, waits and answers."""
 
 from __future__ import annotations
 

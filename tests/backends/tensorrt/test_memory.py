@@ -1,4 +1,4 @@
-"""The memory plan: every byte of the block is in it, and what does not fit says by how much and what helps."""
+"""The memory plan: it covers every byte of the block, and a refusal says how much is missing and what helps."""
 
 from __future__ import annotations
 

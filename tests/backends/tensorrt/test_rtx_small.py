@@ -1,4 +1,4 @@
-"""Small models through NVIDIA's parser and builder up to the plan, and what must not get that far."""
+"""Small models through NVIDIA's parser and builder up to the plan, and mistakes that must stop earlier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns: what becomes of the extend graph, and the executor that runs its plan.
+"""Turns: the lowered extend graph, and the executor that runs its plan.
 
 The lowered graph in ONNX Runtime against the original graph, in NVIDIA's parser and builder, and over the fakes of
 `fake_cuda.py`. Nothing here runs on a GPU.

@@ -1,4 +1,4 @@
-"""A build's calls in order, and what stops it. Plans here are lists of output names (`evaluator.py`), not engines."""
+"""A build's calls in order, and its refusals. Plans here are lists of output names (`evaluator.py`), not engines."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_every_stage_has_a_maker(request_and_source):
 
 @pytest.fixture
 def builder(request_and_source, machine, monkeypatch):
-    """The evaluator in place of TensorRT-LLM, with inputs for both networks; returns what was loaded, in order."""
+    """The evaluator in place of TensorRT-LLM, with inputs for both networks; returns the loaded names, in order."""
     machine()
     request, _ = request_and_source
     feeds = {

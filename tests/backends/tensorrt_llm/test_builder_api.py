@@ -15,7 +15,7 @@ from tests.backends.tensorrt_llm.evaluator import Registry, evaluator
 
 @pytest.fixture
 def installed(monkeypatch):
-    """installed(tensorrt_llm="1.2.1", ...): what the package metadata shall say."""
+    """installed(tensorrt_llm="1.2.1", ...) sets the versions in the package metadata."""
 
     def say(**versions):
         monkeypatch.setattr(builder_api, "installed", versions.get)

@@ -1,4 +1,4 @@
-"""The networks say what the ONNX graphs say: both are evaluated on the same weights and prompts.
+"""The networks compute the same as the ONNX graphs: both are evaluated on the same weights and prompts.
 
 `evaluator.py` evaluates them in numpy, not TensorRT. It says nothing about engines.
 """

@@ -46,7 +46,7 @@ def test_it_is_the_export_with_a_model_and_tritons_settings(tmp_path, capfd):
 
 @given(st.text(min_size=1))
 def test_a_name_adds_nothing_but_itself(export, name):
-    """Quotes, newlines, colons and so on stay what they are."""
+    """Quotes, newlines, colons and so on are kept unchanged."""
     try:
         found = yaml.safe_load(model_yaml(export, source="x", model=name))
     except InputError:

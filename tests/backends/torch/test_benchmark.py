@@ -103,7 +103,7 @@ def weights():
 
 
 class TimedCpu(EmulatedGpu):
-    """Publishes the seconds of this CPU, which mean nothing, for tests of what is made of seconds."""
+    """Publishes the seconds of this CPU, which mean nothing, for tests of the figures computed from seconds."""
 
     free_bytes = 1 << 40
 

@@ -1,4 +1,4 @@
-"""`--dense-until auto` for engines that run in PyTorch: what is measured, and where it is refused."""
+"""`--dense-until auto` for engines that run in PyTorch: its measurement, and its refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts in PyTorch: a pass is its tokens' steps, and what was fed too much is taken back."""
+"""Drafts in PyTorch: a pass equals its tokens' steps, and surplus tokens are taken back."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_gating_takes_the_gate_first():
 
 @pytest.mark.parametrize("name", ["normed", "added_and_normed", "rotated_heads", "gated"])
 def test_every_function_is_one_graph_for_the_compiler(name):
-    """Traced whole, at several numbers of rows; what Inductor makes of it on a GPU was not run."""
+    """The functions are traced whole, at several numbers of rows; Inductor's code for a GPU was not run."""
     function = getattr(elementwise, name)
     compiled = torch.compile(function, fullgraph=True, backend="eager")
     for rows in (1, 2, 3, 7):

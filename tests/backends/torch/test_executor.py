@@ -42,7 +42,7 @@ STEPS = 12
 
 
 class Called:
-    """`torch.ops.kvc`, and the names of what was called of it."""
+    """`torch.ops.kvc`, and the names of the operators called."""
 
     def __init__(self):
         self.names = set()

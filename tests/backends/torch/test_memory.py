@@ -72,7 +72,7 @@ def test_a_prefill_stays_below_its_bound_and_not_far_below(policy, rows, context
 
 
 def test_one_layers_full_cache_lives_at_a_time(monkeypatch):
-    """More layers add what they keep, not what they were given."""
+    """More layers add the entries that they keep, not those that they were given."""
     few = prefill_peak("rocketkv", 1, 32768, monkeypatch)
     monkeypatch.setattr(meta, "LAYERS", 6)
     deeper = replace(meta.LLAMA, num_hidden_layers=6)

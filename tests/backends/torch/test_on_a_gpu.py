@@ -1,4 +1,4 @@
-"""The torch backend on a GPU. Nothing else is imported than what benchmarks/bundle brings to a machine with one."""
+"""The torch backend on a GPU. It imports only packages that benchmarks/bundle brings to a machine with one."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.backends.onnxruntime.test_executor import filled
 
 
 class Stream:
-    """Stands in for a CUDA stream: `log` has what waits for what."""
+    """Stands in for a CUDA stream: `log` lists which stream waits for which."""
 
     cuda_stream = None
 

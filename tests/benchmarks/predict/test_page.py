@@ -1,4 +1,4 @@
-"""docs/kernels.md says what the result says, and keeps predictions out of the column of measurements."""
+"""docs/kernels.md agrees with the result, and keeps predictions out of the column of measurements."""
 
 from __future__ import annotations
 

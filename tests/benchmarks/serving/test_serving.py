@@ -1,4 +1,4 @@
-"""The load tests of servers: what the tools read and write, the figures, the page; and a bounded run of each server."""
+"""The load tests of servers: the tools' inputs and outputs, the figures, the page; and a bounded run of each server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One line says of every kind of policy what stays and what is read."""
+"""Every kind of policy has one line about the tokens that stay and the tokens that are read."""
 
 from __future__ import annotations
 

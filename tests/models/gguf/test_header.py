@@ -1,4 +1,4 @@
-"""Files that lie: every one is refused in one line that names what is wrong, and memory follows the file's size."""
+"""Files that lie: each is refused in one line that names the mistake, and memory follows the file's size."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ PHASES = {"build": trt.TensorRTPhase.BUILD, "runtime": trt.TensorRTPhase.RUNTIME
 
 
 def main(path: str, requests: list[dict[str, Any]]) -> dict[str, Any]:
-    """Load, list, create what `requests` ask for ({operator, phase, fields: [[name, dtype, values]]}), unload."""
+    """Load, list, create the plugins of `requests` ({operator, phase, fields: [[name, dtype, values]]}), unload."""
     registry = trt.get_plugin_registry()
     handle = registry.load_library(path)
     if handle is None:

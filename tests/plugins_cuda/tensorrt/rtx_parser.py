@@ -89,7 +89,7 @@ def _profile(builder: Any, network: Any) -> Any:
 
 
 def _dynamic(tensor: Any, axis: int, end: int) -> int:
-    """The batch comes first, but for `cache_lengths` of the decode graph, [caches,batch]."""
+    """The batch comes first, except in `cache_lengths` of the decode graph, [caches,batch]."""
     return BATCH[end] if axis == 0 or len(tensor.shape) == 2 else PROMPT[end]
 
 

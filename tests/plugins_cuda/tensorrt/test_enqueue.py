@@ -39,7 +39,7 @@ class Driver:
     plugins: str
 
     def __call__(self, operator: str, case, outputs: Sequence[Tensor]) -> int:
-        """One step; what enqueue returned, or the step before it that failed (kNotCreated = 101 and so on)."""
+        """One step; the status of enqueue, or the earlier action that failed (kNotCreated = 101 and so on)."""
         schema = OPERATORS[operator]
         names = [attribute.name for attribute in schema.attributes]
         values = [getattr(case, name) for name in names]

@@ -44,7 +44,7 @@ def ask(library: Path, *requests) -> dict:
 
 
 def request_of(operator: str, *, phase: str = "build", **changes) -> dict:
-    """Good fields but for `changes`: name=(dtype, values), or None to leave it out."""
+    """Good fields with `changes`: name=(dtype, values), or None to leave it out."""
     fields = {name: ("int32", [value]) for name, value in GOOD[operator].items()} | changes
     return {
         "operator": operator,

@@ -1,4 +1,4 @@
-"""Messages of the frontend through a scheduler over a fake executor: chunks, ends, and what is cancelled."""
+"""Messages of the frontend through a scheduler over a fake executor: chunks, ends, and cancellations."""
 
 from __future__ import annotations
 

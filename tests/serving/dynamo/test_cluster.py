@@ -1,4 +1,4 @@
-"""The files for a cluster: what is in them, and that Dynamo and Kubernetes read them as they are meant."""
+"""The files for a cluster: their contents, and that Dynamo and Kubernetes read them as intended."""
 
 from __future__ import annotations
 

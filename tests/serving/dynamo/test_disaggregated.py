@@ -1,4 +1,4 @@
-"""Prefill and decode in processes of their own, on loopback: equal answers from a compressed cache, and what dies."""
+"""Prefill and decode in processes of their own, on loopback: equal answers from a compressed cache; processes die."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proofs of what was kept, with prefill and decode apart: whose they are, and which records are refused."""
+"""Proofs of the kept tokens, with prefill and decode apart: the owner of each part, and refused records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message of Dynamo's frontend becomes a request, or an error that names what is wrong with it."""
+"""A message of Dynamo's frontend becomes a request, or an error that names the mistake."""
 
 from __future__ import annotations
 

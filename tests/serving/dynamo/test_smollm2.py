@@ -27,7 +27,7 @@ def engine(smollm2_gguf, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(engine):
-    """The answers without a server; what answers them is given back before one starts."""
+    """The answers without a server; the engine that gives them is closed before a server starts."""
     from kvc_trt import Engine
 
     with Engine.open(engine, threads=1) as opened:

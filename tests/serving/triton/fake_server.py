@@ -21,7 +21,7 @@ class Tensor:
 
 
 class Sender:
-    """Keeps what is sent."""
+    """Keeps the responses that are sent."""
 
     def __init__(self):
         self.responses, self.done, self.gone = [], threading.Event(), False

@@ -27,13 +27,13 @@ def talkative_engine(folders: pytest.TempPathFactory, max_output_len: int) -> Pa
 
 
 def answered_alone(engine: Path) -> list[Output]:
-    """Return what the engine answers to each of PROMPTS by itself, in 40 tokens."""
+    """Return the engine's answer to each of PROMPTS alone, in 40 tokens."""
     opened = kvc_trt.Engine.open(engine)
     return [opened.generate(prompt, max_new_tokens=40, ignore_eos=True) for prompt in PROMPTS]
 
 
 def answered_by_run(engine: Path, prompt: str, capfd: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """Return what `kvc-trt run --json` says of one prompt."""
+    """Return the output of `kvc-trt run --json` for one prompt."""
     assert run(["run", str(engine), "--prompt", prompt, "--json"]) == 0
     (found,) = json.loads(capfd.readouterr().out)["outputs"]
     answered: dict[str, Any] = found

@@ -112,7 +112,7 @@ class TritonServer:
             self.kill()
 
     def kill(self) -> None:
-        """End it whatever it is at, and remove what it leaves then."""
+        """End the server whatever it is doing, and remove the files that it then leaves."""
         if self.process.poll() is None:
             self.killed = True
             self.process.kill()

@@ -1,4 +1,4 @@
-"""The steps of an ensemble without a server: what goes from one to the next, and what each refuses."""
+"""The steps of an ensemble without a server: the tensors between them, and each step's refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The written repository: complete, movable, and nothing in a name can change what it says."""
+"""The written repository is complete and movable, and nothing in a name can change its meaning."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_name_that_is_taken_is_a_plain_directory(name):
 
 @given(st.text(), st.text())
 def test_values_cannot_add_to_the_configuration(name, value):
-    """Quotes, newlines and braces stay what they are."""
+    """Quotes, newlines and braces are kept unchanged."""
     config = new_config()
     config.name = "x"
     config.parameters[name].string_value = value

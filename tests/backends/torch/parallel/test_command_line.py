@@ -66,7 +66,7 @@ def test_an_answer_of_ranks_can_be_proven(built, prompt, tmp_path, capsys):
 
 
 def test_a_build_says_what_is_shared_and_verifies_with_the_ranks(tiny_model, tmp_path, capsys):
-    """Four ranks of two KV heads: what they keep and read is judged like that of any executor."""
+    """The kept and read tokens of four ranks of two KV heads are judged like those of any executor."""
     given = arguments(tiny_model, "--tp", "4", "--weights", "fp32", "-o", str(tmp_path / "four"))
     assert run(given) == 0
     shown = capsys.readouterr()

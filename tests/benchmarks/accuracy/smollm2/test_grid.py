@@ -1,4 +1,4 @@
-"""The grid of the real model's accuracy: what is asked first, and what another engine is given to answer."""
+"""The grid of the real model's accuracy: the first questions, and the prompts that another engine gets."""
 
 from __future__ import annotations
 
