@@ -134,7 +134,7 @@ private:
         return sum;
     }
 
-    // Scores of a batch into weights, and their values into the output of one head.
+    // Turns scores of a batch into weights and adds the weighted values to the output of one head.
     __device__ __forceinline__ void add(int head, float (&weights)[kBatch],
                                         const float (&values)[kBatch][kVectors][4]) {
         float maximum = maximum_[head];
@@ -167,7 +167,7 @@ private:
         }
     }
 
-    // Over the rows that the warp holds at a time.
+    // Sums over the rows that the warp holds at once.
     __device__ __forceinline__ static float sum_rows(float value) {
         if constexpr (kRows == 2) {
             value += __shfl_xor_sync(kFullWarp, value, kLanes);

@@ -16,9 +16,9 @@
 
 namespace kvc {
 
-constexpr int kClusterBlocks = 8;  // as many as every GPU allows
+constexpr int kClusterBlocks = 8;  // the most that every GPU allows
 
-// The rank in a cluster that is all of a grid along x.
+// The block's rank, where one cluster spans the whole grid along x.
 __device__ __forceinline__ int cluster_rank() { return static_cast<int>(blockIdx.x); }
 
 __device__ __forceinline__ void announce_to_cluster() { platform::announce_at_cluster_barrier(); }

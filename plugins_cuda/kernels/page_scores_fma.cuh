@@ -35,7 +35,7 @@ public:
         return (channels * tiles(group) * kHeads + kVectorWidth<float> - 1) / kVectorWidth<float>;
     }
 
-    // Of shared memory, beside the staged bounds and the query.
+    // Shared memory besides the staged bounds and the query.
     static constexpr int kScratchBytes = kChannelParts * kHeads * kBlockPages * static_cast<int>(sizeof(float));
 
     // Writes the query on the chosen channels into the vectors from `to` on.

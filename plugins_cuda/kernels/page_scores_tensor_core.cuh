@@ -58,7 +58,7 @@ public:
         return rows(channels) / kStepChannels * kStepOperands;
     }
 
-    // Of shared memory, beside the staged bounds and the query.
+    // Shared memory besides the staged bounds and the query.
     static constexpr int kScratchBytes = 0;
 
     // Writes the query on the chosen channels into the vectors from `to` on; zeros past the last channel and head.
@@ -78,7 +78,7 @@ public:
         }
     }
 
-    // Where the query starts, in bytes of dynamic shared memory.
+    // Sets the byte of dynamic shared memory at which the query starts.
     __device__ __forceinline__ TensorCoreScorer(int channels, int group, int query_start, int)
         : operands_(dynamic_shared<uint4>(query_start, query_vectors(channels, group))) {}
 

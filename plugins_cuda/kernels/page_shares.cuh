@@ -39,7 +39,7 @@ struct ScoredPages {
     }
 };
 
-// Scores of kPages neighbouring pages, for as many heads as a thread reads together: 16 scores.
+// Scores of kPages neighbouring pages, for as many heads as a thread reads at once: 16 scores.
 template <int kPages>
 struct ScoreTile {
     static_assert(kUnitPages % kVectorWidth<float> == 0 && kPages % kVectorWidth<float> == 0, "rows end with a vector");
@@ -67,7 +67,7 @@ struct ScoreTile {
     }
 };
 
-// Order keys of the kPages pages from first_page on. `scores` holds those of the first heads, and is used up.
+// Order keys of the kPages pages from first_page on. `scores` holds the scores of the first heads and is overwritten.
 template <int kPages>
 __device__ __forceinline__ void rank_pages(const ScoredPages& pages, SharedSpan<HeadSoftmax> heads, int32_t first_page,
                                            ScoreTile<kPages>& scores, uint32_t (&keys)[kPages]) {

@@ -99,7 +99,7 @@ __device__ __forceinline__ float largest_maximum(const Parts& parts, int32_t fir
     return maximum;
 }
 
-// Sum of the same parts, relative to their `maximum`.
+// Sum of the parts first, first + step, ... below `end`, relative to their `maximum`.
 template <class Parts>
 __device__ __forceinline__ float sum_of_parts(const Parts& parts, int32_t first, int32_t end, int32_t step,
                                               float maximum) {

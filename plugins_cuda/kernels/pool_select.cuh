@@ -59,7 +59,7 @@ constexpr size_t kPoolSharedBytes = 2 * sizeof(uint32_t) * kPoolTile<kThreads>;
 constexpr int kSelectThreads = 1024;
 constexpr int kSelectCopies = kWarpSize;
 
-// Order of votes under torch's max-pooling: NaN above everything, and below that nothing equals 0.
+// Order of votes under torch's max-pooling: NaN above everything; no other vote has key 0.
 __device__ __forceinline__ uint32_t pooling_key(float vote) { return vote != vote ? 0xffffffffu : order_key(vote); }
 
 // Doubling: every step joins two neighbouring maxima, which then cover twice as many votes from their own on; the last

@@ -54,8 +54,8 @@ struct UnitWeight {
     __device__ __forceinline__ int32_t operator()(int32_t) const { return 1; }
 };
 
-// Keys in memory: the threads take neighbouring ones, kInFlight of them before the first is used, for those of a long
-// prompt come from L2.
+// Keys in memory: the threads take neighbouring keys and load kInFlight of them before they use the first, because the
+// keys of a long prompt come from L2.
 template <int kThreads, class KeyAt>
 struct MemoryKeys {
     int32_t n;
@@ -87,7 +87,7 @@ __device__ __forceinline__ MemoryKeys<kThreads, KeyAt> memory_keys(int32_t n, Ke
     return {n, key_at};
 }
 
-// Keys in registers: thread t has those of candidates t · kKeys to (t + 1) · kKeys - 1, as many of them as there are.
+// Keys in registers: thread t holds the keys of candidates t · kKeys to (t + 1) · kKeys - 1, where they exist.
 template <int kKeys>
 struct RegisterKeys {
     static_assert(kKeys <= 32, "a bit for each");
@@ -104,7 +104,7 @@ struct RegisterKeys {
     }
 };
 
-// The next selection may count from here on, after a barrier.
+// Clears the histogram for the next selection, which may start after a barrier.
 template <int kThreads, int kCopies>
 __device__ __forceinline__ void clear_histogram(SharedSpan<uint32_t> histogram) {
 #pragma unroll
@@ -170,9 +170,9 @@ __device__ __forceinline__ uint32_t take_digit(SharedSpan<uint32_t> sums, int32_
     return static_cast<uint32_t>(kRadixBins - 1 - __shfl_sync(kFullWarp, lane * kBinsPerLane + passed, owner));
 }
 
-// The histogram must be cleared, and a barrier have followed that and the keys in memory. Two barriers in each pass. A
-// quota <= 0 selects nothing; one beyond the total weight, everything. `single`: elements that weigh no more than this
-// together are one element; 0 where none do for certain. kAllPasses where equal keys are usual: a test less in a pass.
+// The caller has cleared the histogram and stored the keys, followed by a barrier. Two barriers in each pass. A quota
+// <= 0 selects nothing, a quota beyond the total weight everything. `single`: elements that together weigh at most this
+// are one element; 0 where there is no such bound. kAllPasses suits frequent equal keys: it saves a test in every pass.
 //
 // `add_up` does the work of add_copies over all blocks that have a part of the keys; all blocks get the same sums.
 constexpr int32_t kAllPasses = -1;

@@ -214,8 +214,8 @@ private:
     }
 };
 
-// Stores the token and selects, in a row that takes part in the step. All blocks of a cluster take the same branch: it
-// depends on the row whether pages are selected.
+// Stores the token and selects, in a row that takes part in the step. All blocks of a cluster take the same branch:
+// the choice to select pages depends on the row alone.
 template <class T, int kHeads, class Bound>
 __device__ __forceinline__ void select_row(const ScoreAndSelectParams<T, Bound>& params, const ClusterLayout& layout,
                                            const GroupQuery& query, const QueryChannel& own,

@@ -56,7 +56,7 @@ struct QueryChannel {
     int row;       // row of the bounds: d for the maximum, D+d for the negated minimum
 };
 
-// A is a sum of magnitudes: its bits ascend with it and leave the sign bit free.
+// A is a sum of magnitudes: its bits ascend with it, and the sign bit is free.
 __device__ __forceinline__ uint32_t importance_key(float importance) {
     return importance != importance ? 0 : __float_as_uint(importance) + 1;
 }

@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize
 
     const int64_t kv = row_head(params);
 
-    // All sparse rows read top_k tokens: their lists need not wait for their lengths.
+    // All sparse rows read top_k tokens, so their lists are copied before their lengths are known.
     if (params.indices != nullptr) {
         const int top_k = static_cast<int>(params.limits.top_k), split = static_cast<int>(blockIdx.z);
         const SplitPlan sparse = split_plan(top_k);
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize
     while (task[0].split < task[0].splits) {
         attend_split<kHeadSize>(params, task[0], list, buffers);
         finish_split<kHeadSize>(params, task[0], buffers);
-        if (threadIdx.x == 0) {  // the others have read both: among several splits, before the barriers of arrives_last
+        if (threadIdx.x == 0) {  // the others have read both: among several splits, before arrives_last's barriers
             task[0].split += static_cast<int>(gridDim.z);
             task[0].first = task[0].split * task[0].tokens;
         }

@@ -56,7 +56,7 @@ __device__ __forceinline__ SharedSpan<int32_t> starts_of_rows() {
 // the same pages and take turns.
 class StagedQuads {
 public:
-    // `quads`: the numbers of the rows to stage, four to a vector; the first of this thread's are read now.
+    // `quads`: the numbers of the rows to stage, four to a vector; the thread's first four are read now.
     __device__ __forceinline__ StagedQuads(const uint4* quads, int count, int row_vectors)
         : quads_(quads),
           count_(count),

@@ -1,4 +1,4 @@
-// The single checks of which validate.cpp consists: numbers in ranges, and tensors at usable addresses.
+// The single checks that validate.cpp combines: numbers in ranges, and tensors at usable addresses.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Identity of the library: its ABI version, and whether a GPU or the emulation executes its kernels.
+// Identity of the library: its ABI version, and the executor of its kernels (a GPU or the emulation).
 #include "kvc/kvc.h"
 
 extern "C" int32_t kvc_abi_version(void) { return KVC_ABI_VERSION; }
