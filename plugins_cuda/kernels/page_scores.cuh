@@ -44,7 +44,7 @@ struct PageScoresParams {
     int32_t top_r;        // r
     int32_t row_vectors;  // 16-byte vectors of a staged row: 16, 32 or 64, one thread each
 
-    // Pages per block, whole units: a vector less than are staged where a row may start anywhere in its first one.
+    // Pages per block, whole units: one vector fewer than staged where a row may start anywhere in its first one.
     __host__ __device__ __forceinline__ int chunk() const {
         return (row_vectors - (kAlignedRows<Bound> ? 0 : 1)) * kVectorWidth<Bound> / kUnitPages * kUnitPages;
     }

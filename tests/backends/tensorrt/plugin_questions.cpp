@@ -1,4 +1,4 @@
-// What TensorRT asks of a plugin before it runs, asked from Python through ctypes: the answers are compared with the twin's.
+// TensorRT's questions to a plugin before it runs, asked by Python through ctypes, for comparison with the twin's.
 #include <algorithm>
 
 #include "fake_builder.h"
@@ -13,7 +13,7 @@ struct RawField {
     const void* data;
 };
 
-/// A tensor at both ends of a profile; of a step `min` alone is read.
+/// A tensor at both ends of a profile; only `min` counts in a step.
 struct RawTensor {
     int32_t type;
     int32_t format;
@@ -59,7 +59,7 @@ QUESTION const char* kvc_test_reason(Library* library) {
     return library->symbol<const char* (*)()>("kvc_plugin_last_error")();
 }
 
-/// Null where the creator makes none.
+/// Null where the creator makes no plugin.
 QUESTION Made* kvc_test_make(Library* library, const char* name, const RawField* raw, int32_t count) {
     std::vector<PluginField> fields;
     for (int32_t i = 0; i < count; ++i) {

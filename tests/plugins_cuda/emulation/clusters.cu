@@ -1,4 +1,4 @@
-// Kernels in clusters of blocks: what is in order, and one mistake each. Compiled with -fsanitize=thread, so that the race
+// Kernels in clusters of blocks: correct ones, and one mistake each. Compiled with -fsanitize=thread, so that the race
 // detector sees them. Blocks of 64 threads, two clusters.
 #include "emulation/toy.h"
 #include "kernels/cluster.cuh"
@@ -19,7 +19,7 @@ __device__ int rank(const Params& params) { return static_cast<int>(blockIdx.x) 
 __device__ int next(const Params& params) { return (rank(params) + 1) % params.blocks; }
 __device__ int& out(const Params& params) { return params.out[blockIdx.x * 64 + threadIdx.x]; }
 
-// Every block gets what the block before it writes.
+// Every block gets the numbers that the block before it writes.
 template <bool kRight>
 __global__ void written_to_the_next(Params params) {
     wait_for_previous_launch();
@@ -35,7 +35,7 @@ __global__ void written_to_the_next(Params params) {
     synchronize_cluster();
 }
 
-// The same in dynamic memory, read by the block that wants it.
+// Every block reads the numbers of the block before it, in dynamic memory.
 template <bool kRight>
 __global__ void read_from_the_last(Params params) {
     wait_for_previous_launch();
@@ -48,7 +48,7 @@ __global__ void read_from_the_last(Params params) {
     if (!kRight) synchronize_cluster();
 }
 
-// What is written between a thread's arrival and its wait is behind the barrier for nobody.
+// No block may rely on a write between a thread's arrival and its wait: the barrier does not cover it.
 template <bool kRight>
 __global__ void written_after_arriving(Params params) {
     wait_for_previous_launch();
@@ -110,7 +110,7 @@ __global__ void through_global_memory(Params params) {
     out(params) = value;
 }
 
-// ---- Mistakes that are no races
+// ---- Mistakes that are not races
 
 template <bool kRight>
 __global__ void before_it_has_begun(Params params) {
@@ -241,7 +241,7 @@ const Toy kToys[] = {
 }  // namespace
 }  // namespace kvc
 
-// Null where there is no such toy.
+// Null for an unknown name.
 extern "C" const char* run_clusters(const char* name, int right, int grid, int blocks, int* out) {
     for (const kvc::Toy& toy : kvc::kToys) {
         if (std::strcmp(toy.name, name) != 0) continue;

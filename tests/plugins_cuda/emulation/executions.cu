@@ -1,4 +1,4 @@
-// A kernel whose warps run a loop as often as its caller says, for the emulation's counts of executions.
+// A kernel whose warps run a loop as often as the caller asks, for the emulation's counts of executions.
 #include "emulation/toy.h"
 #include "kernels/dependent_launch.cuh"
 

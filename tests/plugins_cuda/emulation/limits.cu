@@ -1,5 +1,5 @@
 // Launches that a device refuses: too much shared memory that nobody asked for, too many registers, and a kernel that
-// declares other arrays than nvcc has counted.
+// declares other arrays than nvcc counted.
 #include "emulation/toy.h"
 #include "kernels/shared.cuh"
 
@@ -17,7 +17,7 @@ __global__ void with_static_memory(const Params params) {
     params.out[threadIdx.x] = values[threadIdx.x];
 }
 
-// Under the name of one of the library's kernels, it counts as that one.
+// A kernel with the name of one of the library's kernels counts as that one.
 template <class T, int kHeadSize>
 __global__ void sparse_attention(const Params params) {
     wait_for_previous_launch();
@@ -34,7 +34,7 @@ using namespace kvc;
 
 extern "C" {
 
-// Past kvc::launch, which would ask for the memory.
+// Launches without kvc::launch, which would ask for the memory.
 const char* run_unasked(uint64_t dynamic_bytes, float* out) {
     return message_of([&](Stream&) {
         const Params params{out};

@@ -200,7 +200,7 @@ constexpr Mistake kMistakes[] = {
 }  // namespace
 }  // namespace kvc
 
-// Null where there is no such mistake.
+// Null for an unknown name.
 extern "C" const char* run_mistake(const char* name, int blocks, int threads, const float* global) {
     for (const kvc::Mistake& mistake : kvc::kMistakes) {
         if (std::strcmp(mistake.name, name) != 0) continue;

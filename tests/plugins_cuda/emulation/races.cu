@@ -1,4 +1,4 @@
-// Kernels with a race each, and variants without it. Compiled with -fsanitize=thread for the race detector alone.
+// Kernels with one race each, and variants without it. Compiled with -fsanitize=thread for the race detector alone.
 #include "emulation/toy.h"
 #include "kernels/copy_async.cuh"
 #include "kernels/reduce.cuh"
@@ -108,7 +108,7 @@ __global__ void one_row_per_block(Params params) {
     params.values[(kOwnRow ? blockIdx.x * 64 : 0) + thread()] = 1.0f;
 }
 
-// The last block to arrive adds what all have written.
+// The last block to arrive adds up the values of all blocks.
 template <bool kFence, bool kFenceByArriver>
 __global__ void merged(Params params) {
     wait_for_previous_launch();
@@ -127,7 +127,7 @@ __global__ void merged(Params params) {
     params.total[threadIdx.x] = sum;
 }
 
-// Before it waits, a kernel may do what touches no global memory.
+// Before it waits, a kernel may do anything that touches no global memory.
 template <bool kWait>
 __global__ void read_early(Params params) {
     KVC_SHARED(float, row, 64);
@@ -175,7 +175,7 @@ const Race kRaces[] = {
 }  // namespace
 }  // namespace kvc
 
-// Null where there is no such race.
+// Null for an unknown name.
 extern "C" const char* run_race(const char* name, int right, float* values, uint32_t* arrived, float* total) {
     for (const kvc::Race& race : kvc::kRaces) {
         if (std::strcmp(race.name, name) != 0) continue;

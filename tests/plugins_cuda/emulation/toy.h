@@ -1,4 +1,4 @@
-// What the toy kernels of these tests share: a launch whose error becomes a string that Python reads.
+// Shared by the toy kernels of these tests: a launch whose error becomes a string that Python reads.
 #pragma once
 
 #include "kernels/dependent_launch.cuh"
@@ -6,7 +6,7 @@
 
 #include <string>
 
-// "" where the call, which gets a stream, went well; valid until the next one.
+// "" where the call, which gets a stream, succeeded; valid until the next call.
 template <class Call>
 const char* message_of(Call call) {
     static std::string message;

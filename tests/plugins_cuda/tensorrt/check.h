@@ -1,4 +1,4 @@
-// Tests as functions with a name; a failed check prints where and fails the test, the rest of it still runs.
+// Tests as functions with a name; a failed check prints its place and fails the test, whose rest still runs.
 #pragma once
 
 #include <cstdio>

@@ -13,7 +13,7 @@ struct Argument {
     void* data;
 };
 
-/// What went wrong before enqueue, or what the workspace's guard bytes say after it.
+/// The error before enqueue, or damage to the workspace's guard bytes after it.
 enum Outcome : int32_t { kNotCreated = 101, kNotConfigured, kShapesRefused, kWorkspaceOverrun };
 
 __attribute__((visibility("default"))) int32_t kvc_test_enqueue(const char* path, const char* name,

@@ -1,4 +1,4 @@
-// What a plugin sees of a builder while shapes are inferred: expressions, constant or symbolic, that print themselves.
+// The builder that a plugin sees while shapes are inferred: expressions, constant or symbolic, that print themselves.
 #pragma once
 
 #include <NvInferRuntime.h>

@@ -1,4 +1,4 @@
-// Attributes: what a creator takes, what it refuses and why, and what comes back from an engine file.
+// Attributes: accepted and refused fields of a creator, its reasons, and the fields that come back from an engine file.
 #include <algorithm>
 #include <functional>
 #include <random>
@@ -29,7 +29,7 @@ TEST(fields_survive_a_round_trip) {
     }
 }
 
-/// What hostile or broken input is refused with; `change` spoils a good list of fields.
+/// The refusals of hostile or broken input; `change` spoils a good list of fields.
 static void check_refused(const Library& library, const Example& example, const std::string& reason,
                           const std::function<void(std::vector<PluginField>&)>& change) {
     std::vector<PluginField> fields = fields_of(example.values);
@@ -191,7 +191,7 @@ TEST(misaligned_values_are_read) {
     CHECK(make(library.creator(example.name), fields));
 }
 
-/// Random lists of right and wrong fields: the creator and a model of what is right must agree on every one.
+/// Random lists of right and wrong fields: the creator and a model of the rules must agree on every one.
 TEST(random_fields_are_accepted_exactly_if_right) {
     std::mt19937 random(20260);
     const auto pick = [&](size_t count) { return std::uniform_int_distribution<size_t>(0, count - 1)(random); };

@@ -1,4 +1,4 @@
-// Who the plugins are, and which shapes, types, formats and aliases they declare while a network is built.
+// The plugins' identity, and the shapes, types, formats and aliases that they declare while a network is built.
 #include <algorithm>
 
 #include "check.h"
@@ -39,7 +39,7 @@ TEST(plugins_have_the_three_interfaces) {
     }
 }
 
-/// A plugin that was told its types, as TensorRT does before it asks for shapes.
+/// A plugin that knows its types, as TensorRT tells them before it asks for shapes.
 static Made make_typed(const Library& library, const Example& example) {
     Made made = make(library, example);
     std::vector<DataType> in, out(example.outputs.size());

@@ -113,7 +113,7 @@ TEST(shapes_of_a_step_are_checked) {
     }
 }
 
-/// enqueue with these buffers, everything else being right.
+/// Calls enqueue with these buffers; everything else is right.
 static int32_t enqueue(const Made& made, const Example& example, const std::vector<const void*>& inputs,
                        const std::vector<void*>& outputs) {
     const auto in = descriptions(example.inputs, 3, 100), out = descriptions(example.outputs, 3, 100);

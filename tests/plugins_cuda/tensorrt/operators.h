@@ -1,4 +1,4 @@
-// The operators as a network of B sequences, 4 query heads, 2 KV heads of 16 would call them.
+// The calls of the operators in a network of B sequences, 4 query heads, 2 KV heads of 16.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ struct Example {
     std::vector<Tensor> inputs;
     std::vector<Tensor> outputs;
     std::vector<int32_t> aliases;
-    bool scratch = true;  ///< whether a call needs scratch memory
+    bool scratch = true;  ///< true if a call needs scratch memory
 };
 
 inline constexpr DataType kCacheTypes[] = {DataType::kFLOAT, DataType::kHALF, DataType::kBF16};
@@ -89,7 +89,7 @@ inline std::vector<Example> examples_of_all_types() {
     return all;
 }
 
-/// Those that have attributes.
+/// The operators that have attributes.
 inline std::vector<Example> examples_with_fields() {
     std::vector<Example> all = examples();
     std::erase_if(all, [](const Example& example) { return example.values.empty(); });
@@ -106,7 +106,7 @@ inline std::vector<std::string> words_of(const std::string& shape) {
     return words;
 }
 
-/// Whether no other tensor contradicts another size of this one: it is an open size, and the only one of its name.
+/// True if no other tensor contradicts another size of this one: it is an open size, and the only one of its name.
 inline bool is_free(const Example& example, const Tensor& tensor, int32_t axis) {
     const std::string word = words_of(tensor.shape)[static_cast<size_t>(axis)];
     size_t uses = 0;
