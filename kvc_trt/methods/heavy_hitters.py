@@ -24,13 +24,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
-from kvc_trt.methods.base.beside_recent import (
-    BestBesideRecent,
-    DropWorstBesideRecent,
-    beside_recent,
-    contested,
-    stored_budget,
-)
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs
 from kvc_trt.methods.base.isolated_runs import (
@@ -47,6 +40,13 @@ from kvc_trt.methods.base.isolated_runs import (
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.base.prompt_eviction import judged_as
+from kvc_trt.methods.base.scored_eviction import (
+    BestBesideRecent,
+    DropWorstBesideRecent,
+    beside_recent,
+    contested,
+    stored_budget,
+)
 from kvc_trt.methods.rankings.attended_entries import AttendedEntries
 from kvc_trt.operators.attention.heavy_hitter_attention import HEAVY_HITTER_ATTENTION
 from kvc_trt.operators.compaction.heavy_hitters import COMPACT_HEAVY_HITTERS

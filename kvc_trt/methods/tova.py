@@ -20,12 +20,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
-from kvc_trt.methods.base.beside_recent import (
-    BestBesideRecent,
-    DropWorstBesideRecent,
-    beside_recent,
-    contested,
-)
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs
 from kvc_trt.methods.base.isolated_runs import (
@@ -38,6 +32,12 @@ from kvc_trt.methods.base.isolated_runs import (
 )
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
+from kvc_trt.methods.base.scored_eviction import (
+    BestBesideRecent,
+    DropWorstBesideRecent,
+    beside_recent,
+    contested,
+)
 from kvc_trt.methods.rankings.attended_entries import AttendedEntries
 from kvc_trt.operators.attention.tova_attention import TOVA_ATTENTION
 from kvc_trt.operators.compaction.tova import COMPACT_TOVA
