@@ -1,8 +1,8 @@
 """Asks a model over one gRPC stream; run by the Python of Triton's environment, which has the client library.
 
-Reads a JSON object from standard input: `url`, `model`, `requests` (each an `id`, `fields`, and a
-`timeout` in microseconds or null), and `leave_after`, the
-number of responses after which all is cancelled (null: never). Prints a JSON list of the responses, in that order.
+Reads a JSON object from standard input: `url`, `model`, `requests` (each an `id`, `fields`, and a `timeout` in
+microseconds or null), and when all that is left is cancelled: `leave_after` that number of responses (null: never), and
+with the last response to one of the ids in `leave_with`. Prints a JSON list of what came, in that order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def tensor(name, value):
 
 
 def read(result):
-    """The content of one response."""
+    """What one response says."""
     response = result.get_response()
     outputs = {one.name: result.as_numpy(one.name) for one in response.outputs}
     text = outputs.get("text_output")
@@ -49,12 +49,14 @@ def main():
         inputs = [tensor(name, value) for name, value in one["fields"].items()]
         rules = {"request_id": one["id"], "timeout": one["timeout"], "enable_empty_final_response": True}
         client.async_stream_infer(asked["model"], inputs, **rules)
-    printed, open_requests = [], len(asked["requests"])
-    while open_requests and len(printed) != asked["leave_after"]:
+    printed, open_requests, leaves = [], len(asked["requests"]), False
+    while open_requests and not leaves:
         result, error = came.get(timeout=60)
-        printed.append({"error": str(error), "final": True} if error is not None else read(result))
-        open_requests -= printed[-1]["final"]
-    client.stop_stream(cancel_requests=asked["leave_after"] is not None)
+        one = {"id": None, "error": str(error), "final": True} if error is not None else read(result)
+        printed.append(one)
+        open_requests -= one["final"]
+        leaves = len(printed) == asked["leave_after"] or (one["final"] and one["id"] in asked["leave_with"])
+    client.stop_stream(cancel_requests=leaves)
     client.close()
     json.dump(printed, sys.stdout)
 

@@ -11,7 +11,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,11 +183,12 @@ def grpc(
     model: str,
     requests: list[tuple[str, dict[str, Any]]],
     leave_after: int | None = None,
+    leave_with: Sequence[str] = (),
     timeout: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Ask over one stream, in a process with Triton's client library."""
+    """Ask over one stream, in a process with Triton's client library (`grpc_client.py` says when it leaves)."""
     asked = {
-        "url": f"127.0.0.1:{server.grpc}", "model": model, "leave_after": leave_after,
+        "url": f"127.0.0.1:{server.grpc}", "model": model, "leave_after": leave_after, "leave_with": leave_with,
         "requests": [{"id": name, "fields": fields, "timeout": timeout} for name, fields in requests],
     }  # fmt: skip
     client = ROOT / "tests" / "serving" / "triton" / "grpc_client.py"
