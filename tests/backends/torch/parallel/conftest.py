@@ -1,21 +1,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from kvc_trt.backends.torch.parallel.executor import ParallelExecutor
 from kvc_trt.backends.torch.parallel.group import RankGroup
 from kvc_trt.graph.state import state_tensors
+from kvc_trt.models.config import ModelConfig
 from tests.backends.torch.conftest import _alone, no_chosen_library
 from tests.every_policy import parameters_of
 
-__all__ = ["_alone", "no_chosen_library", "of_policy", "on_ranks"]
+__all__ = ["_alone", "no_chosen_library", "of_policy", "on_ranks", "on_shared_ranks"]
 
 
 @pytest.fixture
 def on_ranks(request):
-    """on_ranks(program, ranks): its executor; the ranks end with the test."""
+    """on_ranks(program, ranks): its executor on ranks of its own, which end with the test."""
 
     def made(program, ranks, **options) -> ParallelExecutor:
         group = RankGroup(program.model, program.weights_path, ranks, **options)
@@ -23,6 +25,25 @@ def on_ranks(request):
         return ParallelExecutor(program, group)
 
     return made
+
+
+@pytest.fixture(scope="module")
+def on_shared_ranks():
+    """on_shared_ranks(program, ranks): its executor on the ranks of its weights, which end with the file's last test.
+
+    A process that becomes a rank imports PyTorch first, and that takes longer than most tests.
+    """
+    groups: dict[tuple[ModelConfig, Path, int], RankGroup] = {}
+
+    def made(program, ranks) -> ParallelExecutor:
+        key = program.model, program.weights_path, ranks
+        if key not in groups or groups[key]._ended:  # a test that failed may have ended them
+            groups[key] = RankGroup(program.model, program.weights_path, ranks)
+        return ParallelExecutor(program, groups[key])
+
+    yield made
+    for group in groups.values():
+        group.end()
 
 
 @pytest.fixture

@@ -35,10 +35,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_give_what_one_process_gives(case, make_program, on_ranks):
+def test_ranks_give_what_one_process_gives(case, make_program, on_shared_ranks):
     model, ranks = CASES[case]
     program = make_program("rocketkv, a skipped layer", model=model)
-    one, several = TorchExecutor(program), on_ranks(program, ranks)
+    one, several = TorchExecutor(program), on_shared_ranks(program, ranks)
     expected = run(one, batch_of(prompts()), STEPS)
     found = run(several, batch_of(prompts()), STEPS, tokens=expected.tokens)
     assert np.abs(found.logits - expected.logits).max() <= 1e-5 * max(1.0, np.abs(expected.logits).max())
@@ -53,10 +53,10 @@ def test_ranks_give_what_one_process_gives(case, make_program, on_ranks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_answers_of_many_rows_are_those_of_one_process(ranks, make_program, on_ranks):
+def test_answers_of_many_rows_are_those_of_one_process(ranks, make_program, on_shared_ranks):
     """Seven requests through three rows: rows join, move and leave. Differences count only at a clear best token."""
     program = make_program("rocketkv, a skipped layer")
-    outputs = Session(on_ranks(program, ranks), None, 3).generate(requests())
+    outputs = Session(on_shared_ranks(program, ranks), None, 3).generate(requests())
     close = 0
     for output, request in zip(outputs, requests(), strict=True):
         expected, margins = alone(program, request)
@@ -71,12 +71,12 @@ def test_answers_of_many_rows_are_those_of_one_process(ranks, make_program, on_r
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_what_a_rank_chooses_is_the_references_choice_on_what_it_got(ranks, make_program, on_ranks):
+def test_what_a_rank_chooses_is_the_references_choice_on_what_it_got(ranks, make_program, on_shared_ranks):
     """Indices per head on equal inputs, near-ties aside, and in the first layer those of one process."""
     program = make_program("rocketkv, a skipped layer")
     names = [f"{name}.{layer}" for layer in (1, 2) for name in ("q_window", "keys", "values", "indices")]
     names += [f"{name}.{layer}" for layer in (1, 2) for name in ("query", "attended", "selected")]
-    group = on_ranks(program, ranks).group
+    group = on_shared_ranks(program, ranks).group
     one, several = TorchExecutor(program, expose=names), ParallelExecutor(program, group, expose=names)
     sites, batch = cache_sites(program.model, program.parameters), batch_of(prompts())
     for executor in (one, several):
@@ -99,9 +99,9 @@ def test_what_a_rank_chooses_is_the_references_choice_on_what_it_got(ranks, make
             assert (several.exposed(name) == one.exposed(name)).mean() >= 0.99, name
 
 
-def test_layer_budgets_and_other_policies_share_the_ranks(make_program, on_ranks, of_policy):
+def test_layer_budgets_and_other_policies_share_the_ranks(make_program, on_shared_ranks, of_policy):
     program = make_program("full")
-    group = on_ranks(program, 2).group
+    group = on_shared_ranks(program, 2).group
     budgets = of_policy(program, "pyramidkv")
     assert len({tensor.shape for tensor in budgets.state if tensor.name.startswith("k_cache")}) > 1
     for each in (program, budgets, of_policy(program, "hybrid"), twin_program(budgets)):
@@ -117,10 +117,10 @@ def test_layer_budgets_and_other_policies_share_the_ranks(make_program, on_ranks
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_row_moves_between_one_process_and_several(ranks, make_program, on_ranks):
+def test_a_row_moves_between_one_process_and_several(ranks, make_program, on_shared_ranks):
     """A stored context holds all KV heads, whatever has run it."""
     program = make_program("rocketkv, a skipped layer")
-    one, several = TorchExecutor(program), on_ranks(program, ranks)
+    one, several = TorchExecutor(program), on_shared_ranks(program, ranks)
     for executor in (one, several):
         executor.allocate(4)
     tokens, positions, lengths = filled(several)
@@ -147,8 +147,8 @@ def test_prefills_and_executors_that_are_dropped_are_dropped_by_the_ranks(make_p
     assert executor.group._released == []
 
 
-def test_an_error_before_any_exchange_leaves_the_ranks_as_they_were(make_program, on_ranks):
-    executor = on_ranks(make_program("full"), 2)
+def test_an_error_before_any_exchange_leaves_the_ranks_as_they_were(make_program, on_shared_ranks):
+    executor = on_shared_ranks(make_program("full"), 2)
     executor.load()
     ids = executor.group.process_ids
     with pytest.raises(UnsupportedEnvironment, match=r"of 1000000000 rows need"):

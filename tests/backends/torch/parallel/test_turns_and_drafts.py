@@ -13,11 +13,11 @@ DRAFT_TOKENS = 3
 
 
 @pytest.fixture(params=[2, 4])
-def both(request, make_program, on_ranks):
+def both(request, make_program, on_shared_ranks):
     """The same program in one process and on ranks; the first two of three rows hold prompts of 90 and 20 tokens."""
     needed = {"turns": True, "all_logits": True, "draft_tokens": DRAFT_TOKENS}
     program = make_program("rocketkv, a skipped layer", max_input_len=400, max_output_len=40, **needed)
-    executors = TorchExecutor(program, device="cpu"), on_ranks(program, request.param)
+    executors = TorchExecutor(program, device="cpu"), on_shared_ranks(program, request.param)
     prompts, lengths = np.random.default_rng(0).integers(2, 97, (2, 90)), np.array([90, 20])
     for executor in executors:
         executor.allocate(3)
