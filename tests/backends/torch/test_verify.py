@@ -94,7 +94,7 @@ def test_16_bit_arithmetic_around_the_kernels_passes(emulation, make_engine, par
 @pytest.mark.slow
 def test_a_wrong_tie_in_the_kernels_fails(engine, tmp_path):
     """Compiled from the repository's kernels with one line changed in each selection."""
-    broken = broken_emulation(tmp_path, *WRONG_TIES)
+    broken = broken_emulation(tmp_path, ("compact.cu", "hybrid_attention.cu"), *WRONG_TIES)
     report = verify(engine, RunOptions("torch"), level="ops", kernels=broken, steps=8)
     assert not report.passed
     failed = {check.name for rung in report.rungs for check in rung.checks if check.passed is False}
