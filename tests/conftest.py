@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +53,7 @@ TINY_MODEL = {
     "eos_token_id": 2,
     "torch_dtype": "float32",
 }
+TINY_WEIGHTS = ("--random-weights", "0")
 TINY_BUILD = ("--token-budget", "32", "--max-input-len", "256", "--max-output-len", "32", "--no-verify")
 
 
@@ -134,18 +136,23 @@ def tiny_model(tmp_path_factory) -> Path:
 @pytest.fixture
 def tiny_arguments(tiny_model) -> list[str]:
     """Arguments of `kvc-trt` that build the tiny model with random weights, without -o."""
-    return ["build", "--model", str(tiny_model), "--random-weights", "0", *TINY_BUILD]
+    return ["build", "--model", str(tiny_model), *TINY_WEIGHTS, *TINY_BUILD]
+
+
+@pytest.fixture(scope="session")
+def _built_tiny_engine(tiny_model, tmp_path_factory) -> Path:
+    """What `tiny_engine` copies."""
+    from kvc_trt.cli.main import run
+
+    engine = tmp_path_factory.mktemp("engines") / "tiny"
+    assert run(["build", "--model", str(tiny_model), *TINY_WEIGHTS, *TINY_BUILD, "-o", str(engine)]) == 0
+    return engine
 
 
 @pytest.fixture
-def tiny_engine(tiny_arguments, tmp_path, capfd) -> Path:
-    """A freshly built RocketKV engine of the tiny model; the test may damage it."""
-    from kvc_trt.cli.main import run
-
-    engine = tmp_path / "engine"
-    assert run([*tiny_arguments, "-o", str(engine)]) == 0
-    capfd.readouterr()
-    return engine
+def tiny_engine(_built_tiny_engine, tmp_path) -> Path:
+    """A RocketKV engine of the tiny model, as `tiny_arguments` build it; the test may damage it."""
+    return Path(shutil.copytree(_built_tiny_engine, tmp_path / "engine"))
 
 
 @pytest.fixture(scope="session")

@@ -119,7 +119,7 @@ def test_an_interrupted_build_leaves_nothing_and_resumes(tiny_arguments, tmp_pat
     arguments = [*tiny_arguments, "-o", str(output), "--force"]
     script = INTERRUPTED.format(signal=name)
     done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=600, check=False,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     assert done.returncode == code, done.stderr
@@ -143,7 +143,7 @@ def test_a_full_disk_leaves_nothing(tiny_arguments, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
     arguments = [sys.executable, "-m", "kvc_trt", *tiny_arguments, "-o", str(output)]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False, preexec_fn=limit)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=600, check=False, preexec_fn=limit)
     assert done.returncode == 3
     assert "error: no space left while building weights" in done.stderr
     assert "Traceback" not in done.stderr

@@ -34,7 +34,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", ["a KV head each", *(pytest.param(name, marks=pytest.mark.slow) for name in [*CASES][1:])]
+)
 def test_ranks_give_what_one_process_gives(case, make_program, on_shared_ranks):
     model, ranks = CASES[case]
     program = make_program("rocketkv, a skipped layer", model=model)
