@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     page
-    for pattern in ("*.md", "docs/**/*.md", "kvc_trt/models/checkpoints/*/README.md")
+    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "kvc_trt/models/checkpoints/*/README.md")
     for page in ROOT.glob(pattern)
 )
 FENCED = re.compile(r"^```.*?^```$", flags=re.DOTALL | re.MULTILINE)
