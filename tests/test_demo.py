@@ -15,10 +15,12 @@ import pytest
 from kvc_trt.models.presets import load_preset
 
 ROOT = Path(__file__).resolve().parents[1]
+BOTH = r"^([^\n]* \([^\n]*\))\n  whole +([\d.]+) MiB  right  .*?\n  compressed +([\d.]+) MiB  (?:right|WRONG)  "
+"""A question, and what the two caches take for it."""
 
 
 @pytest.mark.slow
-def test_a_chat_model_answers_and_finds_a_sentence_in_a_long_text(smollm2_gguf, tmp_path, monkeypatch, capsys):
+def test_two_caches_of_a_chat_model_answer_what_the_whole_one_answers(smollm2_gguf, tmp_path, monkeypatch, capsys):
     place = load_preset("smollm2-135m-instruct").file.place()
     place.parent.mkdir(parents=True)
     shutil.copyfile(smollm2_gguf, place)
@@ -26,16 +28,23 @@ def test_a_chat_model_answers_and_finds_a_sentence_in_a_long_text(smollm2_gguf, 
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m kvc_trt "$@"\n')
     command.chmod(0o700)
     environment = {**os.environ, "KVC_TRT": str(command), "DEMO": str(tmp_path / "engines" / "chat")}
+    environment["PYTHON"] = sys.executable
     done = subprocess.run(
         ["sh", "docs/demo/chat.sh"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=3600
     )
     assert done.returncode == 0, done.stderr
-    capital, code = re.findall(r"\$ kvc-trt run .*?(?=\n\$|\Z)", done.stdout, re.DOTALL)
+    [capital] = re.findall(r"\$ kvc-trt run .*?(?=\n\$)", done.stdout, re.DOTALL)
     assert "Paris" in capital
-    assert "4817" in code.splitlines()[-2]
-    kept, read = map(int, re.search(r"cache (\d+) of (\d+) tokens per layer", code).groups())
-    assert read > 4000
-    assert kept < read / 4
+    shown = re.findall(BOTH, done.stdout, re.DOTALL | re.MULTILINE)
+    needle, *ordinary = [(question, float(whole) / float(compressed)) for question, whole, compressed in shown]
+    assert needle[0] == "What is the secret code of the blue warehouse? (4817)"
+    assert len(ordinary) >= 1, "ordinary questions that the whole cache answers"
+    assert all(ratio > 1.9 for _, ratio in (needle, *ordinary)), "bytes"
+    answered, asked = re.search(r"^The whole cache answers (\d+) of (\d+) questions right", done.stdout, re.M).groups()
+    questions = (ROOT / "docs" / "demo" / "island-questions.txt").read_text(encoding="utf-8").splitlines()
+    assert (int(answered), int(asked)) == (len(shown), len(questions))
+    assert "right  The secret code of the blue warehouse is 4817" in re.search("compressed .*", done.stdout)[0]
+    assert re.search(r"^Of \d+ answers of the compressed cache \d+ equal .* \d+ are right", done.stdout, re.M)
     [example] = re.findall(
         r"^```python\n(.*?engines/chat.*?)^```", (ROOT / "docs" / "python.md").read_text(), re.S | re.M
     )

@@ -1,10 +1,12 @@
 #!/bin/sh
-# A real chat model, from its file to an answer, each command shown before it runs. `make demo-chat` calls this.
+# A real chat model, from its file to answers of two caches, each command shown before it runs. `make demo-chat` calls
+# this.
 set -eu
 KVC_TRT=${KVC_TRT:-kvc-trt}
+PYTHON=${PYTHON:-python3}
 DEMO=${DEMO:-engines/chat}
 MODEL=smollm2-135m-instruct
-LOG=docs/demo/harbour-log.txt
+LENGTHS="--max-input-len 1536 --max-output-len 64"
 
 show() {
     printf '\n$ kvc-trt'
@@ -19,9 +21,11 @@ show() {
 }
 
 show fetch "$MODEL"
-show build --model "$MODEL" --policy rocketkv --no-verify --force -o "$DEMO"
+# $LENGTHS is several words.
+show build --model "$MODEL" --policy full $LENGTHS --no-verify --force -o "$DEMO-whole"
+show build --model "$MODEL" --policy rocketkv --token-budget 128 $LENGTHS --no-verify --force -o "$DEMO"
 # The summary goes to stderr, and belongs to what is shown.
 show run "$DEMO" --chat "What is the capital of France?" --stream 2>&1
-printf '\n$ grep code %s\n' "$LOG"
-grep code "$LOG"
-show run "$DEMO" --document "$LOG" --chat "What is the secret code of the blue warehouse?" 2>&1
+set -- docs/demo/both_caches.py "$DEMO-whole" "$DEMO" docs/demo/island.txt docs/demo/island-questions.txt
+printf '\n$ python %s\n' "$*"
+"$PYTHON" "$@"
