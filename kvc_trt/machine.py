@@ -10,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from kvc_trt.version import __version__
+
 _LIBRARIES = ("numpy", "onnx", "onnxruntime", "torch", "transformers")
 _VECTOR_EXTENSIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "sve")
 
@@ -45,8 +47,6 @@ def place(machine: Mapping[str, Any]) -> str:
 
 def library_versions() -> dict[str, str]:
     """Versions of kvc-trt and of the libraries that bear on a result; those not installed are left out."""
-    from kvc_trt.version import __version__
-
     found = {"kvc_trt": __version__}
     for name in _LIBRARIES:
         try:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvc_trt import policies
+from kvc_trt.config import parse_settings
 from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.policies import BASELINE
+from kvc_trt.tasks.registry import all_tasks, task
 
 MODES = ("query-aware", "query-agnostic")
 """Where the question stands: at the end of the prompt, so that compaction sees it, or fed through decode afterwards."""
@@ -43,8 +45,6 @@ class Variant:
     @property
     def settings(self) -> Mapping[str, Any]:
         """The settings after the name, as `--set` reads them."""
-        from kvc_trt.config import parse_settings
-
         return parse_settings(self.policy.split(":")[1:])
 
     def __str__(self) -> str:
@@ -88,8 +88,6 @@ def question_groups(
     tasks: Sequence[str], lengths: Sequence[int], modes: Sequence[str], framings: Sequence[str] = (PLAIN,)
 ) -> list[QuestionGroup]:
     """Every task at every length in every mode and framing, short ones first. InputError for unknown names."""
-    from kvc_trt.tasks.registry import all_tasks, task
-
     chosen = [task(name) for name in dict.fromkeys(tasks)]
     names = [one.name for one in chosen]
     ordered_modes, ordered_framings = _known("mode", modes, ALL_MODES), _known("framing", framings, FRAMINGS)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 from kvc_trt.api.memory_plan import memory_plan
 from kvc_trt.api.prompts import Messages, chat_ids, chat_model, prompt_ids
 from kvc_trt.api.rules import requests_of
+from kvc_trt.backends.registry import backend, open_engine, runner, session_of
 from kvc_trt.backends.run_options import DEFAULTS, PrefillPrecision, RunOptions
 from kvc_trt.errors import InputError
 from kvc_trt.profile.request import (
@@ -22,6 +23,12 @@ from kvc_trt.profile.request import (
     default_contexts,
 )
 from kvc_trt.progress import NullProgress, Progress
+from kvc_trt.proof import Proof, read_proof
+from kvc_trt.runtime.chat.conversation import Conversation
+from kvc_trt.runtime.executor import ClosingExecutor
+from kvc_trt.runtime.scheduler.scheduler import Scheduler
+from kvc_trt.runtime.speculation.settings import Speculation
+from kvc_trt.verify import require_torch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,8 +64,6 @@ class Engine:
     def __init__(
         self, directory: EngineDirectory, options: RunOptions = DEFAULTS, *, progress: Progress | None = None
     ) -> None:
-        from kvc_trt.backends.registry import runner
-
         self.directory = directory
         """The checked engine directory: its files, config.json and manifest."""
         if options.backend is not None:
@@ -90,9 +95,6 @@ class Engine:
         the graphs write it out. Raises InputError for an engine that is not intact or cannot run there, with the
         command that rebuilds it.
         """
-        from kvc_trt.backends.registry import open_engine
-        from kvc_trt.runtime.speculation.settings import Speculation
-
         directory = open_engine(path, progress=progress)
         options = RunOptions(
             backend=backend,
@@ -107,15 +109,11 @@ class Engine:
     @property
     def backend(self) -> str:
         """What runs it; InputError where nothing does that was not asked for."""
-        from kvc_trt.backends.registry import runner
-
         return self._options.backend or runner(self.directory.backend)
 
     @property
     def kernels(self) -> str | None:
         """What computes the engine's `kvc` operators, such as "native operators (avx512)"; None for their bodies."""
-        from kvc_trt.backends.registry import backend
-
         return backend(self.backend).kernels(self.directory)
 
     @property
@@ -139,8 +137,6 @@ class Engine:
         `generate` and `stream` use the same one. With it rows can join and leave one by one. Raises
         UnsupportedEnvironment where this machine cannot run the engine.
         """
-        from kvc_trt.backends.registry import session_of
-
         if self._session is None:
             self._session = session_of(
                 self.directory, self._options, max_batch_size=max_batch_size, progress=self._progress
@@ -167,8 +163,6 @@ class Engine:
         turn waits longer. None leaves the other settings at their defaults. Raises
         UnsupportedEnvironment where this machine cannot run the engine.
         """
-        from kvc_trt.runtime.scheduler.scheduler import Scheduler
-
         rows = self.directory.build.max_batch_size if max_batch_size is None else max_batch_size
         session = self.session(rows)
         memory = None if memory_bytes is None else memory_plan(self.directory, self._options, session, memory_bytes)
@@ -375,8 +369,6 @@ class Engine:
         closed, ask nothing of the engine itself. Raises InputError for an engine without a chat template, or one that
         takes no turns, with the command that builds it again.
         """
-        from kvc_trt.runtime.chat.conversation import Conversation
-
         template, tokenizer = chat_model(self.directory)
         (request,) = requests_of([()], rules)
         ends = self.model.eos_token_ids
@@ -400,8 +392,6 @@ class Engine:
         engine's weight format costs. `level` tensors compares executors tensor by tensor with NVIDIA Polygraphy, and
         writes its files to `directory`. Raises InputError, and UnsupportedEnvironment without PyTorch, or Polygraphy.
         """
-        from kvc_trt.verify import require_torch
-
         require_torch()
         if level == "tensors":
             from kvc_trt.verify.rungs.tensors import check_settings, verify_tensors
@@ -438,9 +428,6 @@ class Engine:
         What is not true of it is in the report (`passed`, `problems`, `as_text()`, `to_json()`), not raised. Raises
         InputError for a file that is no proof or is of another engine, and UnsupportedEnvironment without PyTorch.
         """
-        from kvc_trt.proof import Proof, read_proof
-        from kvc_trt.verify import require_torch
-
         require_torch()
         from kvc_trt.verify.proofs.replay import replay_proof
 
@@ -454,7 +441,6 @@ class Engine:
         `asked` are the fields of `kvc_trt.AccuracyRequest`. Bars that do not hold are in the report, not raised.
         """
         from kvc_trt.accuracy.request import AccuracyRequest, measure_engine
-        from kvc_trt.verify import require_torch
 
         require_torch()
         request = AccuracyRequest(**asked)
@@ -492,8 +478,6 @@ class Engine:
 
     def close(self) -> None:
         """Give back what runs the engine; the next question loads it again."""
-        from kvc_trt.runtime.executor import ClosingExecutor
-
         session, self._session = self._session, None
         if session is not None and isinstance(session.executor, ClosingExecutor):
             session.executor.close()

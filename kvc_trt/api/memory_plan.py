@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvc_trt.backends.registry import backend, runner
+from kvc_trt.engine.program import engine_program
+from kvc_trt.runtime.scheduler.admission import MemoryPlan
+
 if TYPE_CHECKING:
     from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.engine import EngineDirectory
@@ -13,10 +17,6 @@ if TYPE_CHECKING:
 
 def memory_plan(engine: EngineDirectory, options: RunOptions, session: Session, memory_bytes: int) -> MemoryPlan:
     """Return a plan of `memory_bytes`, with the bytes of a row and of a prefill by the backend that runs the engine."""
-    from kvc_trt.backends.registry import backend, runner
-    from kvc_trt.engine.program import engine_program
-    from kvc_trt.runtime.scheduler.admission import MemoryPlan
-
     benchmark = backend(options.backend or runner(engine.backend)).benchmark(engine, options)
     program, block = engine_program(engine), session.executor.limits.prompt_block
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvc_trt.errors import BarePromptWarning, InputError, describe
+from kvc_trt.runtime.chat.template import check_messages
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -46,8 +47,6 @@ def chat_ids(
     A text is one message of the user. `system` becomes a first message. Raises InputError for an engine without a
     tokenizer or a chat template, and for messages that it cannot take.
     """
-    from kvc_trt.runtime.chat.template import check_messages
-
     is_batch = _is_list(messages) and len(messages) > 0 and _is_list(messages[0])
     batch: Sequence[Any] = messages if is_batch else [messages]
     conversations = []

@@ -6,6 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from kvc_trt.runtime import Sampling
+from kvc_trt.runtime.answer_rules import Client, Kind, rules_of
+from kvc_trt.runtime.request import request_under
+
 if TYPE_CHECKING:
     from kvc_trt.proof import ProofKind
     from kvc_trt.runtime import Context, Request, Sampling
@@ -48,10 +52,6 @@ def requests_of(prompts: Iterable[Sequence[int]], rules: PromptRules | AnswerRul
 
 
 def _request(given: dict[str, Any]) -> Request:
-    from kvc_trt.runtime import Sampling
-    from kvc_trt.runtime.answer_rules import Client, Kind, rules_of
-    from kvc_trt.runtime.request import request_under
-
     known = {name: rule for name, rule in rules_of(Client.PYTHON).items() if not rule.of_sampling}
     sampling, context = given.pop("sampling", None), given.pop("context", None)
     for name in given:

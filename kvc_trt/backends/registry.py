@@ -12,8 +12,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from kvc_trt.backends.probes import probe_reference
 from kvc_trt.backends.run_options import DEFAULTS, RunOptions
+from kvc_trt.engine import EngineDirectory
 from kvc_trt.errors import InputError, UnsupportedEnvironment, did_you_mean
+from kvc_trt.progress import NullProgress
+from kvc_trt.runtime import Session
 
 if TYPE_CHECKING:
     from kvc_trt.backends.base import Backend
@@ -73,8 +77,6 @@ def select_backend(name: str = "auto", settings: Collection[str] = ()) -> Chosen
 
 def probe_all() -> list[Probe]:
     """Probe the reference and every backend, in the order in which doctor shows them."""
-    from kvc_trt.backends.probes import probe_reference
-
     return [probe_reference(), *(each.probe() for each in backends().values())]
 
 
@@ -101,8 +103,6 @@ def program_backend() -> Backend:
 
 def open_engine(path: str | PathLike[str], *, progress: Progress | None = None) -> EngineDirectory:
     """Check and open an engine directory of any backend; InputError as in `EngineDirectory.open`."""
-    from kvc_trt.engine import EngineDirectory
-
     return EngineDirectory.open(Path(path), backends(), progress=progress)
 
 
@@ -135,8 +135,6 @@ def session_of(
     """Open a session over an open engine directory; otherwise like `open_session`."""
     from kvc_trt.backends.reported_lists import open_with_lists
     from kvc_trt.contexts import packing_of
-    from kvc_trt.progress import NullProgress
-    from kvc_trt.runtime import Session
 
     chosen = _able(runner(engine.backend, options.backend), engine, options)
     executor, lists = (

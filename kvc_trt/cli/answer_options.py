@@ -8,6 +8,7 @@ from typing import Any
 import click
 import cloup
 
+from kvc_trt import Sampling
 from kvc_trt.runtime.answer_rules import Client, Kind, Rule, rules_of
 
 _RULES = rules_of(Client.COMMAND_LINE)
@@ -24,8 +25,6 @@ def take_rules(parameters: dict[str, Any]) -> dict[str, Any]:
 
     Raises InputError for a value of sampling that is out of its range.
     """
-    from kvc_trt import Sampling
-
     given = {rule.name: parameters.pop(rule.name) for rule in _RULES.values()}
     sampling = {rule.name: given.pop(rule.name) for rule in _RULES.values() if rule.of_sampling}
     keywords = {rule.name: keyword for keyword, rule in rules_of(Client.PYTHON).items()}

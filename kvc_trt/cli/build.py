@@ -14,6 +14,7 @@ from kvc_trt.cli.build_options import TENSOR_PARALLEL, WEIGHTS, policy_options
 from kvc_trt.cli.option_types import NumberOr
 from kvc_trt.cli.text import printing
 from kvc_trt.cli.text.policy import describe_parameters
+from kvc_trt.config import configured, parse_settings
 from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
@@ -94,7 +95,6 @@ def command(
     inputs again finds the engine up to date.
     """
     from kvc_trt.building import build_configured
-    from kvc_trt.config import configured, parse_settings
 
     given = {name: value for name, value in flags.items() if value is not None}
     config, recorded = configured(configuration, ("--set", parse_settings(settings)), ("command line", given))

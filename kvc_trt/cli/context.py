@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import cloup
 
+from kvc_trt import Engine
+from kvc_trt.atomic_files import check_new_file
 from kvc_trt.backends.registry import names
 from kvc_trt.cli.prompts import read_prompts, warn_of_bare_text
 from kvc_trt.cli.text import printing
@@ -63,9 +65,6 @@ def save(
 
     `kvc-trt run ENGINE --context CONTEXT` goes on from there, without reading the prompt again.
     """
-    from kvc_trt import Engine
-    from kvc_trt.atomic_files import check_new_file
-
     asked = read_prompts(prompt, prompt_file, prompt_ids, None, None, document=None, system=None)
     if len(asked) > 1:
         raise InputError(f"{prompt_ids}: a context is of one prompt, found {len(asked)}")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvc_trt.backends.registry import probe_all
+from kvc_trt.cache import cache_root
 from kvc_trt.cli.text import printing
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
@@ -21,9 +23,6 @@ if TYPE_CHECKING:
 def command(as_json: bool) -> None:
     """Say which backends this machine can use, and what is missing. The exit code is always 0."""
     import psutil
-
-    from kvc_trt.backends.registry import probe_all
-    from kvc_trt.cache import cache_root
 
     probes = probe_all()
     cores, memory = psutil.cpu_count(logical=False), psutil.virtual_memory().total

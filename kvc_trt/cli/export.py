@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import click
 
+from kvc_trt.atomic_files import write_new_file
+from kvc_trt.backends.registry import open_engine, runner
+from kvc_trt.backends.tensorrt_llm.engine_directory import PHASES, export_engine
+from kvc_trt.backends.tensorrt_llm.llm_api import export_llm_api
+from kvc_trt.backends.tensorrt_llm.llm_api_file import read_source, traffic_lines, yaml_text
+from kvc_trt.backends.tensorrt_llm.triton_model_file import model_yaml
 from kvc_trt.cli.text import printing
 from kvc_trt.errors import InputError
+from kvc_trt.serving.dynamo.cluster import CONTAINER_FILE, DEPLOYMENT_FILE, export_deployment
+from kvc_trt.serving.engine import ServingSettings
+from kvc_trt.serving.example import example_text
 
 if TYPE_CHECKING:
     from kvc_trt.backends.tensorrt_llm.llm_api import AttentionBackend, Export, KtCacheDtype
@@ -66,11 +75,6 @@ def llm_api(
     `kvc-trt build --config` takes it. The file says what TensorRT-LLM cannot do (it needs Blackwell GPUs) and where its
     RocketKV differs from the policy.
     """
-    from kvc_trt.atomic_files import write_new_file
-    from kvc_trt.backends.tensorrt_llm.llm_api import export_llm_api
-    from kvc_trt.backends.tensorrt_llm.llm_api_file import read_source, yaml_text
-    from kvc_trt.backends.tensorrt_llm.triton_model_file import model_yaml
-
     found = read_source(source)
     export = export_llm_api(
         found.model,
@@ -101,16 +105,11 @@ def tensorrt_llm(engine_dir: Path, directory: Path) -> None:
 
     DIRECTORY/prefill and DIRECTORY/decode, each with config.json and rank0.engine, for TensorRT-LLM 1.2 and older.
     """
-    from kvc_trt.backends.registry import open_engine
-    from kvc_trt.backends.tensorrt_llm.engine_directory import PHASES, export_engine
-
     export_engine(open_engine(engine_dir, progress=printing.progress()), directory)
     click.echo(f"{directory}: {' and '.join(PHASES)}, each with config.json and rank0.engine")
 
 
 def _llm_api_summary(export: Export, file: str) -> str:
-    from kvc_trt.backends.tensorrt_llm.llm_api_file import traffic_lines
-
     parts = [f"{file}: TensorRT-LLM's RocketKV for policy {export.parameters.policy}"]
     for title, lines in (
         ("changed", (*export.changes, *traffic_lines(export))),
@@ -180,8 +179,6 @@ def triton(
     The server answers many requests together, and streams; kvc-trt has to be installed in its Python. See
     docs/serving.md.
     """
-    from kvc_trt.backends.registry import open_engine, runner
-    from kvc_trt.serving.engine import ServingSettings
     from kvc_trt.serving.triton.family.ensemble import export_ensemble
     from kvc_trt.serving.triton.repository import export_model
 
@@ -208,8 +205,6 @@ def _start_line(repository: Path) -> str:
 
 
 def _triton_summary(engine: EngineDirectory, model: Path, rows: int) -> str:
-    from kvc_trt.serving.example import example_text
-
     longest, policy = engine.parameters.max_input_len, engine.parameters.policy
     prompt = {"input_ids": [1, 2]} if engine.tokenizer is None else {"text_input": example_text(engine.tokenizer)}
     body = shlex.quote(json.dumps({**prompt, "max_tokens": 8}))
@@ -247,9 +242,6 @@ def dynamo(
     They follow the schema of Dynamo's operator, and were not run on a cluster. `kvc-trt plan --disaggregated` says how
     many decode replicas one prefill replica feeds.
     """
-    from kvc_trt.backends.registry import open_engine
-    from kvc_trt.serving.dynamo.cluster import CONTAINER_FILE, DEPLOYMENT_FILE, export_deployment
-
     chosen = engine_dir.absolute().name if name is None else name
     if not _NAME.fullmatch(chosen):
         raise InputError(

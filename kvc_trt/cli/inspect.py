@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.text import printing
 from kvc_trt.cli.text.policy import describe_parameters
 from kvc_trt.cli.text.printing import ranges
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 @printing.json_option
 def command(engine_dir: Path, as_json: bool) -> None:
     """Check every byte of ENGINE_DIR and show what it holds."""
-    from kvc_trt.backends.registry import open_engine
-
     engine = open_engine(engine_dir, progress=printing.progress())
     if as_json:
         printing.print_json(_as_json(engine))

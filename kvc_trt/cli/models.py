@@ -7,6 +7,9 @@ from typing import Any
 import click
 
 from kvc_trt.cli.text import printing
+from kvc_trt.models.presets import list_presets, load_preset
+from kvc_trt.models.weights import count_parameters
+from kvc_trt.policies import DEFAULT
 from kvc_trt.tables import text_table
 
 
@@ -29,16 +32,10 @@ def command(as_json: bool) -> None:
 
 
 def _names() -> list[str]:
-    from kvc_trt.models.presets import list_presets
-
     return list_presets()
 
 
 def _preset(name: str) -> dict[str, Any]:
-    from kvc_trt.models.presets import load_preset
-    from kvc_trt.models.weights import count_parameters
-    from kvc_trt.policies import DEFAULT
-
     preset = load_preset(name)
     config = preset.config
     return {

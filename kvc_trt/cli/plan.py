@@ -12,6 +12,7 @@ from kvc_trt.backends.registry import names
 from kvc_trt.cli.build_options import TENSOR_PARALLEL, WEIGHTS, policy_options
 from kvc_trt.cli.option_types import Bandwidth
 from kvc_trt.cli.text.printing import json_option, print_json
+from kvc_trt.config import configured, parse_settings
 
 DEFAULT_BANDWIDTH = 12.5e9
 """Bytes per second: 100 Gbit/s."""
@@ -55,7 +56,6 @@ def command(
     **flags: Any,
 ) -> None:
     """Predict cache size, traffic and the bandwidth floor of an engine; needs neither weights nor a GPU."""
-    from kvc_trt.config import configured, parse_settings
     from kvc_trt.profile.planning.request import refuse_overrides, resolve_comparison, resolve_plan
 
     if bandwidth is not None and not disaggregated:

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvc_trt.backends.registry import backends, names
 from kvc_trt.cli.text import printing
+from kvc_trt.models.presets import load_preset
+from kvc_trt.policies import describe, named, resolve
 from kvc_trt.tables import text_table
 
 if TYPE_CHECKING:
@@ -24,8 +27,6 @@ _TOKEN_BUDGET, _MAX_INPUT_LEN, _MAX_OUTPUT_LEN = 512, 4096, 64
 @click.option("--kernels", is_flag=True, help="Print which parts run without a kernel in PyTorch (Markdown).")
 def command(as_json: bool, turns: bool, drafts: bool, kernels: bool) -> None:
     """List the KV-cache policies."""
-    from kvc_trt.policies import describe, named
-
     if turns:
         click.echo(turn_table())
         return
@@ -51,8 +52,6 @@ def command(as_json: bool, turns: bool, drafts: bool, kernels: bool) -> None:
 
 def turn_table() -> str:
     """Return the table of docs/conversations.md: what a turn does under each policy that engines can have."""
-    from kvc_trt.policies import describe, named
-
     rows: dict[str, list[str]] = {}
     for one in describe():
         if not named(one.name).selection.oracle:
@@ -63,8 +62,6 @@ def turn_table() -> str:
 
 def draft_table() -> str:
     """Return the table of docs/speculation.md: what a draft's tokens read under each policy that engines can have."""
-    from kvc_trt.policies import describe, named
-
     rows: dict[str, list[str]] = {}
     for one in describe():
         selection = named(one.name).selection
@@ -82,9 +79,6 @@ def draft_table() -> str:
 
 def kernel_table() -> str:
     """Return the table of docs/torch.md: what has no kernel under each policy that engines can have."""
-    from kvc_trt.backends.registry import backends
-    from kvc_trt.policies import describe, named
-
     rows: dict[str, list[str]] = {}
     for one in describe():
         if named(one.name).selection.oracle:
@@ -99,7 +93,6 @@ def kernel_table() -> str:
 
 def engines(policy: str) -> list[str]:
     """Return the backends that can have an engine of the policy; an oracle has none."""
-    from kvc_trt.backends.registry import backends
     from kvc_trt.engine.supported import supporting
 
     model, parameters = _resolved(policy)
@@ -108,9 +101,6 @@ def engines(policy: str) -> list[str]:
 
 def _resolved(policy: str) -> tuple[ModelConfig, PolicyParameters]:
     """Resolve a policy for a model."""
-    from kvc_trt.models.presets import load_preset
-    from kvc_trt.policies import resolve
-
     model = load_preset("llama3.1-8b").config
     parameters = resolve(
         policy, model=model, token_budget=_TOKEN_BUDGET, max_input_len=_MAX_INPUT_LEN, max_output_len=_MAX_OUTPUT_LEN
@@ -119,6 +109,4 @@ def _resolved(policy: str) -> tuple[ModelConfig, PolicyParameters]:
 
 
 def _engines_text(able: list[str]) -> str:
-    from kvc_trt.backends.registry import names
-
     return "all" if len(able) == len(names()) else ", ".join(able) or "none: oracle"

@@ -10,9 +10,14 @@ from typing import Any
 import click
 import cloup
 
+from kvc_trt import Engine
+from kvc_trt.atomic_files import write_json, write_whole
 from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.cli.option_types import PREFILL_PRECISION, Counts
 from kvc_trt.cli.text.printing import json_option, print_json, progress
+from kvc_trt.machine import place
+from kvc_trt.profile.pages.files import csv_bytes, png_bytes
+from kvc_trt.profile.pages.report_page import html_bytes
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import terminal_columns, text_table
 
@@ -74,8 +79,6 @@ def command(
     The two sides take turns, so that a drift of the machine hits both. Decode runs on caches filled synthetically; time
     to first token is that of a real prefill.
     """
-    from kvc_trt import Engine
-
     result = Engine.open(engine, threads=threads, prefill_precision=prefill_precision, progress=progress()).profile(
         contexts=contexts,
         batches=batches,
@@ -92,10 +95,6 @@ def command(
 
 
 def _write_files(result: dict[str, Any], csv_file: Path | None, png_file: Path | None, directory: Path | None) -> None:
-    from kvc_trt.atomic_files import write_json, write_whole
-    from kvc_trt.profile.pages.files import csv_bytes, png_bytes
-    from kvc_trt.profile.pages.report_page import html_bytes
-
     if directory is not None:
         write_json(directory / "profile.json", result)
         write_whole(directory / "report.html", html_bytes(result))
@@ -114,8 +113,6 @@ def _profile_text(result: Result) -> str:
 
 
 def _head(result: Result) -> str:
-    from kvc_trt.machine import place
-
     engine, machine, copy = result["engine"], result["machine"], result["floor"]["copy_bandwidth"]
     policy = engine["policy"]
     return "\n".join(

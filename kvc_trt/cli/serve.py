@@ -14,6 +14,10 @@ import cloup
 from kvc_trt.backends.registry import names
 from kvc_trt.cache import cache_root
 from kvc_trt.errors import InputError
+from kvc_trt.serving.dynamo.deployment import Deployment, Running, Served
+from kvc_trt.serving.dynamo.environment import require_dynamo
+from kvc_trt.serving.triton.installation import find_triton
+from kvc_trt.serving.triton.serve import TritonDeployment, serve_triton
 
 if TYPE_CHECKING:
     from kvc_trt.serving.dynamo.deployment import Served
@@ -101,9 +105,6 @@ def command(
         return
     import asyncio
 
-    from kvc_trt.serving.dynamo.deployment import Deployment, Running
-    from kvc_trt.serving.dynamo.environment import require_dynamo
-
     key = os.environ.get(API_KEY) or None
     check_host(host, key)
     served = served_engines(engines, role)
@@ -126,9 +127,6 @@ def command(
 
 
 def _serve_triton(engines: tuple[str, ...], host: str, port: int, settings: ServingSettings, *, apart: bool) -> None:
-    from kvc_trt.serving.triton.installation import find_triton
-    from kvc_trt.serving.triton.serve import TritonDeployment, serve_triton
-
     if apart:
         raise click.UsageError("--triton has no roles; prefill and decode apart are NVIDIA Dynamo's")
     if not is_loopback(host):
@@ -159,8 +157,6 @@ def check_host(host: str, api_key: str | None) -> None:
 
 def served_engines(arguments: tuple[str, ...], role: Role = "aggregated") -> list[Served]:
     """Return the engines of `[NAME=]ENGINE` arguments; InputError for a bad name, or one that is given twice."""
-    from kvc_trt.serving.dynamo.deployment import Served
-
     if role == "frontend" and arguments:
         raise click.UsageError("--role frontend runs no engine; prefill and decode have them")
     if role != "frontend" and not arguments:

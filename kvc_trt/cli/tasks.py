@@ -6,8 +6,14 @@ from pathlib import Path
 
 import click
 
+from kvc_trt.atomic_files import check_new_file, write_new_file
 from kvc_trt.cli.text import printing
 from kvc_trt.tables import text_table
+from kvc_trt.tasks.dataset import draw_data_set
+from kvc_trt.tasks.registry import all_tasks
+from kvc_trt.tasks.registry import task as task_named
+from kvc_trt.tasks.tokenizer import load_task_tokenizer
+from kvc_trt.validation import parse_assignments
 
 
 @click.group(invoke_without_command=True)
@@ -17,7 +23,6 @@ def command(context: click.Context, as_json: bool) -> None:
     """List the tasks, or write a data set of one."""
     if context.invoked_subcommand is not None:
         return
-    from kvc_trt.tasks.registry import all_tasks
 
     if as_json:
         names = ("name", "family", "summary", "scored", "max_new_tokens", "reads")
@@ -65,12 +70,6 @@ def write(
     The same arguments give the same bytes. Each line holds a context, a question, the reference answers, and what is
     known of the sample; the first line says what they were drawn with.
     """
-    from kvc_trt.atomic_files import check_new_file, write_new_file
-    from kvc_trt.tasks.dataset import draw_data_set
-    from kvc_trt.tasks.registry import task as task_named
-    from kvc_trt.tasks.tokenizer import load_task_tokenizer
-    from kvc_trt.validation import parse_assignments
-
     chosen = task_named(task)
     options = parse_assignments(settings)
     if tokenizer is None and chosen.reads == "text":

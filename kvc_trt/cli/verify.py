@@ -10,12 +10,18 @@ import click
 import cloup
 from click.core import ParameterSource
 
-from kvc_trt.backends.registry import names
+from kvc_trt import Engine
+from kvc_trt.accuracy.cell import ENOUGH_ANSWERED
+from kvc_trt.accuracy.grid import PLAIN, Variant
+from kvc_trt.atomic_files import check_new_file, write_json
+from kvc_trt.backends.registry import backends, names, open_engine, program_backend, runner
 from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.cli.option_types import PREFILL_PRECISION, CountOrByName, Counts, Names
 from kvc_trt.cli.text import printing
+from kvc_trt.errors import VerificationFailed
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
+from kvc_trt.verify import require_torch
 
 if TYPE_CHECKING:
     from kvc_trt.accuracy.cell import Cell
@@ -125,11 +131,6 @@ def command(
     --level tasks asks the tasks of `kvc-trt tasks` of ENGINE beside its dense twin, or with --model of a model under
     many policies and token budgets; results are kept question by question, and a second run goes on where one stopped.
     """
-    from kvc_trt import Engine
-    from kvc_trt.atomic_files import check_new_file, write_json
-    from kvc_trt.errors import VerificationFailed
-    from kvc_trt.verify import require_torch
-
     require_torch()
     if replay is not None:
         given = click.get_current_context().get_parameter_source
@@ -172,10 +173,6 @@ def command(
 
 def _replay(engine: Path | None, proof: Path, file: Path | None, as_json: bool) -> None:
     """Check a proof and say what was found; VerificationFailed, naming the first problem, if it is not true."""
-    from kvc_trt import Engine
-    from kvc_trt.atomic_files import check_new_file, write_json
-    from kvc_trt.errors import VerificationFailed
-
     if engine is None:
         raise click.UsageError("Missing argument 'ENGINE'.")
     if file is not None:
@@ -202,11 +199,7 @@ def _refuse_tasks(given: Mapping[str, Any], level: str) -> None:
 
 def _run_tasks(engine: Path | None, file: Path | None, as_json: bool, **given: Any) -> None:
     """Measure what compression costs in answers, and report it; VerificationFailed where a bar does not hold."""
-    from kvc_trt.accuracy.grid import PLAIN
     from kvc_trt.accuracy.request import SAMPLES, AccuracyRequest, measure_engine, measure_policies
-    from kvc_trt.atomic_files import check_new_file, write_json
-    from kvc_trt.backends.registry import open_engine, runner
-    from kvc_trt.errors import VerificationFailed
 
     _check_combination(engine, given)
     if file is not None:
@@ -251,8 +244,6 @@ def _run_tasks(engine: Path | None, file: Path | None, as_json: bool, **given: A
 
 
 def _check_combination(engine: Path | None, given: Mapping[str, Any]) -> None:
-    from kvc_trt.backends.registry import backends, program_backend
-
     if (engine is None) == (given["model"] is None):
         raise click.UsageError("--level tasks takes either ENGINE or --model")
     if engine is not None:
@@ -316,9 +307,6 @@ def _cell(cell: Cell | None) -> str:
 
 
 def _notes(report: AccuracyReport) -> Iterable[str]:
-    from kvc_trt.accuracy.cell import ENOUGH_ANSWERED
-    from kvc_trt.accuracy.grid import Variant
-
     if report.not_learned:
         few = f"the full cache answers fewer than {ENOUGH_ANSWERED} questions"
         yield f"* not learned: {few}, and the cell does not count"

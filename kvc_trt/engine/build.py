@@ -25,6 +25,8 @@ from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, weight_bytes
 from kvc_trt.engine.stages import Stages
 from kvc_trt.engine.writer import check_replaceable, check_space, new_directory, place, writable_target
 from kvc_trt.errors import InputError, KvcError
+from kvc_trt.graph.state import state_tensors
+from kvc_trt.models.pretrained_config import to_pretrained_config
 from kvc_trt.models.quantisation import BLOCK
 from kvc_trt.models.sources.tokenizer import check_tokenizer
 from kvc_trt.progress import Progress
@@ -101,9 +103,6 @@ def engine_config(resolved: ResolvedBuild, *, turns: bool) -> dict[str, Any]:
     """Return config.json: TensorRT-LLM's three sections and field names, and the resolved compression.
 
     With `turns` the state is that of the extend graph."""
-    from kvc_trt.graph.state import state_tensors
-    from kvc_trt.models.pretrained_config import to_pretrained_config
-
     parameters = resolved.parameters
     state = state_tensors(resolved.model, parameters, resolved.dtype, turns=turns)
     pretrained = to_pretrained_config(resolved.model)

@@ -31,12 +31,16 @@ from kvc_trt.engine.manifest import (
     rebuild_hint,
 )
 from kvc_trt.errors import InputError
+from kvc_trt.graph.state import ITEM_SIZE, StateTensor
 from kvc_trt.methods.base.constants import ADDED_LATER
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.pretrained_config import from_pretrained_config
 from kvc_trt.operators.dimensions import page_multiple
 from kvc_trt.operators.tensors import BOUNDS
 from kvc_trt.progress import Progress
+from kvc_trt.runtime import load_tokenizer
+from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.validation import validated
 from kvc_trt.version import __version__
 
@@ -126,15 +130,11 @@ class EngineDirectory:
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer itself, loaded at the first use; None for an engine without one."""
-        from kvc_trt.runtime import load_tokenizer
-
         return cast("Tokenizer | None", load_tokenizer(self.tokenizer_path))
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """What makes a prompt of messages; None for a model that came without."""
-        from kvc_trt.runtime.chat.template import ChatTemplate
-
         return ChatTemplate.load(self.path / TOKENIZER_DIRECTORY)
 
     @cached_property
@@ -150,8 +150,6 @@ class EngineDirectory:
     @cached_property
     def state(self) -> tuple[StateTensor, ...]:
         """Every state tensor, in the order of config.json; enough to allocate, bind and count bytes."""
-        from kvc_trt.graph.state import StateTensor
-
         return tuple(
             StateTensor(**{**entry, "shape": tuple(entry["shape"])}) for entry in self.config["kv_compression"]["state"]
         )
@@ -196,8 +194,6 @@ def _check_listed(path: Path, names: Iterable[str], files: Mapping[str, FileReco
 
 
 def _interpret(config: Mapping[str, Any], source: Path) -> tuple[ModelConfig, PolicyParameters, BuildConfig]:
-    from kvc_trt.models.pretrained_config import from_pretrained_config
-
     try:
         model = from_pretrained_config(config["pretrained_config"], source=str(source))
         parameters = parameters_from(config["kv_compression"]["parameters"], str(source))
@@ -210,8 +206,6 @@ def _interpret(config: Mapping[str, Any], source: Path) -> tuple[ModelConfig, Po
 
 def _check_pages(state: Iterable[Mapping[str, Any]], source: Path) -> None:
     """Raise InputError for a 16-bit engine that was built before the pages of bounds were rounded up."""
-    from kvc_trt.graph.state import ITEM_SIZE
-
     for entry in state:
         if str(entry["name"]).partition(".")[0] == BOUNDS.name:
             pages, multiple = entry["shape"][-1], page_multiple(ITEM_SIZE[entry["dtype"]])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.resolution.model_choice import ModelSource
 from kvc_trt.engine.resolution.resolved_build import ResolvedBuild
+from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.progress import Progress
 
 if TYPE_CHECKING:
@@ -48,8 +49,6 @@ def graph_makers(resolved: ResolvedBuild, source: ModelSource, progress: Progres
 def _write_weights(
     path: Path, *, finished: Path, resolved: ResolvedBuild, source: ModelSource, progress: Progress
 ) -> None:
-    from kvc_trt.graph.weights import write_weights
-
     length, kind = resolved.parameters.max_sequence_len, resolved.config.weights
     write_weights(resolved.model, source.weights, path, weights=kind, length=length, progress=progress)
 
@@ -83,7 +82,5 @@ def _write_draft(path: Path, *, finished: Path, resolved: ResolvedBuild, progres
 
 
 def _write_graph(build: Callable[..., ModelProto], resolved: ResolvedBuild, path: Path, finished: Path) -> None:
-    from kvc_trt.graph.weights import GraphWeights
-
     model: Any = build(resolved.model, resolved.parameters, weights=GraphWeights(finished / WEIGHTS_FILE))
     path.write_bytes(model.SerializeToString(deterministic=True))

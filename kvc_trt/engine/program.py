@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from kvc_trt.graph.state import StateTensor, cache_sites, state_tensors
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.runtime.executor import Limits, NoDrafts, NoTurns
 
 if TYPE_CHECKING:
@@ -68,8 +69,6 @@ class Program:
     @property
     def limits(self) -> Limits:
         """The limits that rows must respect, whatever executor runs the program."""
-        from kvc_trt.operators import PROMPT_BLOCK
-
         parameters = self.parameters
         return Limits(
             vocab_size=self.model.vocab_size,

@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvc_trt.kernels.c_library import KernelLibraryError
+from kvc_trt.kernels.c_library import CLibrary, KernelLibraryError
 
 if TYPE_CHECKING:
     from kvc_trt.kernels.c_library import CLibrary
@@ -59,8 +59,6 @@ def use_library(path: str | PathLike[str]) -> Iterator[KernelLibrary]:
 
 @cache
 def _load_c(path: Path) -> CLibrary:
-    from kvc_trt.kernels.c_library import CLibrary
-
     return CLibrary(path)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from kvc_trt import reference
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
@@ -41,8 +42,6 @@ class ExactTopK(DecodeSelection):
         """Attend to the best `top_k` tokens by exact attention.
 
         `selected` is [B,H,k] if each query head chooses, otherwise [B,G,k]."""
-        from kvc_trt import reference
-
         return reference.exact_topk(
             query, cache.keys, cache.values, cache.lengths,
             top_k=rule.top_k, dense_until=max(rule.token_budget, rule.dense_until), per_query_head=rule.per_query_head,

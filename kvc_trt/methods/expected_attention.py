@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
+from kvc_trt import reference
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.graph_context import PromptLayer
 from kvc_trt.methods.base.inputs import EVERY_POLICY, SELECTION, PolicyInputs, constants
@@ -162,8 +163,6 @@ class ExpectedAttention(ScoredEviction):
     @override
     def observe(self, queries: PromptQueries, prompt_lengths: Tensor, rule: Constants) -> ExpectedQueries:
         """Estimate the queries that follow each prompt from all queries of the prompt."""
-        from kvc_trt import reference
-
         rotation = reference.future_rotation(
             *queries.rotary_tables, prompt_lengths, future_positions=rule.future_positions
         )
@@ -173,16 +172,12 @@ class ExpectedAttention(ScoredEviction):
     def compact(
         self, observed: ExpectedQueries, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        from kvc_trt import reference
-
         return reference.keep_expected(
             observed, keys, values, prompt_lengths, prompt_budget=rule.prompt_budget, sinks=rule.sinks
         )
 
     @override
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
-        from kvc_trt import reference
-
         tables, ahead = turn.rotary_tables, rule.future_positions
         rotation = reference.future_rotation(*tables, turn.positions, future_positions=ahead)
         observed = reference.expected_queries(turn.plain_queries(), rotation, turn.new_lengths, sinks=0)
@@ -220,8 +215,6 @@ class ExpectedAttention(ScoredEviction):
     def run_alone(self, operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
         """Run compaction with the queries expected after the case's prompts."""
         import torch
-
-        from kvc_trt import reference
 
         single = reference.ExpectedQueries(*(table.float() for table in _expected(case, rule)))
         double = reference.ExpectedQueries(*(table.double() for table in single))
@@ -277,8 +270,6 @@ def _expected(case: PromptCase, rule: Constants) -> ExpectedQueries:
     """Return the expected queries of a case, in float64."""
     import torch
 
-    from kvc_trt import reference
-
     queries, cosine, sine = (float32(table).double() for table in (_prompt_queries(case), *_rotation(case)))
     lengths = torch.from_numpy(case.prompt_lengths)
     return reference.expected_queries(queries, (cosine, sine), lengths, sinks=rule.sinks)
@@ -295,8 +286,6 @@ def _run_queries(operator: RunnableAlone, case: PromptCase, rule: Constants) -> 
 
 def _run_queries_of_turn(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found:
     import torch
-
-    from kvc_trt import reference
 
     prompts = case.joined(case.q.shape[2])
     cosine, sine = _rotation(prompts)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from kvc_trt import reference
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.graph_context import PromptLayer, StepLayer, store_whole
@@ -39,8 +40,6 @@ class Nothing(PromptEviction):
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        from kvc_trt import reference
-
         return reference.compact(observed, keys, values, prompt_lengths, prompt_budget=keys.shape[2], pool_kernel=1)
 
     @override
@@ -60,8 +59,6 @@ class Dense(DecodeSelection):
 
     @override
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        from kvc_trt import reference
-
         return reference.Selection(reference.dense_attention(query, cache.keys, cache.values, cache.lengths))
 
     @override

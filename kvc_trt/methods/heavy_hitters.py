@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
+from kvc_trt import reference
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs
 from kvc_trt.methods.base.isolated_runs import (
@@ -73,15 +74,11 @@ class MostAttended(BestBesideRecent):
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
         """Keep the last tokens and the heavy hitters of longer prompts; `observed` is all queries."""
-        from kvc_trt import reference
-
         shares = {"heavy": contested(rule), "recent": rule.recent}
         return reference.keep_heavy_hitters(observed, keys, values, prompt_lengths, **shares)
 
     @override
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
-        from kvc_trt import reference
-
         if turn.scores is None:
             raise ValueError("scores are missing; expected the attention received by every entry [B,G,T]")
         tables = turn.queries, turn.keys, turn.values, turn.lengths, turn.new_lengths, turn.scores
@@ -117,8 +114,6 @@ class MostAttended(BestBesideRecent):
         """Run the compaction after a turn, over stored tokens in any slot with random scores."""
         import torch
 
-        from kvc_trt import reference
-
         case = replace(case, cache_lengths=np.minimum(case.cache_lengths, stored_budget(rule)))
         both, slots = case.joined(case.q.shape[2]), case.k_cache.shape[2]
         order = np.broadcast_to(np.arange(slots)[::-1], case.k_cache.shape[:3]).astype(np.int32)
@@ -152,8 +147,6 @@ class HeavyHitters(DropWorstBesideRecent):
 
     @override
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        from kvc_trt import reference
-
         if cache.scores is None:
             raise ValueError("scores are missing; expected the attention received by every entry [B,G,C]")
         state = cache.keys, cache.values, cache.lengths, cache.scores

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from kvc_trt import reference
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.inputs import DEFAULT_WINDOW, EVERY_POLICY, SELECTION, PolicyInputs, constants
@@ -277,8 +278,6 @@ class BestOfPages(DecodeSelection):
 
     @override
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        from kvc_trt import reference
-
         if cache.page_min is None or cache.page_max is None:
             raise ValueError("page_min and page_max are missing; expected the bounds of every page [B,G,P,D]")
         read = reference.hybrid_attention(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
+from kvc_trt import reference
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
 from kvc_trt.methods.base.parameters import PolicyParameters
@@ -66,8 +67,6 @@ class DistinctKeys(ScoredEviction):
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        from kvc_trt import reference
-
         return reference.keep_distinct(keys, values, prompt_lengths, prompt_budget=rule.prompt_budget)
 
     @override

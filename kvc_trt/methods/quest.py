@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
+from kvc_trt import reference
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection
@@ -88,8 +89,6 @@ class PagesPerQueryHead(DecodeSelection):
 
     @override
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        from kvc_trt import reference
-
         if cache.page_min is None or cache.page_max is None:
             raise ValueError("page_min and page_max are missing; expected the bounds of every page [B,G,P,D]")
         read = reference.quest_attention(

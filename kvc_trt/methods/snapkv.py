@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from kvc_trt.methods.base.constants import Constants
-from kvc_trt.methods.base.graph_context import PromptLayer, repeat_heads
+from kvc_trt.methods.base.graph_context import PromptLayer, TurnLayer, repeat_heads
 from kvc_trt.methods.base.inputs import EVERY_POLICY, EVICTION, PolicyInputs
 from kvc_trt.methods.base.isolated_runs import TurnRun
 from kvc_trt.methods.base.parameters import PolicyParameters
@@ -64,8 +64,6 @@ class ObservedPerQueryHead(PromptEviction):
     @override
     def new_entry(self, step: Entry) -> Entry:
         """Return the step or turn with keys and values repeated for every query head."""
-        from kvc_trt.methods.base.graph_context import TurnLayer
-
         if isinstance(step, TurnLayer):
             keys, values = (repeat_heads(step.emit, step.config, part) for part in (step.keys, step.values))
             return replace(step, keys=keys, values=values)

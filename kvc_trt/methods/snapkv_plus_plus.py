@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
+from kvc_trt import reference
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.graph_context import CacheLayer, PromptLayer
 from kvc_trt.methods.base.inputs import DEFAULT_WINDOW, EVERY_POLICY, EVICTION, PolicyInputs, constants
@@ -157,8 +158,6 @@ class ObservedAttention(ScoredEviction):
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        from kvc_trt import reference
-
         budget, kernel = rule.prompt_budget, rule.pool_kernel
         return reference.compact(observed, keys, values, prompt_lengths, prompt_budget=budget, pool_kernel=kernel)
 
@@ -172,8 +171,6 @@ class ObservedAttention(ScoredEviction):
 
     @override
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
-        from kvc_trt import reference
-
         return reference.compact_turn(
             turn.queries[:, :, -rule.window :], turn.keys, turn.values, turn.lengths, turn.new_lengths,
             prompt_budget=rule.prompt_budget, pool_kernel=rule.pool_kernel,
@@ -239,8 +236,6 @@ def _run_turn(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found
 def _kept(case: PromptCase, rule: Constants, budget: int, indices: Array) -> KeptOfPrompt:
     """Pair positions kept to a budget with those that the reference keeps."""
     import torch
-
-    from kvc_trt import reference
 
     inputs = float32(case.q_window), float32(case.k), float32(case.v), torch.from_numpy(case.prompt_lengths)
     expected = reference.compact(*inputs, prompt_budget=budget, pool_kernel=rule.pool_kernel).indices.numpy()

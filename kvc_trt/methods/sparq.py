@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
+from kvc_trt import reference
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection, Rebuild
 from kvc_trt.methods.base.graph_context import PromptLayer
@@ -107,8 +108,6 @@ class LargestChannels(DecodeSelection):
 
     @override
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        from kvc_trt import reference
-
         read = reference.sparq_attention(
             query, cache.keys, cache.values, cache.lengths,
             top_r=rule.top_r, top_k=rule.top_k, token_budget=rule.token_budget,

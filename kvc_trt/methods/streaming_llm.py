@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from typing_extensions import override
 
+from kvc_trt import reference
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection
@@ -68,8 +69,6 @@ class FirstAndLast(PromptEviction):
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        from kvc_trt import reference
-
         return reference.keep_recent(keys, values, prompt_lengths, slots=rule.capacity, sinks=rule.sinks)
 
     @override
@@ -170,8 +169,6 @@ def _run_turn(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found
 
 def _run(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
     """Run KvcRecentAttention while the ring fills and after it has wrapped."""
-    from kvc_trt import reference
-
     found = Found()
     for turned in (0, rule.capacity + 3):
         ring = _turned(case, rule, turned)
@@ -185,8 +182,6 @@ def _run(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
 
 def _run_ranked(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
     """Run KvcRankedRecentAttention, comparing with keys rotated by their rank."""
-    from kvc_trt import reference
-
     found, half = Found(), case.query.shape[2] // 2
     angles = np.outer(np.arange(rule.capacity), 10_000.0 ** (-np.arange(half) / half))
     tables = {"cosine": np.cos(angles).astype(np.float32), "sine": np.sin(angles).astype(np.float32)}

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
+from kvc_trt import reference
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs
 from kvc_trt.methods.base.isolated_runs import (
@@ -62,8 +63,6 @@ class LastQuery(BestBesideRecent):
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
         """Compact every prompt longer than the budget, with one list for all KV heads."""
-        from kvc_trt import reference
-
         heavy = contested(rule)
         return reference.keep_attended(observed, keys, values, prompt_lengths, heavy=heavy, recent=rule.recent)
 
@@ -88,8 +87,6 @@ class LeastAttended(DropWorstBesideRecent):
 
     @override
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        from kvc_trt import reference
-
         shares = {"heavy": contested(rule), "recent": rule.recent}
         return reference.tova_attention(query, cache.keys, cache.values, cache.lengths, **shares)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.sources.checkpoint import Checkpoint
+from kvc_trt.models.sources.hugging_face import read_config
 
 if TYPE_CHECKING:
     from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
@@ -41,6 +42,5 @@ def read_model_config(path: Path) -> ModelConfig:
         checkpoint = open_checkpoint(path)
         checkpoint.close()
         return checkpoint.config
-    from kvc_trt.models.sources.hugging_face import read_config
 
     return read_config(path)

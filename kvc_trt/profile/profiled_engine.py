@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.backends.benchmark import Benchmark, Peak, prefill_seconds
+from kvc_trt.engine.program import twin_program
 from kvc_trt.graph.state import cache_sites
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.profile.statistics import Summary, summarise
@@ -96,8 +97,6 @@ def twin_for(program: Program, context: int) -> Program:
     Its caches have the length of a dense engine built for that context, so it never reads slots that only a longer
     prompt would fill.
     """
-    from kvc_trt.engine.program import twin_program
-
     return twin_program(replace(program, parameters=replace(program.parameters, max_input_len=context)))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.backends.benchmark import Benchmark, OperatorTime, PartOfRun, Peak
+from kvc_trt.engine.program import engine_program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.profile.engine_weights import engine_weight_bytes
 from kvc_trt.profile.model_size import cache_itemsize, prefill_operations
@@ -128,8 +129,6 @@ class Sweep:
 
 def run_sweep(engine: EngineDirectory, request: ProfileRequest, progress: Progress, benchmark: Benchmark) -> Sweep:
     """Measure every context and batch of `request` on the benchmark's device."""
-    from kvc_trt.engine.program import engine_program
-
     program = engine_program(engine)
     sweeper = _Sweeper(open_profiled("engine", program, benchmark), request)
     with progress.task("profiling", len(request.contexts) * len(request.batches)) as advance:

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from kvc_trt.api.engine import Engine
 from kvc_trt.errors import Busy, DeadlineMissed, InputError
 from kvc_trt.runtime.request import Request
 from kvc_trt.serving.errors import invalid, serving_error
@@ -64,8 +65,6 @@ class ServedEngine:
         `digest` is that of the engine which is expected (`EngineDirectory.digest`). Raises InputError for an engine
         that is not intact, or another one, before anything of it runs; UnsupportedEnvironment where it cannot run.
         """
-        from kvc_trt.api.engine import Engine
-
         settings = settings or ServingSettings()
         engine = Engine.open(
             path,

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.errors import InputError, did_you_mean
+from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
+from kvc_trt.models.presets import list_presets, load_preset
+from kvc_trt.models.sources.hugging_face import read_json_object
+from kvc_trt.models.sources.tokenizer import read_tokenizer
 from kvc_trt.tasks.task import TaskSample
 
 if TYPE_CHECKING:
@@ -70,7 +74,6 @@ def load_task_tokenizer(source: str) -> TaskTokenizer:
     A file is a tokenizer.json or a GGUF file. InputError where there is no tokenizer, or it is malformed or empty.
     """
     from kvc_trt.models.formats import GGUF_SUFFIX
-    from kvc_trt.models.sources.tokenizer import read_tokenizer
 
     path = Path(source) if Path(source).exists() else _of_preset(source)
     if path.suffix == GGUF_SUFFIX and path.is_file():
@@ -87,8 +90,6 @@ def load_task_tokenizer(source: str) -> TaskTokenizer:
 
 def _from_gguf(path: Path) -> TaskTokenizer:
     from tokenizers import Tokenizer
-
-    from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
 
     checkpoint = GgufCheckpoint(path)
     checkpoint.close()
@@ -111,8 +112,6 @@ def unknown_id(tokenizer: Tokenizer) -> int | None:
 
 
 def _of_preset(name: str) -> Path:
-    from kvc_trt.models.presets import list_presets, load_preset
-
     if name not in (known := list_presets()):
         raise InputError(
             f"{name} is neither a file, a directory nor a preset{did_you_mean(name.lower(), known)}",
@@ -130,8 +129,6 @@ def _of_preset(name: str) -> Path:
 
 def _positions(config: Path) -> int | None:
     """`max_position_embeddings` of a checkpoint's or an engine's config.json, if it says."""
-    from kvc_trt.models.sources.hugging_face import read_json_object
-
     if not config.is_file():
         return None
     content = read_json_object(config)

@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING
 from kvc_trt import policies
 from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.errors import InputError, VerificationFailed
+from kvc_trt.graph.state import cache_sites
 from kvc_trt.methods.rankings.rounding import slack_of_truncation
+from kvc_trt.models.presets import load_preset
+from kvc_trt.models.sources.fp8 import as_floats
+from kvc_trt.models.weights import check_weights
 from kvc_trt.progress import Progress
+from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.runtime import Session
 from kvc_trt.runtime.session.batch import Batch, batch_of
 from kvc_trt.verify.engine_run import EngineRun, Observed, observe, run
 from kvc_trt.verify.plan import Plan
@@ -151,8 +157,6 @@ class EngineUnderTest:
     @cached_property
     def reference(self) -> ReferenceDecoder:
         """The reference with its weights in memory, to decode freely."""
-        from kvc_trt.reference.decoder import ReferenceDecoder
-
         parameters = self.engine.parameters
         return ReferenceDecoder(
             self.engine.model, self.engine.weights(), method=policies.method(parameters), parameters=parameters
@@ -184,21 +188,15 @@ class EngineUnderTest:
 
     def session(self, rows: int) -> Session:
         """A session over the engine, without text."""
-        from kvc_trt.runtime import Session
-
         return Session(self.executor, None, rows)
 
     def twin_session(self, rows: int) -> Session:
         """A session over the dense twin, without text."""
-        from kvc_trt.runtime import Session
-
         return Session(self.twin, None, rows)
 
     @cached_property
     def sites(self) -> tuple[CacheSite, ...]:
         """Every cache of the engine."""
-        from kvc_trt.graph.state import cache_sites
-
         return cache_sites(self.engine.model, self.engine.parameters)
 
     def choosing_caches(self) -> set[int]:
@@ -218,8 +216,6 @@ class EngineUnderTest:
     def checkpoint(self) -> tuple[WeightSource | None, str]:
         """Unquantised weights to compare with, and what they are or why there are none."""
         from kvc_trt.models.formats import open_checkpoint
-        from kvc_trt.models.sources.fp8 import as_floats
-        from kvc_trt.models.weights import check_weights
 
         directory = self.checkpoint_directory or self._shipped_checkpoint()
         if directory is None:
@@ -235,8 +231,6 @@ class EngineUnderTest:
         return source, f"the engine's weights against {directory}, another checkpoint"
 
     def _shipped_checkpoint(self) -> Path | None:
-        from kvc_trt.models.presets import load_preset
-
         try:
             return load_preset(self.engine.build.model).checkpoint
         except InputError:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.accuracy.questions import Question
 from kvc_trt.errors import InputError
+from kvc_trt.runtime import Request, Session
 from kvc_trt.runtime.session.batch import batch_of
 
 if TYPE_CHECKING:
@@ -104,8 +105,6 @@ class SessionAnswerer:
     @contextlib.contextmanager
     def _session(self) -> Iterator[Session]:
         """A session with its caches, which are given back."""
-        from kvc_trt.runtime import Session
-
         session = Session(self._executor, None, self._rows, end_token_ids=self._ends)
         self._row_bytes = self._executor.state_bytes() // self._rows
         try:
@@ -115,8 +114,6 @@ class SessionAnswerer:
 
     def _answered(self, session: Session, questions: Sequence[Question], max_new_tokens: int) -> Iterable[Answer]:
         """Rows advance together; one whose answer is complete leaves before the model goes on."""
-        from kvc_trt.runtime import Request
-
         requests = [
             Request(q.prompt_ids, max_new_tokens, continuation_token_ids=q.continuation_ids, stay=bool(q.turn_ids))
             for q in questions

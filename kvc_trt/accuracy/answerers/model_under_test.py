@@ -13,7 +13,9 @@ from kvc_trt.backends.registry import harness_for
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.errors import InputError
 from kvc_trt.policies import BASELINE
+from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.runtime.executor import threads_for
+from kvc_trt.tasks.tokenizer import load_task_tokenizer
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
@@ -69,9 +71,6 @@ class BuiltEngine:
     workers = 1
 
     def __init__(self, engine: EngineDirectory, backend: str) -> None:
-        from kvc_trt.runtime.chat.template import ChatTemplate
-        from kvc_trt.tasks.tokenizer import load_task_tokenizer
-
         self._engine, self._backend = engine, backend
         self._target = harness_for(engine, RunOptions(backend, threads_for(engine.model)))
         self.config: ModelConfig = engine.model

@@ -18,14 +18,20 @@ from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.cache import cache_root
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.format import WEIGHTS_FILE
+from kvc_trt.engine.program import Program
+from kvc_trt.engine.resolution.calibration import calibrated
 from kvc_trt.engine.resolution.model_choice import ModelChoice, ModelSource, choose_model, open_source
 from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, compute_dtype, host_weights, with_defaults
 from kvc_trt.errors import InputError
+from kvc_trt.graph.state import state_tensors
+from kvc_trt.graph.weights import EngineWeights, GraphWeights, write_weights
 from kvc_trt.machine import usable_cores
 from kvc_trt.models.config import longest_sequence
 from kvc_trt.policies import BASELINE
 from kvc_trt.progress import NullProgress, Progress
+from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.runtime.executor import threads_for
+from kvc_trt.tasks.tokenizer import load_task_tokenizer
 from kvc_trt.validation import validated
 
 if TYPE_CHECKING:
@@ -42,10 +48,6 @@ class PolicyEngines:
     """A model whose weights are on the disk once; `open_model` makes one."""
 
     def __init__(self, choice: ModelChoice, source: ModelSource, weights: str, directory: Path) -> None:
-        from kvc_trt.graph.weights import GraphWeights
-        from kvc_trt.runtime.chat.template import ChatTemplate
-        from kvc_trt.tasks.tokenizer import load_task_tokenizer
-
         self._choice, self._source, self._weights = choice, source, weights
         threads = threads_for(choice.config)
         self._path = directory / WEIGHTS_FILE
@@ -99,8 +101,6 @@ class PolicyEngines:
 
     def _resolve(self, variant: Variant, room: Room) -> PolicyParameters:
         """As a build resolves it, with layer budgets measured where the variant asks for them."""
-        from kvc_trt.engine.resolution.calibration import calibrated
-
         budget = {} if variant.policy == BASELINE else {"token_budget": variant.token_budget}
         given = {
             "model": self._choice.name,
@@ -121,17 +121,12 @@ class PolicyEngines:
         return SessionAnswerer(executor, parameters, self._backend.name, rows, self.config.eos_token_ids)
 
     def _reference(self, parameters: PolicyParameters) -> Answerer:
-        from kvc_trt.graph.weights import EngineWeights
-
         weights = EngineWeights(self._path)
         rows = rows_for(full_row_bytes(self.config, parameters.max_sequence_len))
         return ReferenceAnswerer(self.config, weights, parameters, rows, self.config.eos_token_ids, self._prefills)
 
     def _program(self, parameters: PolicyParameters, turns: bool) -> Program:
-        from kvc_trt.engine.program import Program
         from kvc_trt.graph.build import build_decode, build_extend, build_prefill
-        from kvc_trt.graph.state import state_tensors
-        from kvc_trt.graph.weights import GraphWeights
 
         model, weights = self.config, GraphWeights(self._path)
         turns = turns and parameters.no_turn is None
@@ -162,8 +157,6 @@ def open_model(
 
     Raises InputError for an unknown model or a checkpoint that is not the model's.
     """
-    from kvc_trt.graph.weights import write_weights
-
     config = BuildConfig(model=model, checkpoint=checkpoint)
     choice, source = open_source(choose_model(model, checkpoint), config)
     kind = host_weights(choice) if weights == "auto" else weights

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from kvc_trt.backends.base import Backend
+from kvc_trt.backends.onnxruntime.native import describe_choice, native_operators
 from kvc_trt.backends.probes import Probe, import_package
 from kvc_trt.backends.run_options import PREFILL_PRECISIONS
 from kvc_trt.engine.backend import FP8
@@ -48,8 +49,6 @@ class OnnxRuntimeBackend(Backend):
     @override
     def probe(self) -> Probe:
         """Check for the package in a version whose scatter works in place, and for native operators."""
-        from kvc_trt.backends.onnxruntime.native import describe_choice
-
         versions, missing = import_package("onnxruntime")
         if not missing and _numbers(versions["onnxruntime"]) < OLDEST:
             oldest = ".".join(map(str, OLDEST))
@@ -82,7 +81,6 @@ class OnnxRuntimeBackend(Backend):
     @override
     def packed_copies(self, weights: str, size: float, *, drafts: bool) -> tuple[str, ...]:
         """Return whether steps, and passes over drafts, have a packed copy with the native operators that are here."""
-        from kvc_trt.backends.onnxruntime.native import native_operators
         from kvc_trt.backends.onnxruntime.packed_copies import passes_pack, steps_pack
 
         quantised = weights in ("int8", "int4", "keep")
@@ -94,8 +92,6 @@ class OnnxRuntimeBackend(Backend):
     @override
     def kernels(self, engine: EngineDirectory) -> str | None:
         """Return the library of native operators that its sessions use, if there is one."""
-        from kvc_trt.backends.onnxruntime.native import native_operators
-
         found = native_operators(engine.state[0].dtype)
         return None if found is None else found.describe(fp8_bounds=engine.parameters.fp8_bounds)
 

@@ -42,10 +42,12 @@ from kvc_trt.backends.onnxruntime.operator_times import is_node, operator_of, op
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.program import Program
+from kvc_trt.graph.state import state_tensors
 from kvc_trt.machine import usable_cores
 from kvc_trt.methods.base.operator_runs import prompt_runs
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.operators import PROMPT_BLOCK
 
 _FLOAT32 = 4
@@ -217,9 +219,7 @@ def _measure(model: ModelConfig, parameters: PolicyParameters, dtype: str) -> in
 
 def _executor(directory: Path, model: ModelConfig, parameters: PolicyParameters, dtype: str) -> OnnxRuntimeExecutor:
     from kvc_trt.graph.build import build_decode
-    from kvc_trt.graph.state import state_tensors
     from kvc_trt.graph.weights import GraphWeights, write_weights
-    from kvc_trt.models.random_weights import RandomWeights
 
     directory.mkdir()
     weights = directory / WEIGHTS_FILE

@@ -12,10 +12,14 @@ from numpy.typing import NDArray
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, prepared_graph, run_bound
 from kvc_trt.backends.onnxruntime.native import BF16, NativeOperators, native_operators
 from kvc_trt.backends.onnxruntime.packed_copies import passes_pack, steps_pack
+from kvc_trt.backends.onnxruntime.prefill.loaded_parts import PartLoader
+from kvc_trt.backends.onnxruntime.prefill.part_trials import Trials
+from kvc_trt.backends.onnxruntime.prefill.sliced_prefill import SlicedPrefill
 from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
 from kvc_trt.backends.run_options import DEFAULTS, PrefillPrecision, RunOptions
 from kvc_trt.engine.program import Graph, Program, engine_program, read_graph, split_by_graph
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.graph.prefill_parts import cut_prefill
 from kvc_trt.machine import usable_cores
 from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT
 
@@ -126,11 +130,6 @@ class EngineSessions:
 
     @cached_property
     def _sliced(self) -> SlicedPrefill:
-        from kvc_trt.backends.onnxruntime.prefill.loaded_parts import PartLoader
-        from kvc_trt.backends.onnxruntime.prefill.part_trials import Trials
-        from kvc_trt.backends.onnxruntime.prefill.sliced_prefill import SlicedPrefill
-        from kvc_trt.graph.prefill_parts import cut_prefill
-
         options = LoadOptions(
             self._options.threads, prepack=False, dtype=self.program.dtype, prefill=self._options.prefill_precision,
             prepared=True, shares_buffers=True, by_bodies=self.program.by_bodies,

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.backends.onnxruntime.binding import bind_input, bind_output, return_freed_memory, shrinking
+from kvc_trt.backends.onnxruntime.draft_pass import DraftPass
 from kvc_trt.backends.onnxruntime.engine_sessions import EngineSessions
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.runtime.executor import CheckedDraft, ExecutorBase, Extended, Prefilled
@@ -32,8 +33,6 @@ class OnnxRuntimeExecutor(EngineSessions, ExecutorBase):
 
     @cached_property
     def _drafts(self) -> DraftPass:
-        from kvc_trt.backends.onnxruntime.draft_pass import DraftPass
-
         return DraftPass(self.draft_session, self.program, self._buffers, self._expose_draft)
 
     def load(self) -> None:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from kvc_trt.backends.harness import EngineOperator, Harness, Watched
+from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.native import native_operators
 from kvc_trt.backends.single_operator import single_operators
 from kvc_trt.engine.program import Program, engine_program, twin_program
+from kvc_trt.graph.rewrites.native import native_in
 from kvc_trt.graph.state import CacheSite, cache_sites
 from kvc_trt.methods.base.graph_context import of_token
 from kvc_trt.operators import KVC_DOMAIN
@@ -56,8 +58,6 @@ class OnnxRuntimeHarness(Harness):
         return self._executor(replace(engine_program(self._engine), by_bodies=True))
 
     def _executor(self, program: Program, expose: Collection[str] = ()) -> OnnxRuntimeExecutor:
-        from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-
         return OnnxRuntimeExecutor(program, self._options, expose=expose)
 
     @cached_property
@@ -67,8 +67,6 @@ class OnnxRuntimeHarness(Harness):
         The native operator adds in another order than bodies do.
         """
         import onnx
-
-        from kvc_trt.graph.rewrites.native import native_in
 
         native = native_operators(self._engine.state[0].dtype)
         if native is None:

@@ -15,6 +15,7 @@ from kvc_trt.backends.openvino.paged_attention import AttentionHeads
 from kvc_trt.backends.openvino.prefill import CompiledGraph
 from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.engine.program import Program, read_graph
+from kvc_trt.graph.rewrites.expose import expose
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
@@ -49,8 +50,6 @@ class OpenVinoExecutor(OnnxRuntimeExecutor):
     @cached_property
     def compiled_prefill(self) -> CompiledGraph:
         """The prefill graph; its weights are packed for OpenVINO's kernels when it first runs."""
-        from kvc_trt.graph.rewrites.expose import expose
-
         model = read_graph(self.program.prefill)
         if self._expose_prefill:
             model = expose(model, self._expose_prefill)

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from kvc_trt.backends.base import Backend
 from kvc_trt.backends.probes import Probe
+from kvc_trt.backends.tensorrt.forecast import device_memory
 from kvc_trt.backends.tensorrt.format import WITH_DESCRIPTIONS, no_turns, target_problem
 from kvc_trt.engine.backend import QUANTISED
 
@@ -113,8 +114,6 @@ class TensorRtBackend(Backend):
     def device_memory(
         self, model: ModelConfig, parameters: PolicyParameters, weights: float, rows: int, gpus: Mapping[str, int]
     ) -> dict[str, Any] | None:
-        from kvc_trt.backends.tensorrt.forecast import device_memory
-
         return device_memory(model, parameters, weights, rows, gpus)
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvc_trt.backends.benchmark import Benchmark, CopyBandwidth, PartOfRun, Peak
+from kvc_trt.backends.onnxruntime.benchmark import prefill_memory
 from kvc_trt.backends.tensorrt.device import DeviceBlock, Stream, call, free_memory, runtime
 from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
 from kvc_trt.backends.tensorrt.running.in_memory import build_program
@@ -67,8 +68,6 @@ class TensorRtBenchmark(Benchmark):
     @override
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
         """Return what the graph needs in ONNX Runtime, only an order of magnitude here: attention is fused."""
-        from kvc_trt.backends.onnxruntime.benchmark import prefill_memory
-
         return prefill_memory(program, rows, tokens)
 
     @contextmanager

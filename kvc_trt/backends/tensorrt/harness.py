@@ -16,7 +16,14 @@ from typing_extensions import override
 
 from kvc_trt.backends.harness import Array, EngineOperator, Harness, Watched
 from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
+from kvc_trt.backends.single_operator import single_operators
+from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
+from kvc_trt.backends.tensorrt.running.in_memory import build_program, run_once
+from kvc_trt.backends.tensorrt.running.loading import open_toolkit
+from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.errors import InputError
+from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.operators.turns.extend_attention import EXTEND_ATTENTION
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -56,8 +63,6 @@ class TensorRtOperator:
 
     def run(self, **inputs: Array) -> list[Array]:
         """Return the outputs in the operator's order; caches are copied to the GPU first."""
-        from kvc_trt.backends.tensorrt.running.in_memory import run_once
-
         wanted = {name: inputs[name] for name in self.single.inputs}
         model = for_shapes(self.single.model, {name: value.shape for name, value in wanted.items()})
         found = run_once(self.toolkit, model, wanted)
@@ -82,9 +87,6 @@ class TensorRtHarness(Harness):
     @override
     def open(self, expose: Collection[str] = ()) -> TensorRtExecutor:
         """Open the engine's plans, or with `expose` new plans that have these values as outputs."""
-        from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
-        from kvc_trt.engine.program import engine_program
-
         if not expose:
             return TensorRtExecutor(self._engine)
         return self._built(engine_program(self._engine), expose)
@@ -92,8 +94,6 @@ class TensorRtHarness(Harness):
     @override
     def open_twin(self) -> TensorRtExecutor:
         """Build plans in memory from config.json and the same weight file."""
-        from kvc_trt.engine.program import twin_program
-
         return self._built(twin_program(self._engine), ())
 
     @override
@@ -102,8 +102,6 @@ class TensorRtHarness(Harness):
 
     @override
     def operators(self) -> list[EngineOperator]:
-        from kvc_trt.backends.single_operator import single_operators
-
         dtype, engine = self._engine.state[0].dtype, self._engine
         graphs = [path for path in (engine.prefill_path, engine.decode_path, engine.extend_path) if path is not None]
         return [TensorRtOperator(op, self._toolkit) for graph in graphs for op in single_operators(graph, dtype)]
@@ -131,14 +129,9 @@ class TensorRtHarness(Harness):
     @cached_property
     def _toolkit(self) -> Toolkit:
         """TensorRT, GPU and plugins, checked against the engine's manifest."""
-        from kvc_trt.backends.tensorrt.running.loading import open_toolkit
-
         return open_toolkit(self._engine)
 
     def _built(self, program: Program, expose: Collection[str]) -> TensorRtExecutor:
-        from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
-        from kvc_trt.backends.tensorrt.running.in_memory import build_program
-
         loaded = build_program(self._toolkit, program, self._engine.build.max_batch_size, expose)
         return TensorRtExecutor(program, loaded=loaded)
 
@@ -159,9 +152,6 @@ def for_shapes(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Mode
     caches.
     """
     from onnx import ModelProto, helper
-
-    from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
-    from kvc_trt.operators.turns.extend_attention import EXTEND_ATTENTION
 
     copy = ModelProto()
     copy.CopyFrom(model)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from kvc_trt.backends.tensorrt.device import call
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary, find_libraries
 from kvc_trt.errors import KvcError
 
@@ -78,8 +79,6 @@ def inspect_machine(*, ask_libraries: bool = True) -> GpuMachine:
 
 def current_gpu(runtime: Any) -> Gpu:
     """Return the current CUDA device of this thread. Creates its CUDA context, as any allocation would."""
-    from kvc_trt.backends.tensorrt.device import call
-
     (device,) = call(runtime.cudaGetDevice, doing="asking for the device")
     (properties,) = call(runtime.cudaGetDeviceProperties, device, doing="asking for the device's properties")
     free, total = call(runtime.cudaMemGetInfo, doing="asking for the device's memory")
@@ -89,8 +88,6 @@ def current_gpu(runtime: Any) -> Gpu:
 
 def cuda_version(runtime: Any) -> Version:
     """Return the version of the CUDA runtime inside cuda-bindings, without a driver."""
-    from kvc_trt.backends.tensorrt.device import call
-
     (number,) = call(runtime.cudaRuntimeGetVersion, doing="asking for the CUDA version")
     return _split(number)
 

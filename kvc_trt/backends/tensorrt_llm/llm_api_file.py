@@ -15,9 +15,14 @@ from typing import Any
 
 from kvc_trt.backends.tensorrt_llm.llm_api import AttentionBackend, Export, LlmApiConfiguration
 from kvc_trt.config import BuildConfig, layered, read_configuration
+from kvc_trt.engine.directory import parameters_from
+from kvc_trt.engine.files import read_bytes
+from kvc_trt.engine.manifest import MANIFEST_FILE, file_records, read_manifest, rebuild_hint
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.presets import list_presets, load_preset
+from kvc_trt.models.pretrained_config import from_pretrained_config
 from kvc_trt.validation import validated
 from kvc_trt.version import __version__
 
@@ -49,9 +54,6 @@ def read_source(path: Path) -> Source:
 
 def _from_engine(path: Path) -> Source:
     """Read config.json and check only its hash: an engine may hold a hundred gigabytes."""
-    from kvc_trt.engine.files import read_bytes
-    from kvc_trt.engine.manifest import MANIFEST_FILE, file_records, read_manifest, rebuild_hint
-
     if not (path / MANIFEST_FILE).exists():
         raise InputError(
             f"{path} is not an engine directory: it has no {MANIFEST_FILE}",
@@ -65,10 +67,6 @@ def _from_engine(path: Path) -> Source:
 
 
 def _from_config(config: Mapping[str, Any], path: Path) -> Source:
-    from kvc_trt.engine.directory import parameters_from
-    from kvc_trt.models.pretrained_config import from_pretrained_config
-    from kvc_trt.validation import validated
-
     try:
         model = from_pretrained_config(config["pretrained_config"], str(path))
         parameters = parameters_from(config["kv_compression"]["parameters"], str(path))
@@ -90,7 +88,6 @@ def _from_build(config: BuildConfig, path: Path) -> Source:
 
 def _checkpoint(config: BuildConfig) -> str:
     from kvc_trt.models.formats import is_path
-    from kvc_trt.models.presets import list_presets, load_preset
 
     if config.checkpoint is not None:
         return config.checkpoint

@@ -8,10 +8,13 @@ from typing_extensions import override
 
 from kvc_trt.backends.base import Backend
 from kvc_trt.backends.probes import INSTALL_VERIFY, Probe, import_package, nvidia_gpu
+from kvc_trt.backends.torch.parallel.forecast import rank_memory
 from kvc_trt.backends.torch.policy_path import policy_path
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.missing import missing_division, missing_graph
 from kvc_trt.errors import InputError
+from kvc_trt.kernels.c_library import KernelLibraryError
+from kvc_trt.kernels.loading import VARIABLE, library_path, load
 
 if TYPE_CHECKING:
     from kvc_trt.backends.run_options import RunOptions
@@ -125,16 +128,11 @@ class TorchBackend(Backend):
     def rank_memory(
         self, model: ModelConfig, parameters: PolicyParameters, rows: int, ranks: int, *, turns: bool
     ) -> dict[str, Any]:
-        from kvc_trt.backends.torch.parallel.forecast import rank_memory
-
         return rank_memory(model, parameters, rows, ranks, turns=turns)
 
 
 def _kernels() -> tuple[str | None, str | None]:
     """Return the kernel library that would be called, and why it cannot run on a GPU."""
-    from kvc_trt.kernels.c_library import KernelLibraryError
-    from kvc_trt.kernels.loading import VARIABLE, library_path, load
-
     try:
         place = library_path()
         if place is None:

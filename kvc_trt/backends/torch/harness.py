@@ -22,6 +22,7 @@ from kvc_trt.backends.torch.device import from_numpy, to_numpy
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
 from kvc_trt.backends.torch.model.prompt_attention import prefill_attention
 from kvc_trt.backends.torch.model.weights import TorchWeights
+from kvc_trt.engine.program import twin_program
 from kvc_trt.graph.state import uses_pages
 from kvc_trt.kernels.loading import current_library
 from kvc_trt.kernels.ops import call, numbers_of
@@ -72,8 +73,6 @@ class TorchHarness(Harness):
     @override
     def open_twin(self) -> Executor:
         """Open the same weights under the policy that evicts nothing and reads everything."""
-        from kvc_trt.engine.program import twin_program
-
         return TorchExecutor(twin_program(self._engine), self._options, weights=self._weights)
 
     @override

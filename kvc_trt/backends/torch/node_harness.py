@@ -16,6 +16,7 @@ from kvc_trt.backends.torch.harness import TorchHarness, TorchOperator
 from kvc_trt.backends.torch.model.prompt_attention import prefill_attention
 from kvc_trt.backends.torch.nodes.program import Operators
 from kvc_trt.backends.torch.policy_path import PolicyPath, policy_path
+from kvc_trt.engine.program import twin_program
 from kvc_trt.graph.cache_graphs import CacheGraphs
 from kvc_trt.graph.cache_nodes import layout_of
 from kvc_trt.graph.state import CacheSite
@@ -33,8 +34,6 @@ class NodeHarness(TorchHarness):
     @override
     def open_twin(self) -> TorchExecutor:
         """Open the dense twin so that its steps run what the engine's run within the budget."""
-        from kvc_trt.engine.program import twin_program
-
         twin, engine = twin_program(self._engine), self._engine.parameters
         return TorchExecutor(twin, self._options, weights=self._weights, twin_of=engine)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.graph.state import ITEM_SIZE
 from kvc_trt.profile.traffic import full_cache_bytes
+from kvc_trt.proof import document_of
 from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 def report(outputs: list[Output], engine: Engine, load_seconds: float) -> dict[str, object]:
     """Return what --json prints."""
-    from kvc_trt.proof import document_of
-
     timings = engine.session().timings
     return {
         "outputs": [

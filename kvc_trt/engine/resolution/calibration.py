@@ -9,8 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvc_trt import policies
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.layer_budget import DEFAULT_SHARE, largest_budget, smallest_budget, uniform_budget
+from kvc_trt.reference.squeeze import squeeze
+from kvc_trt.runtime.session.batch import batch_of
+from kvc_trt.tasks.registry import task
+from kvc_trt.tasks.tokenizer import load_task_tokenizer
 
 if TYPE_CHECKING:
     from kvc_trt.engine.resolution.model_choice import ModelSource
@@ -44,10 +49,7 @@ def measure(resolved: ResolvedBuild, source: ModelSource, prompts: list[list[int
     """Return the budgets of all layers from the mean cosines over `prompts`; weights are read once, layer by layer."""
     import torch
 
-    from kvc_trt import policies
     from kvc_trt.reference.decoder import ReferenceDecoder
-    from kvc_trt.reference.squeeze import squeeze
-    from kvc_trt.runtime.session.batch import batch_of
 
     rule = resolved.parameters
     decoder = ReferenceDecoder(
@@ -102,8 +104,6 @@ def _of_file(path: Path, tokenizer: TaskTokenizer, longest: int) -> list[list[in
 
 
 def _of_tasks(tokenizer: TaskTokenizer, length: int) -> list[list[int]]:
-    from kvc_trt.tasks.registry import task
-
     prompts = []
     for name in TASKS:
         for seed in SEEDS:
@@ -119,8 +119,6 @@ def _of_tasks(tokenizer: TaskTokenizer, length: int) -> list[list[int]]:
 
 
 def _tokenizer(source: ModelSource) -> TaskTokenizer:
-    from kvc_trt.tasks.tokenizer import load_task_tokenizer
-
     path = next((path for path in source.tokenizer_files if path.name == "tokenizer.json"), None)
     if path is None:
         raise InputError(

@@ -14,9 +14,12 @@ from kvc_trt.config import BuildConfig
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig, longest_sequence
 from kvc_trt.models.formats import AnyCheckpoint, is_file, is_path, open_checkpoint, read_model_config
+from kvc_trt.models.presets import load_preset
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sources.checkpoint import Checkpoint
 from kvc_trt.models.sources.fp8 import as_floats
+from kvc_trt.models.sources.hub import fetch
+from kvc_trt.models.sources.hugging_face import read_json_object
 from kvc_trt.models.sources.package_file import PackageFile
 from kvc_trt.models.weights import WeightSource, check_weights
 
@@ -58,8 +61,6 @@ class ModelChoice:
     @property
     def quantised(self) -> bool:
         """Whether the checkpoint stores its matrices in fp8, the only quantised format that is read."""
-        from kvc_trt.models.sources.hugging_face import read_json_object
-
         if self.path is None or is_file(self.path):
             return False
         return read_json_object(self.path / "config.json").get("quantization_config") is not None
@@ -83,8 +84,6 @@ def choose_model(model: str, checkpoint: str | None = None) -> ModelChoice:
 
     Raises InputError for an unknown name (suggesting the nearest) and for a checkpoint of another architecture.
     """
-    from kvc_trt.models.presets import load_preset
-
     if is_path(model):
         if checkpoint is not None:
             raise InputError("--model is a checkpoint already; --checkpoint goes with a preset's name")
@@ -163,8 +162,6 @@ def _described(choice: ModelChoice, path: Path, commit: str | None) -> str:
 
 
 def _fetch(choice: ModelChoice, revision: str | None) -> tuple[Path, str]:
-    from kvc_trt.models.sources.hub import fetch
-
     if choice.hugging_face_id is None:
         raise InputError(
             f"{choice.name} has no known checkpoint", hint="give --checkpoint PATH or --random-weights SEED"

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt.errors import KvcError
+from kvc_trt.serving.engine import ServedEngine
 from kvc_trt.serving.errors import ServingError
 from kvc_trt.serving.triton.errors import log_to
+from kvc_trt.serving.triton.family.engine_step import EngineStep
 from kvc_trt.serving.triton.family.text_steps import TextStep
 from kvc_trt.serving.triton.model import ServedModel
 from kvc_trt.serving.triton.settings import ENGINE, ModelSettings, read_settings
+from kvc_trt.serving.triton.tensors import read_request
 
 
 def load_model(pb_utils: Any, args: Mapping[str, str]) -> ServedModel | TextStep:
@@ -36,10 +39,6 @@ def load_model(pb_utils: Any, args: Mapping[str, str]) -> ServedModel | TextStep
 
 
 def _engine_model(pb_utils: Any, args: Mapping[str, str], directory: Path, settings: ModelSettings) -> ServedModel:
-    from kvc_trt.serving.engine import ServedEngine
-    from kvc_trt.serving.triton.family.engine_step import EngineStep
-    from kvc_trt.serving.triton.tensors import read_request
-
     engine = ServedEngine.open(directory / ENGINE, settings.serving, digest=settings.digest)
     if settings.role == "engine":
         return EngineStep(pb_utils, args, engine)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvc_trt.backends.registry import open_engine
 from kvc_trt.cache import cache_root
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.serving.engine import ServingSettings
@@ -141,7 +142,6 @@ class RunningTriton:
 
     def _export(self, deployment: TritonDeployment) -> list[tuple[str, dict[str, Any]]]:
         """Write the repository, and return what each model may be asked."""
-        from kvc_trt.backends.registry import open_engine
         from kvc_trt.serving.triton.repository import export_model
 
         questions: list[tuple[str, dict[str, Any]]] = []

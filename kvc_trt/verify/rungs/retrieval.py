@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvc_trt.errors import InputError
+from kvc_trt.runtime import Request
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.checks import Check, Rung
 from kvc_trt.verify.engine_under_test import EngineUnderTest
@@ -83,8 +84,6 @@ def _ask(tested: EngineUnderTest, rung: Rung, wording: Wording, asked: QuestionS
 
 def answers(session: Session, asked: QuestionSet) -> Answers:
     """Greedy answers; a query that is not in the prompt is fed to the row after its cache was compacted."""
-    from kvc_trt.runtime import Request
-
     requests = [
         Request(
             question.prompt_ids,

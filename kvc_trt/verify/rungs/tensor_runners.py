@@ -20,6 +20,8 @@ from polygraphy.backend.base import BaseRunner
 from polygraphy.backend.onnxrt import OnnxrtRunner
 from polygraphy.common import TensorMetadata
 
+from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
+from kvc_trt.engine.program import read_graph
 from kvc_trt.errors import InputError
 from kvc_trt.verify.rungs.tensor_differences import tensor_names
 
@@ -34,8 +36,6 @@ Array = NDArray[Any]
 
 def graph_runner(name: str, model: ModelProto, engine: EngineDirectory, threads: int | None) -> OnnxrtRunner:
     """ONNX Runtime on a graph of the engine's weights, with every tensor as an output."""
-    from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
-
     returned = {output.name for output in model.graph.output}
     inner = [tensor for tensor in tensor_names(model) if tensor not in returned]
     options = LoadOptions(threads, prepack=False, dtype=engine.state[0].dtype)
@@ -115,7 +115,5 @@ class ExecutorRunner(BaseRunner):  # type: ignore[misc]  # Polygraphy has no typ
 
 def engine_graph(engine: EngineDirectory, graph: str) -> ModelProto:
     """The prefill or decode graph of an engine directory, without its weights."""
-    from kvc_trt.engine.program import read_graph
-
     path: Path = engine.prefill_path if graph == "prefill" else engine.decode_path
     return read_graph(path)

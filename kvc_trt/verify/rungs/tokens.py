@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kvc_trt.runtime import Request
 from kvc_trt.runtime.session.batch import Batch
 from kvc_trt.verify.checks import Check
 from kvc_trt.verify.engine_under_test import EngineUnderTest
@@ -120,8 +121,6 @@ def _under_forced_choices(tested: EngineUnderTest, answers: Sequence[Sequence[in
 
 def check_tokens(tested: EngineUnderTest) -> list[Check]:
     """Greedy answers of the engine, of the reference under the same policy, and of the dense twin."""
-    from kvc_trt.runtime import Request
-
     batch, steps, bars = tested.batch, tested.plan.steps, tested.thresholds
     requests = [Request(row, max_new_tokens=steps, ignore_eos=True) for row in batch.rows()]
     with tested.answering():

@@ -30,6 +30,7 @@ from kvc_trt.engine.graph_stages import Maker
 from kvc_trt.engine.manifest import canonical
 from kvc_trt.engine.resolution.resolved_build import ResolvedBuild
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.graph.state import state_tensors
 from kvc_trt.progress import Progress
 
 if TYPE_CHECKING:
@@ -97,8 +98,6 @@ def check_memory(
 ) -> None:
     """Report the memory that building one plan needs; UnsupportedEnvironment if it does not fit."""
     import psutil
-
-    from kvc_trt.graph.state import state_tensors
 
     state = state_tensors(
         resolved.model, resolved.parameters, resolved.dtype, turns=no_turns(resolved.parameters) is None

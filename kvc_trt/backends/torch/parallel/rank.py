@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvc_trt.backends.torch.parallel.messages import OPEN, Call, Done, Failed, Start
 from kvc_trt.errors import KvcError
+from kvc_trt.models.sharding import shards
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +60,6 @@ class Rank:
         import torch
 
         from kvc_trt.backends.torch.parallel.decoder import Collectives, join
-        from kvc_trt.models.sharding import shards
 
         torch.set_num_threads(start.threads)
         self._start, self._shard = start, shards(start.model, start.ranks)[start.rank]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.engine.files import sha256
 from kvc_trt.errors import InputError
+from kvc_trt.runtime import load_tokenizer
 from kvc_trt.serving.errors import invalid, serving_error
 from kvc_trt.serving.fields import FIELDS
 from kvc_trt.serving.tokens import token_ids
@@ -76,8 +77,6 @@ class TextStep:
 
 
 def _tokenizer(path: Path, digest: str) -> Tokenizer:
-    from kvc_trt.runtime import load_tokenizer
-
     if not path.is_file():
         raise InputError(f"{path} is missing", hint="export the engine again: kvc-trt export --help")
     found = sha256(path)
