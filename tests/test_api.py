@@ -204,7 +204,7 @@ class TestChat:
         expected = engine.chat(self.QUESTION, max_new_tokens=5, ignore_eos=True)
         assert "".join(piece.text for piece in pieces) == expected.text
 
-    def test_what_is_no_conversation_is_refused_before_anything_is_loaded(self, chat_engine, retrieval, monkeypatch):
+    def test_invalid_conversations_are_refused_before_anything_is_loaded(self, chat_engine, retrieval, monkeypatch):
         engine = kvc_trt.Engine.open(chat_engine)
         monkeypatch.setattr(engine, "session", None)
         for messages, message in (
@@ -242,7 +242,7 @@ class TestChat:
 
 
 @pytest.mark.parametrize("prompts", [None, 5, {"text": "a"}])
-def test_what_is_no_prompt_is_refused(prompts, retrieval):
+def test_invalid_prompts_are_refused(prompts, retrieval):
     with pytest.raises(InputError, match="prompts: expected text, token ids or a list of prompts, found"):
         retrieval.generate(prompts)
 
@@ -322,7 +322,7 @@ def test_a_plan_is_the_command_lines(capfd):
 
 
 @pytest.mark.slow
-def test_what_the_api_types_say_is_what_mypy_reads(tmp_path):
+def test_mypy_reads_the_types_of_the_api(tmp_path):
     source = tmp_path / "user.py"
     source.write_text(
         "import kvc_trt\n"

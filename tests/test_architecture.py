@@ -133,7 +133,7 @@ def test_every_folder_is_drawn_and_described() -> None:
     assert [folder for folder in sorted(folders) if f"`{folder}/`" not in PACKAGES_SECTION] == []
 
 
-def test_what_is_not_drawn_imports_nothing_that_is() -> None:
+def test_undrawn_modules_import_no_drawn_package() -> None:
     small = not_drawn()
     assert small <= {path.stem for path in PACKAGE.glob("*.py")}
     for module, targets in module_imports().items():

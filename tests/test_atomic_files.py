@@ -40,7 +40,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_appears_during_the_write_is_kept(tmp_path, monkeypatch):
+def test_files_that_appear_during_the_write_are_kept(tmp_path, monkeypatch):
     path = tmp_path / "file"
     link = os.link
 

@@ -13,7 +13,7 @@ FILES = sorted(build_configs_directory().glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_it_resolves(path):
+def test_every_build_config_resolves(path):
     config = validated(BuildConfig, read_mapping(path), str(path))
     assert path.stem == f"{config.model}-{config.policy}"
     preset = load_preset(config.model)

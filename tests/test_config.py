@@ -150,7 +150,7 @@ def test_a_change_of_policy_or_model_ends_a_replay(settings, unchanged, tmp_path
     assert recorded == ({"top_k": 5} if unchanged else {})
 
 
-def test_what_is_stored_builds_the_same_configuration():
+def test_a_stored_configuration_builds_the_same_one():
     config = BuildConfig(model="x", token_budget=64, split=0.25, dense_until=100, page_size=4, random_weights=0)
     assert layered([("config.json", config.stored())]) == config
     assert "verify" not in config.stored()

@@ -34,7 +34,7 @@ def test_of_two_processes_one_writes_each_file(tmp_path):
     assert len(written) == 5  # weights, prefill, decode, extend, draft
 
 
-def test_whoever_asks_later_gets_the_same_files(tmp_path):
+def test_later_callers_get_the_same_files(tmp_path):
     first = SmallPrograms(tmp_path)("h2o")
     before = files_of(tmp_path)
     assert SmallPrograms(tmp_path)("h2o") == first
@@ -57,7 +57,7 @@ def test_without_graphs_there_are_weights_alone(tmp_path):
     assert program.extend is not None
 
 
-def test_what_a_policy_does_not_take_is_left_out(tmp_path):
+def test_settings_that_a_policy_does_not_take_are_left_out(tmp_path):
     program = SmallPrograms(tmp_path)("streaming-llm, positions of the cache", **NEEDED)
     assert (program.extend, program.draft, program.draft_tokens) == (None, None, 0)
 

@@ -44,7 +44,7 @@ def test_a_narrow_terminal_shows_everything(terminal, columns):
     assert "".join(lines).count("x") == 200
 
 
-def test_what_looks_like_markup_is_text():
+def test_markup_in_cells_is_text():
     assert "[bold]8[/bold] :smile:" in text_table(["[red]x"], [["[bold]8[/bold] :smile:"]])
 
 

@@ -150,7 +150,7 @@ class TestSecondQuestions:
         answers = tiny.open(Variant("full", None), self.room(asked)).answer(asked.flat, asked.max_new_tokens)
         assert asked.score(answers) == (1.0,) * (MOST_ROWS + 2)
 
-    def test_they_are_turns_of_a_session(self, tiny):
+    def test_second_questions_are_turns_of_a_session(self, tiny):
         """Compares with the same turns by hand: the end of the first answer is fed, then the second question."""
         from kvc_trt.runtime import Request, Session
 
@@ -181,7 +181,7 @@ class TestSecondQuestions:
         ("policy", "message"),
         [("exact-topk", "has no engine, and second questions"), ("streaming-llm:positions=cache", "takes no turns")],
     )
-    def test_what_takes_no_turns_says_so(self, tiny, policy, message):
+    def test_policies_without_turns_say_so(self, tiny, policy, message):
         asked = second_questions(tiny, samples=2)
         with pytest.raises(InputError, match=message):
             tiny.open(Variant(policy, 64), self.room(asked)).answer(asked.flat, asked.max_new_tokens)
@@ -194,7 +194,7 @@ class TestStoredContexts:
         answers = tiny.open(Variant("full", None), room).answer(asked.flat, asked.max_new_tokens)
         assert asked.score(answers) == (1.0,) * (MOST_ROWS + 2)
 
-    def test_they_are_requests_that_start_from_a_context(self, tiny):
+    def test_questions_on_one_context_start_from_it(self, tiny):
         """Compares with the same by hand: a stored context of the prompt, and a request that continues it."""
         from kvc_trt.contexts import RowPacking
         from kvc_trt.runtime import Request, Session
@@ -213,7 +213,7 @@ class TestStoredContexts:
             (output,) = session.generate([Request(question.turn_ids, asked.max_new_tokens, context=context)])
             assert output.token_ids[: len(answer)] == answer
 
-    def test_what_is_scored_by_likelihood_or_read_as_ids_has_none(self):
+    def test_tasks_not_answered_in_words_have_no_stored_context_mode(self):
         from kvc_trt.accuracy.grid import question_groups
         from kvc_trt.tasks.registry import all_tasks
 

@@ -27,7 +27,7 @@ def test_wilsons_interval(value: float, low: float, high: float):
     assert interval(value, 50) == pytest.approx((low, high), abs=1e-3)
 
 
-def test_what_both_find_hard_does_not_widen_the_difference():
+def test_questions_hard_for_both_do_not_widen_the_difference():
     first, second = [1.0, 0.0] * 20, [1.0, 0.0] * 19 + [0.0, 0.0]
     difference = paired_difference(first, second)
     assert difference.value == pytest.approx(1 / 40)
@@ -48,6 +48,6 @@ def test_only_what_the_full_cache_answers_counts():
     assert on_answered((1.0, 1.0), (0.0, 0.5)) is None
 
 
-def test_what_was_cut_short_is_judged_as_far_as_it_goes():
+def test_cells_cut_short_are_judged_on_their_answers():
     found = on_answered((0.0, 0.0), (1.0, 0.0, 1.0))
     assert (found.value, found.samples) == (0.0, 1)

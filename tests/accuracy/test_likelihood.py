@@ -8,7 +8,7 @@ import pytest
 from kvc_trt.accuracy.answerers.answerer import mean_negative_log_likelihood
 
 
-def test_it_is_the_mean_over_the_tokens_in_nats():
+def test_likelihood_is_the_mean_over_tokens_in_nats():
     shares = np.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]])
     logits = np.log(shares).astype(np.float32) + 7  # what is added to all logits of a row changes nothing
     expected = -(math.log(0.25) + math.log(0.8)) / 2

@@ -151,7 +151,7 @@ def test_a_length_beyond_the_models_positions_is_refused_before_anything_is_aske
     assert not model.asked
 
 
-def test_what_the_tokenizer_cannot_spell_is_no_question(drawn, tmp_path):
+def test_questions_that_the_tokenizer_cannot_spell_are_left_out(drawn, tmp_path):
     with pytest.raises(InputError, match="cannot spell"):
         run(Fake(drawn), [QuestionGroup("niah-single-1", "query-aware", 1024)], tmp_path / "r")
 

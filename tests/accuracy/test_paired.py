@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvc_trt.accuracy.pages.paired import difference, higher_and_lower, holm, sign_test
 
 
-def test_what_was_cut_short_is_compared_as_far_as_it_goes():
+def test_cells_cut_short_are_compared_on_their_answers():
     full, mine = (1.0, 0.0, 1.0), (0.0, 0.0)
     assert (difference(mine, full).value, difference(mine, full).samples) == (-0.5, 2)
     assert difference((), full) is None

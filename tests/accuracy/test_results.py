@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_was_appended_is_read_again(path: Path):
+def test_appended_cells_are_read_again(path: Path):
     with Results(path, SETTINGS) as results:
         assert results.cells == {FIRST.key: FIRST, SECOND.key: SECOND}
         assert not results.dropped

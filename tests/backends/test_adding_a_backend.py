@@ -88,7 +88,7 @@ def answer(capfd, *arguments):
     return json.loads(capfd.readouterr().out)
 
 
-def test_it_builds_and_its_engine_is_known(engine, capfd):
+def test_a_new_backend_builds_engines_that_are_known(engine, capfd):
     found = answer(capfd, "inspect", engine)
     assert found["target"] == {"backend": "throw-away", "architecture": "any"}
     assert registry.open_engine(engine).parameters.dense_until == 77
@@ -104,7 +104,7 @@ def test_an_engine_is_built_again_where_its_source_changed(engine, folder, tiny_
     assert "another build (different code)" in capfd.readouterr().err
 
 
-def test_it_runs_verifies_and_profiles(engine, tmp_path, capfd):
+def test_a_new_backend_runs_verifies_and_profiles(engine, tmp_path, capfd):
     (tmp_path / "ids.json").write_text(json.dumps([3] * 40))
     answers = answer(
         capfd, "run", engine, "--prompt-ids", tmp_path / "ids.json", "--max-new-tokens", "3", "--ignore-eos"

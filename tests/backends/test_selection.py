@@ -55,7 +55,7 @@ def test_an_unknown_backend_in_a_file_is_an_error_too(command, tmp_path, capfd):
 
 
 @pytest.mark.parametrize(("name", "oldest"), [("tensorrt", "10.15"), ("tensorrt-llm", "10.14")])
-def test_what_cannot_run_here_is_never_taken(name, oldest):
+def test_backends_that_cannot_run_here_are_never_chosen(name, oldest):
     said = f"TensorRT: expected {re.escape(oldest)} or newer, found not installed"
     with pytest.raises(UnsupportedEnvironment, match=said) as caught:
         select_backend(name)

@@ -19,5 +19,5 @@ from kvc_trt.backends.trusted_files import untrusted
         (0, 0o777, True, None),
     ],
 )
-def test_who_may_have_written_it(owner, mode, sticky, problem):
+def test_files_written_by_others_are_not_trusted(owner, mode, sticky, problem):
     assert untrusted(owner, mode, 1000, sticky=sticky) == problem

@@ -64,7 +64,7 @@ def test_the_wheel_that_fits_best_is_unpacked(folder, tmp_path):
     assert unpack.unpack(tmp_path / "nowhere", tmp_path / "site") == target
 
 
-def test_what_no_wheel_fits_is_the_machines_own_or_an_error(folder, tmp_path, capsys):
+def test_packages_without_a_wheel_are_the_machines_own_or_an_error(folder, tmp_path, capsys):
     wheel(folder, "pytest", "cp39-cp39-manylinux_2_17_x86_64")
     assert not (unpack.unpack(folder, tmp_path / "site") / "pytest").exists()
     wheel(folder, "not_there", "cp39-cp39-manylinux_2_17_x86_64")

@@ -75,13 +75,13 @@ def test_parts_can_be_chosen_and_a_failure_does_not_end_the_day(day):
 
 
 @pytest.mark.parametrize("wrong", ["everything", "--emulate"])
-def test_what_it_does_not_know_is_refused_before_anything_runs(day, wrong):
+def test_unknown_stages_are_refused_before_anything_runs(day, wrong):
     status, calls, told = day(wrong)
     assert (status, calls) == (2, [])
     assert "expected " in told
 
 
-def test_what_the_time_does_not_suffice_for_is_said(day):
+def test_stages_without_time_are_reported(day):
     status, calls, told = day("kernels", "engine", SLOW="benchmarks.kernels", LIMIT="2")
     assert status == 1
     assert len(calls) == 1
@@ -120,7 +120,7 @@ def test_without_a_gpu_nothing_is_called(day):
     assert told == "error: no GPU: nothing was built, compared or timed\n"
 
 
-def test_what_cannot_be_imported_is_found_before_the_gpu_is(day):
+def test_missing_imports_are_found_before_the_gpu(day):
     status, calls, told = day(NO_IMPORT="1", NO_GPU="1")
     assert (status, calls) == (3, [])
     assert "cannot import what the parts need" in told

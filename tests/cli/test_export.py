@@ -22,7 +22,7 @@ EXPRESSIBLE = [
 
 
 @pytest.mark.parametrize("path", EXPRESSIBLE, ids=lambda path: path.stem)
-def test_it_prints_what_is_asked_for(path, capfd):
+def test_the_export_prints_the_requested_file(path, capfd):
     assert run(["export", "llm-api", str(path)]) == 0
     captured = capfd.readouterr()
     assert parse(captured.out).sparse_attention_config.algorithm == "rocket"

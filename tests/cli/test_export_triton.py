@@ -10,7 +10,7 @@ from kvc_trt.cli.main import run
 from kvc_trt.serving.triton.config_schema import parsed
 
 
-def test_it_says_how_to_start_and_to_ask_on_loopback(tiny_engine, tmp_path, capfd):
+def test_the_export_says_how_to_start_and_ask_on_loopback(tiny_engine, tmp_path, capfd):
     assert run(["export", "triton", str(tiny_engine), "-o", str(tmp_path / "repo"), "--rows", "3"]) == 0
     model, start, ask = capfd.readouterr().out.splitlines()
     assert model == f"{tmp_path}/repo/engine: policy rocketkv, prompts to 256 tokens, 3 answers at once"

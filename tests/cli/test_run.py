@@ -295,7 +295,7 @@ def test_speculating_gives_the_same_answer_and_says_what_it_did(drafting_engine,
     ("asked", "message"),
     [("tokens", "expected ngram or ngram:TOKENS"), ("ngram:9", "drafts of 9 tokens, expected 1 to 4")],
 )
-def test_what_cannot_be_speculated_is_refused(drafting_engine, capfd, asked, message):
+def test_impossible_speculation_is_refused(drafting_engine, capfd, asked, message):
     assert message in failure(drafting_engine, "--prompt", PROMPT, "--speculate", asked, capfd=capfd)
 
 

@@ -146,7 +146,7 @@ def test_without_turns_a_prompt_after_a_context_is_a_continuation(policy, make_p
     assert (found.logical_length, found.physical_lengths) == (fed.logical_length, fed.physical_lengths)
 
 
-def test_what_does_not_fit_after_a_context_is_refused_before_anything_runs(program):
+def test_continuations_too_long_for_a_context_are_refused_before_running(program):
     """The positions are used up after 272 tokens, whatever the policy keeps; a continuation follows step by step."""
     session = session_of(program)
     (row,) = session.add([Request(PROMPT, 6)])
@@ -204,7 +204,7 @@ def test_a_shared_prefix_is_a_context_that_the_rest_continues(program):
     assert again.reused_tokens == (len(OTHER) if program.parameters.keeps_every_token else 0)
 
 
-def test_what_keeps_every_token_answers_alike_with_and_without_a_prefix(program):
+def test_policies_that_keep_every_token_answer_alike_with_and_without_a_prefix(program):
     """Under RocketKV-MT steps read what the rest of the prompt admits, but the first token is that of all of it."""
     if not program.parameters.keeps_every_token:
         pytest.skip("it evicts")

@@ -59,7 +59,7 @@ def assert_same(found: Context, expected: Context) -> None:
     seed=st.integers(0, 99),
 )
 @ANY_FILE
-def test_what_is_written_reads_back_bit_for_bit(tmp_path, policy, dtype, tokens, seed):
+def test_context_files_read_back_bit_for_bit(tmp_path, policy, dtype, tokens, seed):
     packing = packing_without_graphs(policy, dtype)
     context = random_context(packing, tokens, seed)
     write_context(tmp_path / "context", context, replace=True)

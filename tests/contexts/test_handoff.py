@@ -29,7 +29,7 @@ def handed(packing, length, seed=0):
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=15)
 @given(length=st.integers(1, 32), seed=st.integers(0, 5))
-def test_what_is_written_is_read_bit_for_bit(policy, length, seed):
+def test_handoffs_read_back_bit_for_bit(policy, length, seed):
     packing = packing_without_graphs(policy)
     context, tokens, handoff, content = handed(packing, length, seed)
     check_handoff(Handoff(**handoff.model_dump()), packing, tokens)
@@ -75,7 +75,7 @@ OTHER = "0" * 64
         ({"tokens": OTHER}, "another text"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_a_byte_is_read(change, said):
+def test_handoffs_that_do_not_fit_are_refused_before_reading(change, said):
     _, tokens, handoff, _ = handed(PACKING, 20)
     wrong = handoff.model_copy(update={"context": handoff.context.model_copy(update=change)})
     with pytest.raises(HandoffRefused, match=said):

@@ -38,7 +38,7 @@ def test_unpacked_and_packed_again_is_the_same(policy, tokens, seed):
         assert again[name].tobytes() == tensor.tobytes()
 
 
-def test_what_is_carried_beside_keys_and_values():
+def test_packed_state_besides_keys_and_values():
     def kinds(policy):
         packing = packing_without_graphs(policy)
         layout = packing.layout([9] * len(packing.limits.capacities), 9)
@@ -63,7 +63,7 @@ def test_a_copy_does_not_change_with_the_row():
         assert packed[name].tobytes() == tensor.tobytes()
 
 
-def test_what_is_stored_by_position_is_cut_to_the_text():
+def test_state_stored_by_position_is_cut_to_the_text():
     packing = packing_without_graphs("rocketkv-mt")
     context = random_context(packing, 100, seed=0)
     assert context.tensors["k_whole.2"].shape == context.tensors["v_whole.2"].shape == (2, 100, 16)
@@ -99,7 +99,7 @@ def test_the_fingerprint_of_an_engine(tiny_engine, tiny_arguments, tmp_path):
     assert torch.compatibility == first.compatibility
 
 
-def test_what_a_context_takes_is_known_before_there_is_one():
+def test_the_bytes_of_a_context_are_known_beforehand():
     for policy in EVERY:
         packing = packing_without_graphs(policy)
         context = random_context(packing, 100, seed=0)
@@ -108,7 +108,7 @@ def test_what_a_context_takes_is_known_before_there_is_one():
         assert context_bytes(SMALL, parameters, state, context.cache_lengths, 100) == context.nbytes
 
 
-def test_what_is_kept_and_what_is_read():
+def test_packings_know_the_tokens_kept_and_read():
     packings = {policy: packing_without_graphs(policy) for policy in EVERY}
     kept = {policy for policy, packing in packings.items() if packing.keeps_every_token}
     assert kept == {"full", "quest", "quest-matched", "sparq", "hybrid", "rocketkv-mt"}

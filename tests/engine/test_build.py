@@ -235,7 +235,7 @@ def test_a_fitting_tokenizer_goes_into_the_engine(tiny_model, tmp_path):
     assert engine.tokenizer_path.read_bytes() == path.read_bytes()
 
 
-def test_what_a_chat_needs_goes_into_the_engine_and_changes_it(tiny_model, tmp_path, capfd):
+def test_chat_files_go_into_the_engine_and_change_its_digest(tiny_model, tmp_path, capfd):
     directory = checkpoint(tmp_path / "model", tiny_model)
     tokenizer(directory, 50)
     (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")

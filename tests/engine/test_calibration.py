@@ -48,7 +48,7 @@ def test_measured_budgets_are_recorded_and_replayed(prompts: Path, tmp_path: Pat
         ([*SQUEEZE, "--set", f"calibration={__file__}"], "is an unknown token of the model's tokenizer"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
+def test_calibrations_that_cannot_be_measured_are_refused(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*arguments, "-o", str(tmp_path / "engine")]) == 2

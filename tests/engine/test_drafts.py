@@ -36,7 +36,7 @@ def test_an_engine_has_a_draft_graph_if_it_is_asked_for(tiny_arguments, tmp_path
         (["--draft-tokens", "1"], "draft_tokens"),
     ],
 )
-def test_what_cannot_be_checked_is_refused(tiny_arguments, tmp_path, capfd, more, message):
+def test_drafts_that_cannot_be_checked_are_refused(tiny_arguments, tmp_path, capfd, more, message):
     assert run([*tiny_arguments, "--draft-tokens", "3", *more, "-o", str(tmp_path / "engine")]) == 2
     assert message in capfd.readouterr().err
     assert not (tmp_path / "engine").exists()

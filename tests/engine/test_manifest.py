@@ -202,7 +202,7 @@ def test_a_manifest_in_another_layout_is_refused(tiny_engine):
 
 
 @pytest.mark.parametrize("kind", ["absent", "file", "empty directory"])
-def test_what_is_no_engine_is_refused(tmp_path, kind):
+def test_directories_that_are_not_engines_are_refused(tmp_path, kind):
     path = tmp_path / "engine"
     if kind == "file":
         path.write_text("x")

@@ -25,7 +25,7 @@ NEED_NONE += ("expected-attention", "expected-attention-hybrid")
 
 @pytest.mark.parametrize("backend", names())
 @pytest.mark.parametrize("policy", ["full", "rocketkv", "snapkv++", "hybrid", "snapkv-gqa", "quest-matched"])
-def test_what_the_kernels_serve_every_backend_runs(policy, backend):
+def test_every_backend_runs_the_policies_with_kernels(policy, backend):
     assert backends()[backend].missing(parameters_of(policy), LLAMA.num_hidden_layers) is None
 
 
@@ -37,7 +37,7 @@ def test_a_fixed_budget_for_each_layer_is_a_number_of_each_operator(backend):
 
 @pytest.mark.parametrize("backend", WITH_KERNELS)
 @pytest.mark.parametrize("policy", NEED_NONE)
-def test_what_has_no_kernel_is_refused_with_what_runs_it(policy, backend):
+def test_policies_without_kernels_are_refused_with_the_backends_that_run_them(policy, backend):
     parameters = parameters_of(policy, **({"window": 8, "pool_kernel": 7} if policy == "snapkv" else {}))
     with pytest.raises(InputError) as caught:
         check_supported(parameters, LLAMA.num_hidden_layers, backend, backends())

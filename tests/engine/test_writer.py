@@ -84,7 +84,7 @@ def test_the_old_directory_comes_back_when_a_rename_fails(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("foreign", ["thesis.tex", ".git", "prefill.onnx.bak"])
-def test_what_no_build_has_written_is_never_replaced(tmp_path, foreign):
+def test_directories_not_written_by_a_build_are_never_replaced(tmp_path, foreign):
     build(tmp_path / "a", "old")
     (tmp_path / "a" / foreign).write_text("mine")
     with pytest.raises(InputError, match="not part of an engine"):

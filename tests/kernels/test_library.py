@@ -192,7 +192,7 @@ def test_symbols_are_bound_when_they_are_called(tmp_path):
         library.hybrid_attention(**case.arguments())
 
 
-def test_what_is_no_library_is_refused_with_its_path(tmp_path):
+def test_files_that_are_not_libraries_are_refused_with_their_path(tmp_path):
     with pytest.raises(KernelLibraryError, match="no kernel library there"):
         KernelLibrary(tmp_path / "absent.so")
     (tmp_path / "text.so").write_text("not an ELF file")

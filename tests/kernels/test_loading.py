@@ -90,7 +90,7 @@ def test_pytorch_is_imported_by_who_needs_it():
     assert done.stdout.strip() == "False"
 
 
-def test_who_calls_by_addresses_needs_no_pytorch(path):
+def test_calls_by_address_need_no_pytorch(path):
     """A process that runs engines with the Python plugins has no other use for it."""
     code = (
         "import sys, kvc_trt.backends.tensorrt.python_plugins, kvc_trt.kernels.loading as loading\n"

@@ -55,7 +55,7 @@ def test_members_keep_the_order_of_the_abi(operator: Operator) -> None:
 
 
 @pytest.mark.parametrize("operator", LIBRARY_OPERATORS, ids=lambda operator: operator.name)
-def test_what_is_written_is_not_const(operator: Operator) -> None:
+def test_written_tensors_are_not_const(operator: Operator) -> None:
     for member in members(operator):
         others = ((JOIN_BLOCK, "k_cache"), (ROTATED_HYBRID_ATTENTION, "query"), (ROTATED_DENSE_ATTENTION, "query"))
         if member.name in POINTERS and (operator, member.name) not in others:

@@ -87,7 +87,7 @@ def test_an_inactive_row_is_left_alone():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_both_forms_of_bounds_say_the_same(dtype):
+def test_channel_major_and_page_major_bounds_agree(dtype):
     low, high = torch.randn(2, 3, 5, 8).to(dtype).sort(dim=0).values
     low[0, 2], high[0, 2] = torch.inf, -torch.inf
     low, high = low[None], high[None]

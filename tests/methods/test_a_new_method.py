@@ -42,7 +42,7 @@ def dropped_in(tmp_path, monkeypatch):
     monkeypatch.delattr(kvc_trt.methods, "long_keys", raising=False)
 
 
-def test_it_is_unknown_without_its_file():
+def test_a_new_method_is_unknown_without_its_file():
     assert NAME not in [one.name for one in policies.describe()]
 
 

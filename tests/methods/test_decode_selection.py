@@ -70,6 +70,6 @@ def test_sparq_can_be_changed_number_by_number() -> None:
         ("sparq", {"reallocate": "perhaps"}, "reallocate is 'perhaps'; expected one of True, False"),
     ],
 )
-def test_what_cannot_be_right_is_refused(policy: str, changes: dict[str, Any], message: str) -> None:
+def test_inconsistent_constants_are_refused(policy: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         resolved(policy, 32768, 512, **changes)

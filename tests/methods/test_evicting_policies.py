@@ -67,7 +67,7 @@ def test_the_longest_sequence_bounds_the_slots() -> None:
         ("streaming-llm", 64, {"positions": "slots"}, r"positions is 'slots'; expected one of original, cache"),
     ],
 )
-def test_what_cannot_be_is_refused(policy: str, budget: int, settings: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused(policy: str, budget: int, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         resolved(policy, budget, **settings)
 
@@ -94,7 +94,7 @@ def test_a_layer_of_another_budget_keeps_that_much_of_a_prompt(policy: str, rece
 @pytest.mark.parametrize(
     ("settings", "budget"), [({}, 256), ({"recent": 100}, 104), ({"budget": 4096, "n": 100, "new": 28}, 128)]
 )
-def test_what_layers_divide_is_what_a_cache_holds(settings: dict[str, int], budget: int) -> None:
+def test_divided_budgets_add_up_to_the_cache(settings: dict[str, int], budget: int) -> None:
     """A larger token budget does not count: layers divide the sinks and recent tokens in force, at most a sequence."""
     assert uniform_budget(resolved("streaming-llm", **settings)) == budget
     assert uniform_budget(resolved("h2o")) == 256

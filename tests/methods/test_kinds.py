@@ -95,7 +95,7 @@ def test_every_policys_file_says_in_its_docstring_what_a_turn_does():
         assert re.search(r"\bturn\b", ast.get_docstring(files[path]) or ""), path.name
 
 
-def test_what_a_step_carries_follows_from_its_operator():
+def test_step_state_follows_from_its_operator():
     carried = {name: [one.name for one in decode_selection(name).state] for name in ("dense", "hybrid", "sparq")}
     assert carried == {"dense": [], "hybrid": ["bounds"], "sparq": ["channels", "value_sum"]}
     assert [decode_selection(name).pages for name in carried] == [False, True, False]

@@ -73,7 +73,7 @@ def test_settings_are_taken() -> None:
         ("rocketkv", 512, {"future_positions": 64}, "policy rocketkv has no future_positions"),
     ],
 )
-def test_what_cannot_be_is_refused(policy: str, budget: int, settings: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused(policy: str, budget: int, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         resolved(policy, budget, **settings)
 

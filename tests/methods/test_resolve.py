@@ -134,7 +134,7 @@ def test_a_prompt_that_fits_is_kept_whole() -> None:
         ({"model": replace(MODEL, sliding_window=4096), "n": 4000}, "sliding window of 4096 tokens"),
     ],
 )
-def test_what_cannot_be_right_is_refused(wrong: dict[str, Any], message: str) -> None:
+def test_inconsistent_settings_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         resolved(**wrong)
 

@@ -46,7 +46,7 @@ def test_values_are_the_stored_numbers_times_their_scales(tiny_config, scale):
     np.testing.assert_array_equal(source.read_fp8_rows(UP, 0, 96), stored.read(UP))
 
 
-def test_what_is_not_in_fp8_stays_as_it_is(tiny_config):
+def test_tensors_not_in_fp8_stay_unchanged(tiny_config):
     source = fp8_source(tiny_config(), wide="layers.0|up_proj")
     assert UP not in source.matrices
     assert source.dtype(UP) == source.dtype("model.norm.weight") == "bfloat16"
@@ -81,7 +81,7 @@ BLOCKS = np.ones((1, 1), np.float32)
         ({"model.norm.weight": np.zeros(64, ml_dtypes.float8_e4m3fn)}, "expected a matrix"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_its_name(tiny_config, tensors, message):
+def test_unreadable_fp8_tensors_are_refused_by_name(tiny_config, tensors, message):
     with pytest.raises(InputError, match=message) as caught:
         as_floats(Changed(tiny_config(), tensors))
     assert caught.value.exit_code == 2

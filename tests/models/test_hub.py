@@ -141,7 +141,7 @@ def test_a_revision_is_resolved_to_its_commit(hub, tmp_path):
     assert fetch("org/model", OLD_COMMIT, cache_dir=tmp_path / "cache")[1] == OLD_COMMIT
 
 
-def test_what_was_fetched_once_is_not_fetched_again_and_serves_offline(hub, tmp_path):
+def test_fetched_models_are_not_fetched_again_and_serve_offline(hub, tmp_path):
     first = fetch("org/model", cache_dir=tmp_path / "cache")
     count = len(hub.downloaded)
     assert fetch("org/model", cache_dir=tmp_path / "cache") == first
@@ -159,7 +159,7 @@ def test_what_was_fetched_once_is_not_fetched_again_and_serves_offline(hub, tmp_
         ("org/pickled", None, "no safetensors"),
     ],
 )
-def test_what_cannot_be_had_is_an_input_error_with_the_ways_out(hub, tmp_path, repo_id, revision, words):
+def test_unavailable_models_are_input_errors_with_a_way_out(hub, tmp_path, repo_id, revision, words):
     with pytest.raises(InputError, match=words) as caught:
         fetch(repo_id, revision, cache_dir=tmp_path / "cache")
     assert caught.value.hint == WAYS_OUT

@@ -62,7 +62,7 @@ def test_sliding_windows(tiny_config, tiny_fields):
         (LLAMA3, RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)),
     ],
 )
-def test_both_spellings_of_rotary_settings_agree(tiny_config, tiny_fields, scaling, expected):
+def test_old_and_new_rotary_settings_agree(tiny_config, tiny_fields, scaling, expected):
     old = tiny_config(rope_theta=500000.0, rope_scaling=scaling)
     assert old.rotary_scaling == expected
     settings_ = {name: value for name, value in (scaling or {}).items() if name != "type"}

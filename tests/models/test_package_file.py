@@ -51,7 +51,7 @@ def test_the_one_file_is_fetched_and_nothing_else_is_left(index):
     assert FILE.found("tiny") == path
 
 
-def test_what_is_there_is_not_fetched_again_and_what_is_damaged_is(index, monkeypatch):
+def test_present_files_are_not_fetched_again_and_damaged_ones_are(index, monkeypatch):
     index()
     path = fetch(FILE)
     path.write_bytes(CONTENT[:-1] + b"?")

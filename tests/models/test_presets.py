@@ -47,7 +47,7 @@ def test_every_preset_is_usable_as_it_stands(name):
     assert preset.config.eos_token_ids
 
 
-def test_what_sets_single_models_apart():
+def test_presets_have_the_settings_of_their_model():
     assert load_preset("longchat-7b-v1.5-32k").defaults["skip_layers"] == 2
     assert load_preset("mistral-7b-v0.1").config.sliding_window == 4096
     assert load_preset("mistral-7b-v0.2").config.sliding_window is None

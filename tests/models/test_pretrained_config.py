@@ -28,7 +28,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_what_is_written_reads_back_through_json(tiny_config, variant):
+def test_a_written_config_reads_back_through_json(tiny_config, variant):
     config = tiny_config(**variant)
     written = json.loads(json.dumps(to_pretrained_config(config)))
     assert from_pretrained_config(written, "engine") == config

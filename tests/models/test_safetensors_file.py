@@ -132,7 +132,7 @@ def test_header_cap_is_the_formats_own(written):
         SafetensorsFile(path)
 
 
-def test_what_is_not_a_regular_file_is_refused_at_once(tmp_path):
+def test_irregular_files_are_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, tmp_path / "absent"):
         with pytest.raises(InputError):
@@ -189,7 +189,7 @@ def array_of(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 @given(st.lists(st.tuples(st.sampled_from(WRITTEN_DTYPES), SHAPES), min_size=1, max_size=6))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_is_written_reads_back_here_and_in_the_library(tmp_path, specification):
+def test_written_files_read_back_here_and_in_the_library(tmp_path, specification):
     arrays = {f"t{i}": array_of(dtype, tuple(shape), i) for i, (dtype, shape) in enumerate(specification)}
     plans = [TensorPlan(name, str(a.dtype), a.shape, lambda a=a: a) for name, a in arrays.items()]
     path = tmp_path / "w.safetensors"

@@ -58,7 +58,7 @@ def test_right_weights_pass(tiny_config):
 
 
 @pytest.mark.parametrize("extra", ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"])
-def test_what_the_configuration_says_already_is_ignored(tiny_config, extra):
+def test_tensors_implied_by_the_configuration_are_ignored(tiny_config, extra):
     check_weights(tiny_config(), Altered(tiny_config(), add={extra: (8,)}))
 
 

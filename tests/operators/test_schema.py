@@ -69,7 +69,7 @@ def test_the_body_has_the_names_of_the_schema(operator):
 
 
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
-def test_what_is_updated_in_place_is_an_input_of_the_same_type_and_shape(operator):
+def test_tensors_updated_in_place_are_inputs_of_the_same_type_and_shape(operator):
     inputs = {tensor.name: tensor for tensor in operator.inputs}
     for tensor in operator.outputs:
         if tensor.alias is not None:

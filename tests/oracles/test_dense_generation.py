@@ -51,7 +51,7 @@ def test_every_family(name: str, family: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_what_is_shipped(name: str) -> None:
+def test_the_shipped_models_agree_with_transformers(name: str) -> None:
     """transformers and kvc-trt read the same file."""
     import transformers
 

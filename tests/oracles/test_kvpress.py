@@ -216,7 +216,7 @@ def test_tova(pair: Any, n: int, budget: int) -> None:
 
 @pytest.mark.parametrize(("n", "budget"), [(150, 40), (333, 101), (70, 16), (20, 19)])
 @pytest.mark.parametrize("policy", QUERY_AGNOSTIC)
-def test_what_needs_no_question(policy: str, pair: Any, n: int, budget: int) -> None:
+def test_presses_that_need_no_question_agree(policy: str, pair: Any, n: int, budget: int) -> None:
     """The presses with their defaults: 512 positions ahead, 4 sinks, covariance, lengths of values, no epsilon."""
     ids, (press, settings) = prompt(pair, n, n), QUERY_AGNOSTIC[policy]
     expected = press_prompt(press(ratio(budget, n), **settings), pair.hugging_face, ids).layers
@@ -241,7 +241,7 @@ def test_expected_attention_with_other_settings(pair: Any, sinks: int, future: i
         {"use_covariance": False, "use_vnorm": False},
     ],
 )
-def test_what_the_reference_of_expected_attention_offers_besides(pair: Any, settings: dict[str, Any]) -> None:
+def test_options_of_kvpress_expected_attention_agree(pair: Any, settings: dict[str, Any]) -> None:
     """Tries each of the press's switches, on the inputs that our decoder passes to the method; engines lack them."""
     ids, seen = prompt(pair, 120, 7), []
 

@@ -77,7 +77,7 @@ def test_padding_may_reach_beyond_the_table(library: Path, instructions: str) ->
     assert_close(found[1], expected[1], 2e-6)
 
 
-def test_what_comes_after_a_token_does_not_change_it(library: Path, instructions: str) -> None:
+def test_later_tokens_do_not_change_earlier_ones(library: Path, instructions: str) -> None:
     q, k, v, stored = turn([150, 20], 70, spare=100)
     native = NativeNode(BODY, {}, library)
     before = native(q, k, v, stored)["o"]

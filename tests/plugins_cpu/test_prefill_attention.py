@@ -68,7 +68,7 @@ def test_any_length_and_shape_is_right(
     assert_close(NativeNode(body, {}, library)(*arrays)["o"], exact(*arrays), 2e-6)
 
 
-def test_what_comes_after_a_token_does_not_change_it(library: Path, instructions: str) -> None:
+def test_later_tokens_do_not_change_earlier_ones(library: Path, instructions: str) -> None:
     """Padding on the right keeps away from every real token, bit for bit."""
     body = PREFILL_ATTENTION.body(Layout(HeadShape(4, 2, 32)))
     q, k, v = prompt(1, 4, 2, 32, 384)

@@ -77,7 +77,7 @@ def test_a_compiler_is_required_only_where_the_cuda_library_is_asked_for() -> No
     assert all(f"{package}==" in asked for package in COMPILER)
 
 
-def test_both_ways_to_the_compiler_pin_the_same_set() -> None:
+def test_the_wheel_and_the_extra_pin_the_same_compiler() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     (override,) = (o for o in project["tool"]["scikit-build"]["overrides"] if "requires" in o.get("build", {}))
     extra = project["project"]["optional-dependencies"]["cuda-build"]

@@ -85,7 +85,7 @@ def test_a_mistake_is_reported(name: str, schedule: str) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", [*RACES, *MISTAKES])
-def test_what_is_in_order_passes(name: str, schedule: str) -> None:
+def test_ordered_cluster_accesses_pass(name: str, schedule: str) -> None:
     assert run(name, schedule, right=True)[0] == ""
 
 

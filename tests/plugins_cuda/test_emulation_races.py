@@ -53,5 +53,5 @@ def test_global_memory_before_the_wait_is_reported(name, schedule):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", [*RACES, *EARLY])
-def test_what_is_in_order_passes(name, schedule):
+def test_ordered_accesses_pass(name, schedule):
     assert _run(name, schedule, right=True) == ""

@@ -60,7 +60,7 @@ def test_a_division_in_c_is_one_in_python() -> None:
         assert eval(expression(formula).replace("/", "//"), {}, values) == evaluate(formula, values)
 
 
-def test_what_no_formula_may_hold_is_refused() -> None:
+def test_formulas_that_are_not_allowed_are_refused() -> None:
     with pytest.raises(ValueError, match="cannot be written in C"):
         expression("abs(C)")
 

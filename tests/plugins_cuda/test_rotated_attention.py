@@ -137,7 +137,7 @@ def test_schedules_agree(scheduled_library: KernelLibrary, fp8: bool, dtype: tor
     check(scheduled_library, unrotated(case))
 
 
-def test_it_launches_nothing_more(either: KernelLibrary) -> None:
+def test_rotated_attention_launches_no_extra_kernel(either: KernelLibrary) -> None:
     case = unrotated(step_case(lengths=[40, 41], dtype=torch.float16))
     for operator, plain, arguments in (
         (ROTATED_HYBRID_ATTENTION, either.hybrid_attention, case.step.arguments()),
@@ -163,7 +163,7 @@ def test_the_reference_rotates_as_transformers_does(seed: int) -> None:
 
 
 @pytest.mark.parametrize("operator", [ROTATED_HYBRID_ATTENTION, ROTATED_DENSE_ATTENTION], ids=lambda one: one.name)
-def test_what_does_not_fit_is_refused(emulation: KernelLibrary, operator: Operator) -> None:
+def test_mismatched_rotations_are_refused(emulation: KernelLibrary, operator: Operator) -> None:
     given = unrotated(step_case(lengths=[40, 41])).arguments(operator, "cpu")
     for changes, message in (
         ({"heads": 3}, "H\\+2G|joined"),

@@ -171,7 +171,7 @@ def test_a_key_that_is_no_number_has_the_widest_bounds_in_fp8(library: KernelLib
     assert bool(widest[0, 1, [5, 32 + 5], 1].all())
 
 
-def test_what_is_joined_ends_with_zeros(library: KernelLibrary) -> None:
+def test_joined_tables_end_with_zeros(library: KernelLibrary) -> None:
     """The cache may hold NaN there, and masked entries take part in products."""
     _, made = compare(library, JOIN_BLOCK, block_case([5, 9], [3, 1], capacity=12, block=4))
     assert made["joined_lengths"].tolist() == [8, 10]

@@ -35,7 +35,7 @@ def test_a_step_reads_about_the_budget(policy: str) -> None:
     assert compared(token_budget=512)[policy]["read_share"] == pytest.approx(1 / 64, rel=0.03)
 
 
-def test_what_a_budget_rules_out_is_said() -> None:
+def test_budgets_that_rule_a_policy_out_are_reported() -> None:
     rows = compared(token_budget=128)
     assert "not_applicable" not in rows["rocketkv"]
     assert "observation window" in str(rows["snapkv"]["not_applicable"])

@@ -25,7 +25,7 @@ def test_the_full_cache_is_every_key_and_value_and_the_logits():
     assert found["handoffs_per_second"] == pytest.approx(12.5e9 / found["bytes"])
 
 
-def test_what_evicts_nothing_sends_all_of_it():
+def test_policies_without_eviction_send_the_whole_cache():
     found = plan_of("full")
     assert found["compressed"]["bytes"] == found["full"]["bytes"]
     assert all(one["full"] == one["compressed"] for one in found["replicas"])

@@ -80,7 +80,7 @@ def test_only_policies_that_read_a_part_are_advised_to_read_all(selection, advis
     assert any("--dense-until auto" in sentence for sentence in found) is advised
 
 
-def test_what_stands_in_for_a_gpu_is_told_first():
+def test_the_stand_in_for_a_gpu_is_reported_first():
     machine = {"stands_in": "the CPU, in float32 around the reference operators"}
     row = {**ROW, "speedup_over_dense": 0.8}
     found = findings({**QUIET, "machine": machine, "engine": {"backend": "torch"}, "rows": [row]})

@@ -92,7 +92,7 @@ def test_every_preset_has_a_plan_that_is_json(name):
         ("tova", False, False),
     ],
 )
-def test_what_prefixes_share(policy, shared, agnostic):
+def test_plans_count_shared_prefixes(policy, shared, agnostic):
     context = plan_of(policy=policy)["context"]
     assert (context["shared_by_default"], context["query_agnostic"]) == (shared, agnostic)
 
@@ -111,7 +111,7 @@ def test_bytes_of_a_stored_context():
 
 
 @pytest.mark.parametrize("policy", ["rocketkv", "full", "rocketkv-mt", "hybrid", "h2o", "streaming-llm", "keydiff"])
-def test_what_conversations_and_prefixes_take_is_what_the_built_engine_has(policy, tiny_model, tmp_path, capfd):
+def test_planned_conversation_and_prefix_bytes_equal_the_built_engines(policy, tiny_model, tmp_path, capfd):
     """The figures are the engine's state tensors to the byte, and a context of its longest prompt."""
     from kvc_trt import Engine, plan
     from kvc_trt.cli.main import run

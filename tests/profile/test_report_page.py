@@ -127,7 +127,7 @@ def test_findings_are_shown_and_every_value_is_escaped(result):
     assert "&lt;b&gt;model" in page
 
 
-def test_what_was_not_measured_is_left_out(result):
+def test_unmeasured_figures_are_left_out(result):
     bare = copy.deepcopy(result)
     bare["operators"] = []
     bare["memory"]["rows"] = []

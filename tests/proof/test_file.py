@@ -12,7 +12,7 @@ from tests.proof.test_record import recorded
 
 
 @pytest.mark.parametrize("kind", ["digest", "lists"])
-def test_what_is_written_is_read_back(kind, tmp_path):
+def test_proofs_read_back(kind, tmp_path):
     proof = recorded(kind)
     write_proof(tmp_path / "proof.json", proof)
     assert read_proof(tmp_path / "proof.json") == proof
@@ -134,7 +134,7 @@ def test_the_record_of_a_prompt_travels(kind):
         ({"kept_lists": LIST}, "lists in a proof of kind digest"),
     ],
 )
-def test_what_is_no_record_of_a_prompt(change, message):
+def test_invalid_prompt_records_are_refused(change, message):
     sent = prompt_document_of(recorded().of_prompt).model_dump()
     sent["caches"][0].update(change)
     with pytest.raises(InputError, match=message):

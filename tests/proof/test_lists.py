@@ -40,7 +40,7 @@ def test_the_bytes_are_those_of_the_format(rows, extra):
 
 
 @given(HEADS, st.integers(0, 3))
-def test_what_is_written_is_read_back(rows, extra):
+def test_lists_read_back(rows, extra):
     assert np.array_equal(decode(encode(table(rows, extra))), table(rows))
 
 

@@ -26,7 +26,7 @@ def recorded(kind="digest", kept=KEPT, read=READ):
     return recorder.proof([1, 2, 3, 4, 5, 6], [7], [8, 9, 8, 9])
 
 
-def test_it_holds_a_digest_for_every_cache_and_step():
+def test_a_proof_holds_a_digest_for_every_cache_and_step():
     proof = recorded()
     assert proof.fed == (7, 8, 9, 8)
     assert [record.cache for record in proof.caches] == [0, 2]
@@ -74,7 +74,7 @@ def test_the_root_is_over_everything_that_is_stated():
         ({"root": "0" * 64}, "the root is not that of"),
     ],
 )
-def test_what_was_changed_is_named(change, problem):
+def test_changed_parts_are_named(change, problem):
     assert problem in " ".join(replace(recorded(), **change).problems())
 
 

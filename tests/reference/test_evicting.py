@@ -109,7 +109,7 @@ def positions_of(layer: LayerCache) -> list[list[list[int]]]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_was_dropped_is_as_if_masked(policy: str, family: Callable[..., Any]) -> None:
+def test_dropped_tokens_are_as_if_masked(policy: str, family: Callable[..., Any]) -> None:
     pair = family("llama3.1")
     lengths = [150, 40, 3]
     ids, n, following = prompts(pair, lengths, NEW)

@@ -115,7 +115,7 @@ def test_heavy_hitters_add_a_turns_attention_to_what_was_paid_before():
         ({"lengths": torch.tensor([8])}, "row 0 stores 8 tokens and gets 4; expected at most 10 in all"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(change, message):
+def test_mismatched_turn_tensors_are_refused(change, message):
     tables = {name: torch.zeros(1, G, slots, D, dtype=torch.float64) for name, slots in (("keys", 10), ("k_new", 4))}
     given = {**tables, "lengths": torch.tensor([2]), "new_lengths": torch.tensor([4]), **change}
     with pytest.raises(ValueError, match=message):

@@ -233,7 +233,7 @@ class TestContexts:
         with pytest.raises(InputError, match="looks back at the text, and of a stored context only a digest is known"):
             session.add([Request([5], 4, context=stored, **rules)])
 
-    def test_what_does_not_look_back_is_not(self, session, stored):
+    def test_rules_that_do_not_look_back_are_accepted(self, session, stored):
         sampling = Sampling(presence_penalty=1.0, min_p=0.1, temperature=0.5, seed=1)
         request = Request([5], 4, context=stored, sampling=sampling, banned_token_ids=[[7]], logprobs=1)
         assert len(session.generate([request])[0].logprobs) == 4

@@ -36,7 +36,7 @@ def test_nothing_accepted_costs_nothing_once_that_is_known() -> None:
     assert seconds == tokens
 
 
-def test_what_is_accepted_is_used_and_comes_on_again_after_a_long_pause() -> None:
+def test_accepted_drafts_are_used_again_after_a_long_pause() -> None:
     balance = Payoff()
     for _ in range(3):
         seconds, tokens = run(balance, [4] * 100, 1.5, [4.0] * 100)

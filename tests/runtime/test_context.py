@@ -128,7 +128,7 @@ def test_a_greedy_row_is_taken_if_it_keeps_its_logits():
     assert session.take(row).logical_length == 21
 
 
-def test_what_does_not_fit_after_a_context_is_refused(context):
+def test_continuations_too_long_for_a_context_are_refused(context):
     session = session_of()
     with pytest.raises(InputError, match="11 tokens do not fit after 20 tokens, found room for 10") as slots:
         session.generate([Request([1] * 11, 1, context=context)])

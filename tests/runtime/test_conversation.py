@@ -64,7 +64,7 @@ def said(reply):
     return list(reply.output.token_ids)
 
 
-def test_what_turns_need_is_loaded_when_it_begins(tokenizer):
+def test_a_conversation_loads_its_turn_graph_when_it_begins(tokenizer):
     _, _, executor = opened(tokenizer)
     assert executor.turns_loaded == 1
 

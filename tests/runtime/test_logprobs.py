@@ -14,7 +14,7 @@ LOGITS = st.lists(
 
 
 @given(LOGITS, st.integers(0, 20), st.data())
-def test_they_are_the_logarithms_of_softmax_best_first(values, count, data):
+def test_logprobs_are_logarithms_of_softmax_best_first(values, count, data):
     logits = np.array(values, np.float32)
     token = data.draw(st.integers(0, len(values) - 1))
     expected = torch.log_softmax(torch.tensor(values, dtype=torch.float64), -1).tolist()

@@ -70,7 +70,7 @@ class AgainstAList(RuleBasedStateMachine):
 TestAgainstAList = AgainstAList.TestCase
 
 
-def test_what_is_larger_than_the_table_is_refused_and_nothing_is_lost():
+def test_contexts_larger_than_the_table_are_refused_and_evict_nothing():
     table = PrefixTable(2 * BYTES)
     table.add(context_of([1]))
     with pytest.raises(InputError, match="a context of 192 B does not fit in 128 B"):

@@ -162,7 +162,7 @@ class TestRefusals:
             Session(FakeExecutor(), None, 1).generate([proven([1])])
         assert "proofs=True" in caught.value.hint
 
-    def test_what_a_proof_does_not_cover(self):
+    def test_requests_that_a_proof_cannot_cover_are_refused(self):
         executor = FakeTurnExecutor()
         session = Session(executor, None, 1, lists=FakeLists(executor), packing=FakePacking(executor))
         with pytest.raises(InputError, match="and no further turns"):

@@ -51,7 +51,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(logits, top_p, top_k):
 
 
 @given(LOGITS, st.sampled_from([0.01, 0.3, 0.6, 1.0]), st.sampled_from([0, 3]), st.sampled_from([1.0, 0.9]))
-def test_what_may_be_drawn_is_what_transformers_leaves(logits, min_p, top_k, top_p):
+def test_the_sampler_keeps_the_candidates_of_transformers(logits, min_p, top_k, top_p):
     from transformers import (
         LogitsProcessorList,
         MinPLogitsWarper,

@@ -154,7 +154,7 @@ def test_cancelling_what_has_ended_changes_nothing():
     assert one.metrics()["ended"] == {"length": 1}
 
 
-def test_what_can_never_fit_is_refused_where_it_is_made():
+def test_requests_that_can_never_fit_are_refused_on_submission():
     one = scheduler()
     with pytest.raises(InputError, match="continuation: 30 tokens do not fit after 40 tokens, found room for 10"):
         one.submit(Request([1] * 40, continuation_token_ids=[2] * 30))

@@ -212,7 +212,7 @@ class TestExtend:
         outputs = [event.output for _ in range(5) for event in session.step()]
         assert outputs[-1] == alone(Request([1, 2], max_new_tokens=3, continuation_token_ids=[7, 8]))
 
-    def test_what_does_not_fit_is_refused_and_nothing_is_queued(self):
+    def test_continuations_that_do_not_fit_are_refused_and_not_queued(self):
         session = Session(FakeExecutor(), None, 1)
         [row] = session.add([Request([1] * 40)])
         session.extend(row, [1] * 6)

@@ -265,7 +265,7 @@ def test_a_scheduler_ends_the_request_alone_whose_drafts_are_not_finite(poisoned
     assert [one.result(0).token_ids for one in good] == [output.token_ids for output in expected]
 
 
-def test_who_checks_no_drafts_says_why():
+def test_executors_without_drafts_say_why():
     executor = FakeDraftExecutor()
     executor.limits = replace(executor.limits, no_drafts=NoDrafts("the reason", "what to do"))
     with pytest.raises(InputError, match="speculate: the reason") as raised:
@@ -282,7 +282,7 @@ def test_drafts_that_the_engine_does_not_check_are_refused_with_the_numbers(toke
 
 
 @pytest.mark.parametrize(("text", "tokens"), [("ngram", None), ("ngram:4", 4)])
-def test_what_can_be_asked_for(text, tokens):
+def test_the_speculate_option_is_parsed(text, tokens):
     assert Speculation.parse(text) == Speculation(tokens)
 
 

@@ -139,7 +139,7 @@ def test_a_row_leaves_after_a_while_without_a_turn():
 
 
 class TestBadTurns:
-    def test_what_no_turn_can_follow(self):
+    def test_rows_that_are_not_parked_take_no_turn(self):
         one = scheduler()
         single = answered(one, Request([1], max_new_tokens=1))
         running = one.submit(STAYING)
@@ -166,7 +166,7 @@ class TestBadTurns:
             ([1], {"deadline": 1.0}, DeadlineMissed, "seconds ago"),
         ],
     )
-    def test_they_are_refused_where_they_are_asked(self, ids, options, error, message):
+    def test_impossible_turns_are_refused_when_asked(self, ids, options, error, message):
         one = scheduler()
         ticket = answered(one)
         with pytest.raises(error, match=message):
@@ -215,7 +215,7 @@ class TestBadTurns:
 
 @pytest.mark.parametrize("advances", range(5))
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
-def test_what_ends_a_turn_ends_the_conversation_and_nobody_elses(advances, how):
+def test_ending_a_turn_ends_only_its_conversation(advances, how):
     one = scheduler(rows=2)
     other = one.submit(Request([1] * 9, max_new_tokens=30))
     ticket = one.submit(STAYING)

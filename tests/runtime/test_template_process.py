@@ -180,7 +180,7 @@ def test_no_interpreter(monkeypatch):
         process_of("a").render(NAMES)
 
 
-def test_what_the_process_gave_up():
+def test_the_template_process_has_dropped_its_rights():
     process = process_of("a")
     process.render(NAMES)
     limits = Path(f"/proc/{process._process.pid}/limits").read_text().splitlines()

@@ -93,7 +93,7 @@ def test_a_cache_that_keeps_everything_needs_slots():
     session.turn(row, [2])
 
 
-def test_who_takes_no_turns_says_why():
+def test_executors_without_turns_say_why():
     session, executor = opened()
     executor.limits = replace(executor.limits, no_turns=NoTurns("the reason", "what to do"))
     (row,) = session.add([Request([1])])
@@ -274,7 +274,7 @@ class TestLoading:
         with Scheduler(session, conversations=conversations):
             assert executor.turns_loaded == int(conversations)
 
-    def test_who_takes_no_turns_has_nothing_to_load(self):
+    def test_executors_without_turns_load_nothing(self):
         executor = FakeTurnExecutor()
         executor.limits = replace(executor.limits, no_turns=NoTurns("the reason"))
         for one in (executor, FakeExecutor()):
@@ -288,7 +288,7 @@ class TestAllLogits:
         executor.limits = replace(executor.limits, all_logits=True)
         return session, executor
 
-    def test_they_are_those_of_the_new_tokens_and_the_answer_begins_after_the_last(self):
+    def test_turn_logits_cover_the_new_tokens_and_the_answer_follows(self):
         session, executor = self.opened()
         (row,) = session.add([Request([5, 6, 7], max_new_tokens=9)])
         said = session.sample()[0].token_id

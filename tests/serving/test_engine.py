@@ -77,7 +77,7 @@ def test_probabilities_come_with_their_tokens(served):
         ({"text_input": None, "input_ids": [99999]}, "token 0 is 99999, expected an id from 0 to"),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(served, fields, message):
+def test_impossible_requests_are_refused_at_once(served, fields, message):
     with pytest.raises(ServingError, match=message) as refused:
         ask(served, **fields)
     assert refused.value.reason == "invalid"
@@ -128,7 +128,7 @@ def test_an_engine_that_cannot_answer_says_so_at_once(served, retrieval_engine):
     cramped.close()
 
 
-def test_what_fails_inside_is_for_the_log_alone(retrieval_engine, caplog, monkeypatch):
+def test_internal_failures_go_to_the_log_alone(retrieval_engine, caplog, monkeypatch):
     served = ServedEngine.open(retrieval_engine)
 
     def broken(*_):

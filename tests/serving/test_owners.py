@@ -50,7 +50,7 @@ def a_number_of_nobody():
     return next(str(pid) for pid in range(4_000_000, 100, -1) if not runs(pid))
 
 
-def test_what_a_killed_process_leaves_is_removed(tmp_path, other):
+def test_directories_of_a_killed_process_are_removed(tmp_path, other):
     process, made = other
     assert made.stat().st_mode & 0o777 == 0o700
     assert remove_abandoned(tmp_path, "made-") == []
@@ -78,7 +78,7 @@ def test_ones_own_and_those_of_other_names_stay(tmp_path):
 @pytest.mark.parametrize(
     "changes", [{"boot": "another"}, {"namespace": "pid:[1]"}, {"pid": "x"}, {"pid": ""}, {"start": "1 2"}]
 )
-def test_what_cannot_be_told_stays(tmp_path, changes):
+def test_directories_of_unknown_owners_stay(tmp_path, changes):
     """Another machine, a container beside this one, or a file that says something else."""
     text = described(**{"pid": a_number_of_nobody(), **changes})
     assert not is_gone(text)
@@ -132,7 +132,7 @@ def test_directories_of_others_stay(tmp_path, monkeypatch):
     assert len(remove_abandoned(tmp_path, "made-")) == 1
 
 
-def test_what_cannot_be_removed_is_no_error(tmp_path, monkeypatch):
+def test_directories_that_cannot_be_removed_are_no_error(tmp_path, monkeypatch):
     left_by(described(pid=a_number_of_nobody()), tmp_path / "made-1")
 
     def refused(path, ignore_errors):

@@ -32,7 +32,7 @@ async def until(holds):
     raise AssertionError("it never came true")
 
 
-def test_it_is_started_again_when_it_dies_and_ends_when_it_is_stopped(tmp_path):
+def test_a_process_is_restarted_when_it_dies_and_ends_when_stopped(tmp_path):
     async def story():
         said: list[str] = []
         one = child(tmp_path, WAIT, said)
@@ -50,12 +50,12 @@ def test_it_is_started_again_when_it_dies_and_ends_when_it_is_stopped(tmp_path):
     asyncio.run(story())
 
 
-def test_what_never_worked_is_an_error(tmp_path):
+def test_a_process_that_never_worked_is_an_error(tmp_path):
     with pytest.raises(UnsupportedEnvironment, match=r"it ended \(exit code 7\): the last word"):
         asyncio.run(child(tmp_path, "print('the last word'); raise SystemExit(7)").keep())
 
 
-def test_what_dies_again_and_again_is_an_error(tmp_path):
+def test_a_process_that_keeps_dying_is_an_error(tmp_path):
     said: list[str] = []
     one = child(tmp_path, "raise SystemExit(1)", said)
     one.is_ready = True
@@ -64,7 +64,7 @@ def test_what_dies_again_and_again_is_an_error(tmp_path):
     assert len(said) == 2
 
 
-def test_what_does_not_end_is_killed(tmp_path):
+def test_a_process_that_does_not_end_is_killed(tmp_path):
     async def story():
         one = child(tmp_path, STUBBORN)
         keeping = asyncio.create_task(one.keep())
@@ -75,7 +75,7 @@ def test_what_does_not_end_is_killed(tmp_path):
     asyncio.run(story())
 
 
-def test_what_is_stopped_while_it_begins_ends(tmp_path, monkeypatch):
+def test_a_process_stopped_while_starting_ends(tmp_path, monkeypatch):
     """No process exists yet that could be asked to end."""
     start = asyncio.create_subprocess_exec
 
@@ -133,7 +133,7 @@ def test_an_error_of_ours_is_passed_on(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell a process that its parent is gone")
-def test_it_does_not_outlive_its_parent(tmp_path):
+def test_a_process_does_not_outlive_its_parent(tmp_path):
     code = (
         "import asyncio, pathlib, sys\n"
         "from kvc_trt.serving.processes import Child\n"

@@ -36,7 +36,7 @@ def test_every_rule_arrives_where_it_belongs():
     assert (asked.token_ids, asked.stream, asked.returns) == ((3, 4), True, {"log_probs", "finish_reason"})
 
 
-def test_what_asks_for_nothing_is_accepted():
+def test_fields_that_ask_for_nothing_are_accepted():
     """The requests are those of TensorRT-LLM's launch examples and of vLLM."""
     asked = parse_request({"text_input": "x", "bad_words": "", "stop_words": [""], "beam_width": 1, "top_k": -1})
     assert asked == ServedRequest(text="x")

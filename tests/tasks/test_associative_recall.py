@@ -75,7 +75,7 @@ def test_queries_crowd_at_the_beginning_by_the_power_law():
         ({"vocabulary_size": 10**30}, "a vocabulary of 10+ ids, expected 1 to 2147483647"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(arguments, message):
+def test_impossible_recall_questions_are_refused(arguments, message):
     with pytest.raises(InputError, match=f"associative-recall: {message}"):
         draw(**arguments)
 

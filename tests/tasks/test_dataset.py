@@ -46,7 +46,7 @@ def test_equal_arguments_give_equal_bytes_and_others_others():
 
 
 @pytest.mark.parametrize("name", ["passkey", "lines", "associative-recall"])
-def test_it_reads_back_as_it_was(name, tmp_path):
+def test_a_data_set_reads_back_unchanged(name, tmp_path):
     data_set = draw(name)
     path = tmp_path / "set.jsonl"
     path.write_text(data_set.to_jsonl(), encoding="utf-8")
@@ -61,7 +61,7 @@ def test_token_ids_take_only_the_vocabularys_size_from_a_tokenizer():
     assert draw("associative-recall", target_tokens=600, tokenizer=None).options == {}
 
 
-def test_what_cannot_be_drawn_is_refused():
+def test_impossible_data_sets_are_refused():
     with pytest.raises(InputError, match="passkey: the target is 4097 tokens, the model has 4096 positions"):
         draw(target_tokens=4097)
     with pytest.raises(InputError, match="passkey: the shortest prompt has"):

@@ -38,7 +38,7 @@ def sample_of(chosen, how, **arguments):
 
 @pytest.mark.parametrize("chosen", TEXT_TASKS, ids=lambda chosen: chosen.name)
 @pytest.mark.parametrize("how", [PLAIN, CHAT], ids=["plain", "chat"])
-def test_both_modes_feed_the_same_text(chosen, how):
+def test_query_aware_and_agnostic_modes_feed_the_same_text(chosen, how):
     sample = sample_of(chosen, how)
     aware, late = how.ids(sample, query_aware=True), how.ids(sample, query_aware=False)
     assert aware.question == ()

@@ -56,7 +56,7 @@ def by_space(text: str) -> list[int]:
     minimum=st.integers(0, 1),
     maximum=st.none() | st.integers(1, 80),
 )
-def test_it_is_the_largest_that_fits(question, sizes, room, minimum, maximum):
+def test_the_haystack_is_the_largest_that_fits(question, sizes, room, minimum, maximum):
     def length(units: int) -> int:
         return question + sum(sizes[i % len(sizes)] for i in range(units))
 
@@ -101,7 +101,7 @@ def test_units_without_tokens_end_the_search_all_the_same(tokens):
     assert found == 300
 
 
-def test_what_is_returned_fits_even_where_length_is_not_monotone():
+def test_the_haystack_fits_even_if_length_is_not_monotone():
     def length(n: int) -> int:
         return 40 * n if n % 3 else 20 * n
 

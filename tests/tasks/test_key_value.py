@@ -107,7 +107,7 @@ def test_the_data_set_is_the_recorded_one() -> None:
         (1024, 129, "pairs is 129, expected 1 to 128"),
     ],
 )
-def test_what_does_not_fit_is_refused(context_tokens: int, pairs: int, message: str) -> None:
+def test_key_value_contexts_that_do_not_fit_are_refused(context_tokens: int, pairs: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         generate(seed=0, index=0, context_tokens=context_tokens, pairs=pairs)
 

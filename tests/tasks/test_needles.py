@@ -58,7 +58,7 @@ def test_depth_places_the_needle(haystack, depth, place):
     assert before == pytest.approx(place, abs=0.06)
 
 
-def test_what_the_model_is_to_say_scores_in_full():
+def test_the_expected_answer_scores_in_full():
     for keys, values in ((["a"], ["1"]), (["a"], ["1", "2", "3", "4"]), (["a", "b", "c"], ["1", "2", "3"])):
         assert string_match_all(answer(keys, values), values) == 1
     assert answer(["a"], ["1", "2"]) == " 1, entry a then reads 2."
@@ -77,7 +77,7 @@ def test_what_the_model_is_to_say_scores_in_full():
         {"haystack": "prose", "asked": 0},
     ],
 )
-def test_what_cannot_be_asked_is_refused(wrong):
+def test_impossible_needle_questions_are_refused(wrong):
     with pytest.raises(InputError, match="expected"):
         Arrangement(**wrong)
 

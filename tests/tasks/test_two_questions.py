@@ -25,7 +25,7 @@ def sample_of(name, index=0, seed=0, target_tokens=600):
     return task(name).sample(seed=seed, index=index, target_tokens=target_tokens, encode=by_word)
 
 
-def test_which_tasks_ask_twice():
+def test_tasks_with_two_questions_are_listed():
     assert [one.name for one in all_tasks().values() if one.asks_twice] == ["two-needles", "two-records"]
 
 

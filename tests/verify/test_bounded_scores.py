@@ -216,7 +216,7 @@ def test_all_channels_and_none_that_differ():
     assert (len(tied), tied[0].tolist()) == (MOST_CHANNEL_CHOICES, list(range(32)))
 
 
-def test_what_could_be_the_best_is_explained_and_nothing_else():
+def test_only_candidates_for_the_best_are_explained():
     scores = BoundedScores.within(np.array([5.0, 3.0, 2.9, 1.0]), np.array([0.1, 0.1, 0.1, 0.1]))
     assert scores.unexplained(np.array([0, 1])) is None
     assert scores.unexplained(np.array([0, 2])) is None

@@ -108,7 +108,7 @@ def test_another_selection_is_caught_where_it_reads(make_engine, parameters_for)
 
 
 @pytest.mark.parametrize("policy", ["rocketkv", "sparq"])
-def test_what_is_not_taken_back_is_caught(policy, make_engine, parameters_for, monkeypatch):
+def test_drafts_not_taken_back_are_caught(policy, make_engine, parameters_for, monkeypatch):
     engine = make_engine(parameters_for(policy), drafts=TOKENS)
     assert not failed(engine)
     monkeypatch.setattr(DraftPass, "take_back", lambda *arguments: None)
@@ -128,7 +128,7 @@ def test_bounds_that_are_taken_back_too_far_are_caught(make_engine, parameters_f
     assert READ in failed(engine)
 
 
-def test_what_checks_no_drafts_or_too_long_ones_is_not_checked(make_engine, parameters_for):
+def test_engines_without_drafts_or_with_too_long_ones_are_not_checked(make_engine, parameters_for):
     assert drafts_of(make_engine(parameters_for("rocketkv"))) == {}
     assert drafts_of(make_engine(parameters_for("rocketkv"), drafts=TOKENS), steps=TOKENS) == {}
     assert drafts_of(make_engine(parameters_for("full"), drafts=TOKENS), limited=True) == {}

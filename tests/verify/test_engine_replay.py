@@ -104,7 +104,7 @@ def test_lists_alone_prove_near_ties(policy, prompts, tokens, proving, monkeypat
 
 
 @pytest.mark.parametrize("kind", ["digest", "lists"])
-def test_what_cannot_be_is_wrong_of_a_coarse_engine_too(kind, proving):
+def test_impossible_choices_are_wrong_in_coarse_engines_too(kind, proving):
     """A cache that keeps all of its prompt: no rounding does that."""
     engine = proving("rocketkv", "int4")
     everything = with_lists(proof_from(engine), 0, 0, np.tile(np.arange(len(PROMPT)), (2, 1)))

@@ -30,7 +30,7 @@ SELECTING = pytest.mark.parametrize(
 
 
 @SELECTING
-def test_what_it_reads_is_forced_on_the_reference_and_a_wrong_list_is_found(tested):
+def test_lists_read_are_forced_on_the_reference_and_wrong_ones_found(tested):
     assert tested.forced_choices.rows == ()
     read = {cache: [lists.copy() for lists in steps] for cache, steps in tested.observed.read.items()}
     cache = max(read)
@@ -47,7 +47,7 @@ def test_what_it_reads_is_forced_on_the_reference_and_a_wrong_list_is_found(test
 
 
 @SELECTING
-def test_what_a_step_reads_is_judged_on_what_it_chose_by(tested):
+def test_lists_read_are_judged_on_the_scores_they_were_chosen_by(tested):
     """Inputs that are off by a tenth choose otherwise, rightly; by inputs that are the reference's it is wrong."""
     inputs, read = {}, {}
     for cache, steps in tested.observed.inputs.items():

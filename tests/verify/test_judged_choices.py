@@ -128,7 +128,7 @@ def test_a_swap_of_scores_that_differ_is_refused(make, policy, first, last, unit
 
 @pytest.mark.parametrize(("make", "policy", "first", "last", "unit"), CASES)
 @pytest.mark.parametrize("seed", range(3))
-def test_what_rounding_swaps_is_a_near_tie(make, policy, first, last, unit, seed):
+def test_swaps_within_rounding_are_near_ties(make, policy, first, last, unit, seed):
     """The last taken token gets a neighbour whose score differs in the last bits only: either may be taken."""
     before = make(policy, seed)
     inside = {int(token) // unit for token in of_head(before.own) if first <= token < last}

@@ -45,7 +45,7 @@ def test_the_distance_is_to_the_nearest_number_that_rounds_to_the_output():
     np.testing.assert_allclose(differences(found, expected), [0, 0, 2**-9, 1e-3, 0], atol=1e-15)
 
 
-def test_what_is_not_finite_is_never_right():
+def test_non_finite_outputs_are_never_right():
     found = np.array([np.nan, np.inf, -np.inf, 1.0], BF16)
     assert not (differences(found, np.array([1.0, 1.0, 1.0, np.nan])) < np.inf).any()
     assert not maximum_error(found[:1], np.ones(1)) <= BAR

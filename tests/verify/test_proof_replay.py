@@ -207,7 +207,7 @@ class TestChanged:
         with pytest.raises(InputError, match="cache 2 is none of the engine's 2"):
             engine.replay(resealed(honest, caches=(*honest.caches, other)))
 
-    def test_what_the_engine_cannot_read(self, engine, honest):
+    def test_proofs_that_the_engine_cannot_read_are_refused(self, engine, honest):
         with pytest.raises(InputError, match="token 0 is 50, expected an id from 0 to 49"):
             engine.replay(resealed(honest, prompt_token_ids=(50,)))
         with pytest.raises(InputError, match="400 prompt tokens and 405 in all, expected at most 256 and"):
@@ -247,7 +247,7 @@ def test_a_policy_that_does_nothing_is_named_by_its_digest(engine, honest):
     assert report.problems == ("cache 1, step 2: all 145 tokens were taken, where rocketkv chooses",)
 
 
-def test_what_rounding_explains_is_a_near_tie(engine, honest, monkeypatch):
+def test_differences_within_rounding_are_near_ties(engine, honest, monkeypatch):
     """With a tolerance that admits the swap, the same proof is true, and the swap is counted."""
     lists = lists_at(honest, 0, 0)
     missing = np.setdiff1d(np.arange(160), lists[0])[0]

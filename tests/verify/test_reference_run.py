@@ -36,7 +36,7 @@ def known(engine, batch, tokens):
     return KnownRun(engine.model, engine.weights(), engine.parameters, batch, tokens)
 
 
-def test_it_equals_prefill_and_decode(forced):
+def test_the_reference_run_equals_prefill_and_decode(forced):
     engine, batch, tokens = forced
     run = reference_run(known(*forced))
     parameters = engine.parameters
@@ -92,7 +92,7 @@ def test_choices_are_forced_only_where_one_budget_holds_for_all_prompts(paramete
     assert not can_judge([parameters_for(), parameters_for(token_budget=40, layer_budget="squeeze-online")])
 
 
-def test_what_is_forced_on_one_layer_is_not_taken_for_another_ones(make_engine, parameters_for):
+def test_forced_choices_stay_with_their_layer(make_engine, parameters_for):
     """The first layer keeps everything, and has no choice that could be forced."""
     engine = make_engine(parameters_for(skip_layers=1))
     batch = batch_of(random_prompts(engine.model, [200], seed=3))

@@ -21,7 +21,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> EngineDirectory:
     return open_engine(path)
 
 
-def test_both_accuracies_and_both_placements_are_reported(engine: EngineDirectory):
+def test_full_and_compressed_accuracies_of_each_placement_are_reported(engine: EngineDirectory):
     report = verify(engine, level="retrieval", samples=6)
     assert report.passed, report.failures
     (retrieval,) = report.rungs

@@ -39,7 +39,7 @@ def wording_of(engine: EngineDirectory) -> Wording:
     return wording
 
 
-def test_both_placements_are_asked_in_sentences(engine: EngineDirectory):
+def test_prompt_and_turn_questions_are_sentences(engine: EngineDirectory):
     report = verify(engine, level="retrieval", samples=4)
     assert report.passed, report.failures
     checks = report.rungs[0].checks

@@ -137,7 +137,7 @@ def test_a_compaction_to_another_budget_is_caught(make_engine, parameters_for):
     assert not all(turns_of(engine).values())
 
 
-def test_what_takes_no_turns_or_too_long_is_not_checked(make_engine, parameters_for):
+def test_engines_without_turns_or_too_long_ones_are_not_checked(make_engine, parameters_for):
     assert turns_of(make_engine(parameters_for("rocketkv"))) == {}
     assert turns_of(make_engine(parameters_for("full", max_output_len=1), turns=True)) == {}
     assert turns_of(make_engine(parameters_for("full"), turns=True), limited=True) == {}

@@ -241,7 +241,7 @@ def test_scores_that_are_no_numbers_are_explained_by_nothing():
     assert judged(ranked, [0, 3, 4], [0, 1, 4]).wrong
 
 
-def test_what_always_stays_must_be_there():
+def test_tokens_that_always_stay_must_be_listed():
     ranked = entries([0.0, -95.0, -99.0, -90.0, -91.0])
     assert "entry 4 always stays" in judged(ranked, [0, 3, 4], [0, 1, 3]).wrong[0]
     assert "kept position 5 of 5" in judged(ranked, [0, 3, 4], [0, 3, 5]).wrong[0]

@@ -37,7 +37,7 @@ def test_dense_is_kept_up_to_the_last_length_it_wins(dense_wins_at, expected):
     assert first_length_won([33, 41, 51], lambda length: 2.0, dense) == expected
 
 
-def test_both_forms_are_really_measured_and_the_answer_is_kept(model, parameters, monkeypatch):
+def test_sparse_and_dense_steps_are_measured_and_the_answer_is_kept(model, parameters, monkeypatch):
     found = break_even(model, parameters, "float32")
     assert parameters.token_budget <= found <= parameters.capacity
     monkeypatch.setattr(module, "_measure", lambda *arguments: pytest.fail("measured again"))

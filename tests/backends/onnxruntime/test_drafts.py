@@ -142,7 +142,7 @@ def test_greedy_answers_are_those_of_steps(programs, policy, monkeypatch):
     assert [output.physical_lengths for output in found] == [output.physical_lengths for output in expected]
 
 
-def test_who_has_no_draft_graph_says_how_to_build_one(make_program):
+def test_engines_without_a_draft_graph_say_how_to_build_one(make_program):
     executor = SharingExecutor(make_program("full"), RunOptions(threads=1))
     with pytest.raises(
         InputError, match="the engine has no draft graph: it was built without --draft-tokens"

@@ -198,7 +198,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda one: one.__name__)
-def test_the_others_answers_are_those_of_a_run_without_it(program, executor, expected, wrong, tmp_path):
+def test_neighbours_answer_as_without_the_bad_request(program, executor, expected, wrong, tmp_path):
     run = Run(program, executor)
     wrong(run, tmp_path / "context")
     assert run.found() == expected

@@ -30,7 +30,7 @@ SMALL, LARGE = PREPACK_UP_TO_BYTES, PREPACK_UP_TO_BYTES + 1
         (SMALL, True, NATIVE, False, False),
     ],
 )
-def test_who_packs(size, quantised, native, steps, passes):
+def test_steps_and_passes_pack_their_weights(size, quantised, native, steps, passes):
     assert steps_pack(size, quantised=quantised, native=native) == steps
     assert passes_pack(steps, quantised=quantised, native=native) == passes
 

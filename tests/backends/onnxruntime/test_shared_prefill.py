@@ -78,7 +78,7 @@ def test_other_prompts_and_forgotten_ones_are_computed(programs, prompts):
     assert shared.runs == 6
 
 
-def test_what_does_not_fit_in_memory_is_kept_in_files(programs, prompts, monkeypatch):
+def test_prompts_that_do_not_fit_in_memory_are_kept_in_files(programs, prompts, monkeypatch):
     directory = programs[0].weights_path.parent
     before = sorted(directory.iterdir())
     monkeypatch.setattr(shared_prefill, "REMEMBERED_BYTES", 1)

@@ -17,7 +17,7 @@ MAPS = Path("/proc/self/maps")
 
 
 @pytest.mark.skipif(not MAPS.exists(), reason="needs /proc/self/maps, which Linux has")
-def test_both_graphs_of_an_engine_read_one_mapping(make_program, monkeypatch, tmp_path):
+def test_prefill_and_decode_read_one_mapping(make_program, monkeypatch, tmp_path):
     """Uses files of its own: executors left by other tests may still map the shared ones."""
     monkeypatch.setattr("kvc_trt.backends.onnxruntime.packed_copies.PREPACK_UP_TO_BYTES", 0)
     program = copied(make_program("rocketkv, a skipped layer"), tmp_path)

@@ -218,7 +218,7 @@ def test_a_batch_too_large_for_the_profiles():
         (700, "cudaErrorIllegalAddress", UnsupportedEnvironment, "kvc-trt doctor"),
     ],
 )
-def test_what_cuda_refuses(status, name, kind, hint):
+def test_errors_of_cuda_are_one_line(status, name, kind, hint):
     error = failure(status, name, "allocating 12.0 GiB")
     assert type(error) is kind
     assert error.message == f"CUDA, allocating 12.0 GiB: {name} ({status})"

@@ -77,7 +77,7 @@ def test_a_turn_takes_a_mask_and_a_compacted_one_the_joined_table():
     assert longer.device > shorter.device
 
 
-def test_what_does_not_fit_says_by_how_much():
+def test_builds_that_do_not_fit_say_by_how_much():
     needed = estimated(decode_profiles(8))
     check_fits(needed, FreeMemory(64 * GIB, 80 * GIB), "the decode engine")
     check_fits(needed, FreeMemory(None, None), "the decode engine")

@@ -71,7 +71,7 @@ def test_memory_does_not_grow_with_the_batch(length, batch):
     assert all(profile.largest_tokens <= most for profile in prefill_profiles(length, batch))
 
 
-def test_what_exceeds_the_profiles_is_refused_with_the_limit():
+def test_sizes_beyond_the_profiles_are_refused_with_the_limit():
     with pytest.raises(InputError, match="9 rows: expected at most 8 rows") as caught:
         choose_profile(decode_profiles(8), 9)
     assert "--max-batch-size" in caught.value.hint

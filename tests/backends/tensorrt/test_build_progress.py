@@ -40,7 +40,7 @@ def test_long_phases_are_tasks_and_short_ones_are_not():
     assert progress.events == [("open", name, 20), ("advance", name, 1), ("advance", name, 4), ("close", name)]
 
 
-def test_what_a_failed_build_leaves_open_is_closed():
+def test_a_failed_build_closes_its_progress():
     progress = Recorded()
     phases = Phases(progress, CallbackErrors())
     phases.start("a", 20)

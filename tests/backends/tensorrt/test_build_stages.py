@@ -193,7 +193,7 @@ def compiled(tiny_engine):
     return make
 
 
-def test_it_opens_and_is_inspected_without_tensorrt(compiled, capfd):
+def test_a_tensorrt_engine_opens_without_tensorrt(compiled, capfd):
     path = compiled()
     engine = open_engine(path)
     assert engine.backend == "tensorrt"

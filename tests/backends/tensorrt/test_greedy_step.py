@@ -93,7 +93,7 @@ def generated(executor, **options):
     return [output.token_ids for output in Session(executor, None, ROWS).generate(requests(**options))]
 
 
-def test_it_is_an_executor_that_tells_the_best_token(executor):
+def test_the_greedy_step_returns_the_best_token(executor):
     assert isinstance(executor, GreedyExecutor)
 
 
@@ -145,7 +145,7 @@ def test_logits_are_copied_behind_the_same_graph(executor, program, cuda):
         assert cuda.log == expected
 
 
-def test_both_ways_of_a_step_agree(executor, program):
+def test_greedy_step_and_logits_agree(executor, program):
     """Runs one step twice, its best tokens first; a step writes the same entries again."""
     session = Session(executor, None, ROWS)
     session.add(requests())

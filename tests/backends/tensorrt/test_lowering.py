@@ -230,7 +230,7 @@ def test_queries_are_scaled_in_fp32_and_the_operator_scales_by_one(precision):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_is_left_of_ours_is_plugins_named_and_counted(policy):
+def test_remaining_kvc_nodes_are_plugins_named_and_counted(policy):
     prefill, decode = small_graphs(policy, skip_layers=1 if policy != "full" else None)
     pages = policy in ("rocketkv", "hybrid")
     compressed = LLAMA.num_hidden_layers - (policy != "full")

@@ -89,12 +89,12 @@ def test_prompts_are_staged_an_eighth_of_the_rows_at_a_time():
     assert sizes_for(prefill_profiles(1024, 64), 64) == BufferSizes(64, 8, 8 * 1024)
 
 
-def test_what_fits_is_not_talked_about():
+def test_plans_that_fit_are_not_reported():
     plan = plan_of()
     check_fits(plan, plan.total)
 
 
-def test_what_does_not_fit_says_by_how_much_and_what_helps():
+def test_plans_that_do_not_fit_say_by_how_much_and_what_helps():
     plan = plan_of(rows=32)
     with pytest.raises(UnsupportedEnvironment) as caught:
         check_fits(plan, plan.total - GIB)

@@ -94,7 +94,7 @@ def test_a_call_writes_the_bits_of_the_operator(emulation, make, lengths, dtype)
     workspace.check()
 
 
-def test_what_the_kernels_refuse_is_refused(emulation):
+def test_calls_that_the_kernels_refuse_are_refused(emulation):
     step = STEPS[0][0](emulation, torch.float32, (9,))
     sizes = Dimensions(DTYPES[torch.float32].bytes)
     for symbol, size in {"B": 1, "H": 3, "G": 2, "D": 32, "W": 8, "S": 64}.items():

@@ -50,7 +50,7 @@ def request_of(operator: str, fields) -> dict:
     return {"operator": operator, "fields": [[field.name, field.type, field.values] for field in fields]}
 
 
-def test_they_register_once_and_leave_nothing_behind(ask):
+def test_python_plugins_register_once_and_leave_nothing_behind(ask):
     answer = ask()
     expected = {
         operator.name: ["1", [[one.name, "INT32"] for one in operator.attributes]] for operator in KERNEL_OPERATORS

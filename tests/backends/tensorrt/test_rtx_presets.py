@@ -49,7 +49,7 @@ def declared_outputs(model):
 
 
 @pytest.mark.parametrize(("name", "policies"), CASES)
-def test_both_graphs(ask_parser, name, policies):
+def test_nvidias_parser_reads_prefill_and_decode_of_every_preset(ask_parser, name, policies):
     config = load_preset(name).config
     graphs = [graph for policy in policies for graph in lowered_preset(name, policy)]
     for model, answer in zip(graphs, ask_parser(*graphs), strict=True):

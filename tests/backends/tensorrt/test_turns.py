@@ -148,7 +148,7 @@ def test_the_plugins_of_a_turn():
 
 
 @pytest.mark.parametrize(("policy", "fp8_bounds"), [("rocketkv", 0), ("rocketkv, fp8", 1)])
-def test_what_overwrites_bounds_says_whether_they_are_fp8(policy, fp8_bounds):
+def test_nodes_that_overwrite_bounds_say_if_they_are_fp8(policy, fp8_bounds):
     nodes = [node for node in lowered(policy).graph.node if node.op_type == "KvcReplaceBounds"]
     assert [{a.name: a.i for a in node.attribute}["fp8_bounds"] for node in nodes] == [fp8_bounds] * len(nodes)
     assert nodes

@@ -39,7 +39,7 @@ def _configs():
     return {phase: directory_config(OURS, "1.2.1", 1024) for phase in PHASES}
 
 
-def test_both_phases_are_written_whole(tmp_path, plans):
+def test_context_and_generation_are_written_whole(tmp_path, plans):
     target = tmp_path / "engine"
     write_engine_directories(target, _configs(), plans)
     assert sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()) == [

@@ -129,7 +129,7 @@ def test_scoring_never_reads_more_for_another_page_size(page, channels, tokens):
         ("hybrid", {"skip_layers": 1}, "first 1 layers", "skip_layers: 0"),
     ],
 )
-def test_what_it_cannot_express_is_refused_with_a_way_out(policy, overrides, message, hint):
+def test_policies_that_the_llm_api_cannot_express_are_refused_with_a_way_out(policy, overrides, message, hint):
     with pytest.raises(InputError, match=message) as caught:
         _export(_parameters(policy, **overrides))
     assert hint in caught.value.hint
@@ -214,7 +214,7 @@ def test_the_schema_is_strict(change, message):
         {"free_gpu_memory_fraction": 0.9},
     ],
 )
-def test_what_rocketkv_forces_cannot_be_said_otherwise(change):
+def test_settings_forced_by_rocketkv_cannot_be_changed(change):
     good = _export(_parameters()).configuration.model_dump()
     validated(LlmApiConfiguration, good, "test")
     with pytest.raises(InputError):

@@ -91,7 +91,7 @@ def runs(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("phase", [2, 3], ids=["prefill", "decode"])
-def test_they_compute_what_the_graphs_compute(runs, phase):
+def test_networks_compute_the_graphs_values(runs, phase):
     expected, network = runs[phase]
     assert set(network.outputs) == set(expected)
     for name, value in expected.items():

@@ -23,7 +23,7 @@ def export():
     return export_llm_api(found.model, found.parameters, max_batch_size=found.max_batch_size)
 
 
-def test_it_is_the_export_with_a_model_and_tritons_settings(tmp_path, capfd):
+def test_the_model_file_is_the_export_with_tritons_settings(tmp_path, capfd):
     target = tmp_path / "model.yaml"
     command = [
         "export",

@@ -154,7 +154,7 @@ def test_a_prefill_has_its_time_its_peak_and_the_share_of_compaction(weights, ca
     assert "compaction" in torch_backend.prefill_line(entry)
 
 
-def test_what_there_is_no_time_for_is_listed(weights):
+def test_points_without_time_are_listed(weights):
     options = torch_backend.parse(["--batches", "2", "--contexts", "512", "--budgets", "256", "--seconds", "0"])
     points = [
         *torch_backend.decode_points(weights, CPU_TIMED, 1e9, options, SMALL, []),
@@ -176,7 +176,7 @@ def test_an_engine_is_built_verified_and_reported(tmp_path):
     assert measured()["passed"]
 
 
-def test_what_does_not_fit_is_listed_with_needed_and_free(weights, monkeypatch):
+def test_points_that_do_not_fit_are_listed_with_needed_and_free(weights, monkeypatch):
     monkeypatch.setattr(TimedCpu, "free_bytes", 1 << 20)
     cell = Cell("dense", 32, 4096, None, "bfloat16", SMALL)
     entry = torch_backend.measured(cell, weights, CPU_TIMED, 1e9, 1)

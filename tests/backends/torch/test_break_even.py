@@ -28,7 +28,7 @@ def test_a_build_for_pytorch_asks_pytorch(parameters, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_both_forms_of_a_step_are_run_at_every_length(dtype, parameters, monkeypatch):
+def test_sparse_and_dense_steps_run_at_every_length(dtype, parameters, monkeypatch):
     """Runs on the CPU, where the answer is of no use."""
     seen = []
     timed = shared.step_seconds
@@ -63,7 +63,7 @@ def test_without_a_gpu_it_is_refused_with_what_to_do(parameters, tiny_arguments,
     assert not engine.exists()
 
 
-def test_what_was_measured_is_kept_per_gpu_and_kernels(parameters, tmp_path, monkeypatch):
+def test_measurements_are_kept_per_gpu_and_kernels(parameters, tmp_path, monkeypatch):
     """The GPU's parts are replaced: two libraries give two measurements, the same library gives one."""
     answers = iter([40, 50])
     monkeypatch.setattr(module, "choose_device", lambda: torch.device("cuda"))

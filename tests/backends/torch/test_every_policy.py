@@ -188,7 +188,7 @@ def test_a_16_bit_cache_stays_near_the_reference(name, precision, program):
 
 
 @pytest.mark.parametrize("name", ["snapkv", "keydiff", "rocketkv-mt", "expected-attention-hybrid"])
-def test_what_has_a_kernel_calls_it(name, program, emulation, monkeypatch):
+def test_operators_with_a_kernel_call_it(name, program, emulation, monkeypatch):
     """Checks policies that have kernels for some of their operators only."""
     made = program(name)
     batch = batch_of([np.random.default_rng(2).integers(2, 97, n).tolist() for n in (200, 40)])

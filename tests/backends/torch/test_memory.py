@@ -116,7 +116,7 @@ def refusal(monkeypatch, free, action):
     return caught.value.message
 
 
-def test_what_does_not_fit_is_refused_before_it_is_taken(make_program, monkeypatch):
+def test_engines_that_do_not_fit_are_refused_before_allocation(make_program, monkeypatch):
     program = make_program("rocketkv")
     executor = TorchExecutor(program)
     needed = memory.weight_bytes(MODEL, 4, own_head=True)

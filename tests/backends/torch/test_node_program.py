@@ -61,7 +61,7 @@ def test_a_view_that_is_read_later_keeps_what_it_showed(view):
     assert found[1].item() == 6
 
 
-def test_what_is_no_state_is_copied():
+def test_values_that_are_not_state_are_copied():
     cache = torch.zeros(3, 2)
     (found,) = program(scattered, ["cache_out"]).run(Scope({"cache": cache}))
     assert found[1].tolist() == [5, 6]

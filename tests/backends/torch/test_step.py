@@ -57,7 +57,7 @@ def test_a_step_with_idle_rows_is_the_plain_step(rows, executor):
         assert torch.equal(buffer[3:], before[name][3:]), "an idle row was written"
 
 
-def test_what_a_capture_runs_changes_nothing(executor):
+def test_a_capture_changes_no_state(executor):
     filled(executor)
     before = snapshot(executor)
     static(executor, 5, StandInCapturer(CPU))
@@ -142,7 +142,7 @@ def test_on_a_cpu_nothing_is_captured_and_nothing_is_said(caplog):
     assert (calls, capturer.refused, caplog.text) == ([1], None, "")
 
 
-def test_what_is_not_to_be_captured_runs_as_it_is_and_says_why(caplog):
+def test_steps_that_are_not_captured_run_and_say_why(caplog):
     capturer = Capturer(torch.device("cuda"), "inner values are kept")
 
     def body():

@@ -20,7 +20,7 @@ def test_a_point_is_read_as_it_is_written(policy, batch, context, budget):
 
 
 @pytest.mark.parametrize("text", ["8/32768/512", "rocketkv/0/32768/512", "rocketkv/1/32768/x", "rocket/1/32768/512"])
-def test_what_is_no_point_is_refused(text):
+def test_invalid_points_are_refused(text):
     with pytest.raises(argparse.ArgumentTypeError):
         point(text)
 

@@ -57,7 +57,7 @@ def _counts(places: RowSlots, *pieces: tuple[tuple[Frame, ...], float]) -> Count
     return Counts(places, [Piece(frames, count, count) for frames, count in pieces], 1, "warps")
 
 
-def test_what_the_host_does_not_inline_is_found_by_its_own_lines(places: RowSlots) -> None:
+def test_functions_not_inlined_on_the_host_are_found_by_line(places: RowSlots) -> None:
     counts = _counts(places, (_line(10), 80), (_line(15), 40))
     assert counts.at(((FILE, 10), ("caller.cuh", 30))) == 80
     assert counts.at((("cuda_bf16.hpp", 1), (FILE, 15))) == 40
@@ -77,7 +77,7 @@ def test_the_test_of_a_loop_outvotes_what_two_pieces_of_a_branch_say(places: Row
     assert counts.rounds(loop) == 80
 
 
-def test_what_follows_a_way_out_is_not_counted_as_its_test(places: RowSlots) -> None:
+def test_lines_after_an_early_exit_are_not_counted_as_its_test(places: RowSlots) -> None:
     """The test and what follows it are two pieces of one line; the next line says which is which."""
     counts = _counts(places, (_line(10), 8), (_line(11), 8), (_line(11), 3), (_line(15), 3))
     assert counts.at(_line(11)) == 8

@@ -20,7 +20,7 @@ def _kernel(instructions: Iterable[tuple[str, str]], *, loop: bool = False) -> S
     return SassKernel("k", [block], [SassLoop(0, frozenset([0]), frozenset([0]))] if loop else [])
 
 
-def test_what_is_loaded_before_a_loop_is_waited_for_once() -> None:
+def test_loads_before_a_loop_are_waited_for_once() -> None:
     load = SassBlock("", [Instruction(0, "LDG.E.128", "R4, [R2.64]")], [1])
     use = SassBlock("", [Instruction(16, "FADD", "R1, R1, R4")], [1, 2])
     kernel = SassKernel("k", [load, use, SassBlock("", [])], [SassLoop(1, frozenset([1]), frozenset([1]))])

@@ -129,7 +129,7 @@ def answered(place, text, began=0.0, arrivals=(1.0, 2.0), error=None):
     return Answered(place, began, arrivals, text, 3, error)
 
 
-def test_what_is_sent_and_has_no_answer_is_lost():
+def test_requests_without_an_answer_are_lost():
     of = [answered(0, " red big dog"), answered(1, "", arrivals=(), error="500"), answered(1, "a b", 1.0, (3.0, 5.0))]
     found = figures(4, of, EXPECTED)
     assert (found["answered"], found["lost"], found["errors"]) == (2, 2, ["500"])
@@ -241,7 +241,7 @@ def test_plots_are_whole_documents():
 @pytest.mark.slow
 @pytest.mark.triton
 @pytest.mark.dynamo
-def test_both_servers_are_loaded_by_their_tools(tmp_path):
+def test_triton_and_dynamo_are_loaded_by_their_tools(tmp_path):
     environments = {name: ROOT / "build" / name for name in ("triton", "dynamo", "aiperf")}
     for name, path in environments.items():
         if not (path / "bin" / "python").exists():

@@ -20,7 +20,7 @@ DOCUMENTS = st.recursive(
 
 
 @given(DOCUMENTS)
-def test_what_is_printed_is_the_same_document(document):
+def test_printed_json_is_the_same_document(document):
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         print_json(document)
     assert json.loads(printed.getvalue()) == document

@@ -76,7 +76,7 @@ def test_a_scaling_that_is_switched_off_is_none(config):
         ({"absent": ("token_embd.weight",)}, "tensor token_embd.weight is missing"),
     ],
 )  # fmt: skip
-def test_what_no_graph_computes_is_refused_by_its_key(config, options, message):
+def test_features_without_a_graph_are_refused_by_key(config, options, message):
     with pytest.raises(InputError, match=rf"model\.gguf: {message}") as caught:
         config(**options)
     assert "\n" not in caught.value.message

@@ -189,7 +189,7 @@ def test_padding_between_tensors_and_another_alignment_are_read(tmp_path):
     assert read.tensors["b"].offset == start + 128
 
 
-def test_what_is_no_file_is_refused(tmp_path):
+def test_damaged_headers_are_refused(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
         GgufCheckpoint(tmp_path / "nowhere.gguf")
     with pytest.raises(InputError, match="not a regular file"):

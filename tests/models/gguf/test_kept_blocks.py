@@ -61,7 +61,7 @@ def test_nan_and_infinite_scales_are_refused(kind, raw):
         kept_blocks(raw, kind, "here")
 
 
-def test_what_float32_cannot_add_exactly_is_refused():
+def test_blocks_that_float32_cannot_add_exactly_are_refused():
     """Eight times the scale and the minimum together take more than the 24 bits of a float32."""
     kept_blocks(block(0.1, 6e-8), "Q4_1", "here")
     for scale, minimum in ((30000, 6e-8), (1.788e-07, 33), (1e-6, 33)):

@@ -97,7 +97,7 @@ def test_a_file_without_a_template_has_none(contents):
     assert "chat_template.jinja" not in contents(absent=("tokenizer.chat_template",))
 
 
-def test_what_an_engine_could_not_read_again_is_refused(contents):
+def test_tokenizers_that_do_not_read_back_are_refused(contents):
     with pytest.raises(InputError, match=r"chat_template\.jinja of its metadata: 2\.0 MiB, expected at most 1\.0 MiB"):
         contents(changes={"tokenizer.chat_template": "a" * (2 << 20)})
 
@@ -120,7 +120,7 @@ def test_what_an_engine_could_not_read_again_is_refused(contents):
         ({"tokens": [*vocabulary()[0][:-1], "<|im_end|>"]}, "tokens is a list with '<|im_end|>' twice"),
     ],
 )  # fmt: skip
-def test_what_is_not_understood_is_refused_by_its_key(contents, options, message):
+def test_unknown_tokenizer_settings_are_refused_by_key(contents, options, message):
     with pytest.raises(InputError) as caught:
         contents(**options)
     assert f"model.gguf: tokenizer.ggml.{message}" in caught.value.message

@@ -57,7 +57,7 @@ def test_of_the_library_that_tensorrt_loads(cuda_plugins, name):
 
 
 @pytest.mark.parametrize("fixture", ["plugins", "cuda_plugins"])
-def test_it_exports_what_tensorrt_looks_for_and_needs_no_symbol_of_it(request, fixture):
+def test_the_library_exports_tensorrts_entry_points_and_needs_no_symbol_of_it(request, fixture):
     """Python's wheels open their libraries locally: an undefined symbol of TensorRT's would end the process."""
     library = request.getfixturevalue(fixture)
     needed, exported = (

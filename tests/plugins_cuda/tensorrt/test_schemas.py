@@ -113,7 +113,7 @@ def test_state_tensors_have_the_shapes_of_the_schema(policy):
 
 
 @pytest.mark.parametrize("operator", KERNEL_OPERATORS, ids=lambda operator: operator.name)
-def test_what_a_decode_step_writes_in_place_is_the_input_of_that_name(operator: Operator):
+def test_outputs_written_in_place_are_the_inputs_of_that_name(operator: Operator):
     inputs = {tensor.name: tensor for tensor in operator.inputs}
     for row in operator.outputs:
         if row.name.endswith("_out"):

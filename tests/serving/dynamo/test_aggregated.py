@@ -41,7 +41,7 @@ def idle(client, model="demo"):
     return client.metric("kvc_trt_running", model=model) + client.metric("kvc_trt_waiting", model=model) == 0
 
 
-def test_it_says_how_to_ask(served, client):
+def test_the_deployment_says_how_to_ask(served, client):
     assert "demo, chat: ready at http://127.0.0.1" in served.until("ready at")
     assert f"curl http://127.0.0.1:{client.port}/v1/completions" in served.until('"model": "demo"')
     assert "/v1/chat/completions" in served.until('"model": "chat"')
@@ -242,7 +242,7 @@ def test_no_value_of_any_field_is_the_servers_failure(client, path, stream):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"model": "demo", "prompt": "\xff"}', b"[" * 100_000])
-def test_what_is_no_request_is_refused(client, content):
+def test_invalid_requests_are_refused(client, content):
     status, answer = client.ask("/v1/completions", content=content)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
 
@@ -349,7 +349,7 @@ def test_an_end_waits_for_the_answers_that_have_begun(demo_engine, needle, answe
     assert "".join(event["choices"][0]["text"] for event in events).strip() == alone.text
 
 
-def test_what_cannot_be_served_is_one_line(demo_engine, tmp_path, tiny_engine):
+def test_engines_that_cannot_be_served_give_one_line(demo_engine, tmp_path, tiny_engine):
     one = Served(str(tiny_engine), "--port", "0")
     assert one.process.wait(60) == one.end() == 2
     assert "has no tokenizer" in one.lines[0]

@@ -45,7 +45,7 @@ def test_of_several_prompts_none_speaks_for_the_others():
 
 
 @pytest.mark.parametrize("kind", ["digest", "lists"])
-def test_what_asks_for_a_proof_travels_among_the_annotations(kind):
+def test_requests_for_a_proof_travel_as_annotations(kind):
     checked = checked_body(json.dumps({"prompt": "p", "return_kv_proof": kind}).encode())
     assert checked["nvext"]["annotations"] == [WANTS_ERRORS, f"{WANTS_PROOF}{kind}"]
     assert "return_kv_proof" not in checked, "the frontend refuses fields that it does not know"
@@ -77,12 +77,12 @@ def test_no_proof_is_asked_for_by_nothing(nothing):
         (b'{"nvext": {"annotations": "x"}}', "annotations"),
     ],
 )
-def test_what_cannot_be_passed_on_is_named(content, named):
+def test_fields_that_cannot_be_passed_on_are_named(content, named):
     with pytest.raises(InputError, match=named):
         checked_body(content)
 
 
-def test_what_asks_for_nothing_passes():
+def test_fields_that_ask_for_nothing_pass():
     checked_body(b'{"echo": false, "best_of": 1, "suffix": "", "logit_bias": {}, "n": null}')
 
 

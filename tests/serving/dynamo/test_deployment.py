@@ -57,7 +57,7 @@ def test_a_directory_for_these_alone_goes_with_them(temporary):
     assert list(temporary.iterdir()) == []
 
 
-def test_what_a_killed_deployment_has_left_is_removed_by_the_next(temporary):
+def test_files_of_a_killed_deployment_are_removed_by_the_next(temporary):
     left, alive = temporary / "kvc-trt-serve-dead", temporary / "kvc-trt-serve-alive"
     for path, text in ((left, dead()), (alive, owner())):
         path.mkdir()

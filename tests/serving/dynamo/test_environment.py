@@ -26,7 +26,7 @@ def test_the_api_key_stays_in_the_gateway():
     assert "KVC_TRT_API_KEY" not in process_environment(Path("/store"), {"KVC_TRT_API_KEY": "of mine"})
 
 
-def test_what_is_harmless_is_the_users_choice():
+def test_harmless_variables_are_the_users_choice():
     assert process_environment(Path("/store"), {"DYN_LOG": "debug"})["DYN_LOG"] == "debug"
     assert process_environment(Path("/store"), {})["DYN_LOG"] == "warn"
 

@@ -26,7 +26,7 @@ def read(directory: Path, name: str):
     return json.loads((directory / name).read_text())
 
 
-def test_it_has_what_the_frontend_wants(chat_engine, directory):
+def test_the_model_directory_has_the_frontends_files(chat_engine, directory):
     engine = open_engine(chat_engine)
     write_model_directory(engine, directory)
     config = read(directory, "config.json")

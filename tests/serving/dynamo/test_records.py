@@ -22,7 +22,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
 
 
 @pytest.mark.parametrize("text", [b"", b"1", b"x 20001 a b c d", b"1 x a b c d", b"\xff\xfe"])
-def test_what_is_no_record_is_passed_over(text, tmp_path):
+def test_invalid_records_are_passed_over(text, tmp_path):
     (tmp_path / "one").write_bytes(text)
     assert read_record(tmp_path / "one") is None
     assert status_urls(tmp_path) == []

@@ -28,7 +28,7 @@ def asked(**groups):
     return {"token_ids": [3, 4], **{name: {**UNSET[name], **values} for name, values in groups.items()}}
 
 
-def test_what_is_not_set_is_left_to_the_engine():
+def test_unset_fields_are_left_to_the_engine():
     request = request_of({"token_ids": [3, 4], **UNSET}, LIMITS)
     assert request.prompt_token_ids == [3, 4]
     assert request.max_new_tokens is None
@@ -36,7 +36,7 @@ def test_what_is_not_set_is_left_to_the_engine():
     assert (request.stop_token_ids, request.ignore_eos, request.logprobs, request.min_tokens) == ((), False, None, 0)
 
 
-def test_what_is_set_arrives():
+def test_set_fields_arrive():
     request = request_of(
         asked(
             stop_conditions={"max_tokens": 5, "stop_token_ids": [7], "stop_token_ids_hidden": [2], "ignore_eos": True},
@@ -75,7 +75,7 @@ def test_penalties_arrive_and_neutral_ones_are_none():
         ("output_options", {"logprobs": "many"}, "logprobs"),
     ],
 )
-def test_what_is_wrong_or_not_done_here_is_named(group, value, named):
+def test_wrong_and_unsupported_fields_are_named(group, value, named):
     with pytest.raises(InputError, match=named):
         request_of(asked(**{group: value}), LIMITS)
 

@@ -53,7 +53,7 @@ def ended(server, kind):
     return server.metric("kvc_trt_ended_total", model="tensorrt_llm", kind=kind)
 
 
-def test_it_answers_as_kvc_trt_run_does(server, talkative, capfd):
+def test_the_ensemble_answers_as_kvc_trt_run_does(server, talkative, capfd):
     expected = answered_by_run(talkative, PROMPTS[4], capfd)
     wanted = dict.fromkeys(("finish_reason", "num_input_tokens", "num_output_tokens", "kv_cache_tokens"), True)
     fields = {"text_input": PROMPTS[4], "max_tokens": 100, "bad_words": "", "stop_words": ""}
@@ -128,7 +128,7 @@ def test_every_rule_arrives(server):
         ({"text_input": LAMP, "embedding_bias_words": "a"}, "embedding_bias_words is not supported"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(server, fields, message):
+def test_inputs_that_cannot_be_honoured_are_refused_by_name(server, fields, message):
     reply = server.generate("ensemble", **fields)
     assert (reply.status, message in reply.body["error"]) == (400, True), reply
     assert server.generate("ensemble", text_input=LAMP).body["text_output"] == ANSWER

@@ -136,7 +136,7 @@ def test_an_end_token_is_another_or_none(steps, retrieval_engine):
         ({"pad_id": integers(1, 2)}, "pad_id has 2 values"),
     ],
 )
-def test_what_the_engine_cannot_honour_is_refused(steps, tensors, message):
+def test_inputs_that_the_engine_cannot_honour_are_refused(steps, tensors, message):
     (one,) = ask(steps[family.ENGINE_STEP], **{**prompt(steps), **tensors})
     assert (one.error.code, message in one.error.message) == (TritonError.INVALID_ARG, True), one.error.message
 

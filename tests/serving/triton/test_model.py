@@ -125,7 +125,7 @@ def test_a_client_that_is_gone_ends_its_answer_and_a_deadline_too(model):
     assert codes == [TritonError.CANCELLED, TritonError.UNAVAILABLE]
 
 
-def test_what_fails_is_internal_and_says_nothing(model, monkeypatch):
+def test_failures_are_internal_errors_without_details(model, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("/secret")
 

@@ -38,7 +38,7 @@ def test_the_configuration_is_complete(exported, retrieval_engine):
     assert set(warmup.inputs) == {path.name for path in (exported / "warmup").iterdir()}
 
 
-def test_it_holds_the_whole_engine_and_no_path(exported, retrieval_engine):
+def test_the_repository_holds_the_whole_engine_and_no_path(exported, retrieval_engine):
     assert open_engine(exported / "1" / "engine").digest == open_engine(retrieval_engine).digest
     for file in ("config.pbtxt", "1/model.py"):
         assert str(exported.parent.parent) not in (exported / file).read_text()

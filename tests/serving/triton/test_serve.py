@@ -176,7 +176,7 @@ def test_a_server_that_dies_is_started_again(engine, cache):
         served.process.kill()
 
 
-def test_what_a_killed_server_leaves_is_removed_by_the_next(engine, cache):
+def test_files_of_a_killed_server_are_removed_by_the_next(engine, cache):
     """The next server removes the repository with the engine's files, and shared memory that nobody else removed."""
     killed = Served(cache, str(engine), "--port", "0")
     killed.ready()

@@ -79,7 +79,7 @@ def ended(server, kind, model="tiny"):
     return server.metric("kvc_trt_ended_total", model=model, kind=kind)
 
 
-def test_it_answers_as_kvc_trt_run_does(server, talkative, capfd):
+def test_the_server_answers_as_kvc_trt_run_does(server, talkative, capfd):
     expected = answered_by_run(talkative, LONG, capfd)
     reply = server.generate(
         "tiny", text_input=LONG, return_output_ids=True, return_finish_reason=True, return_num_input_tokens=True,
@@ -251,7 +251,7 @@ def test_metrics_say_what_happened(server):
         ("cramped", "expected at most 1000 B"),
     ],
 )
-def test_what_cannot_answer_is_not_loaded(server, model, message):
+def test_engines_that_cannot_answer_are_not_loaded(server, model, message):
     """Neither an engine that was changed or lacks a file, nor one that cannot answer its first request."""
     reply = server.post(f"v2/repository/models/{model}/load")
     assert reply.status == 400

@@ -30,7 +30,7 @@ def engine(smollm2_gguf, tmp_path_factory):
     return kvc_trt.Engine.open(path, threads=1)
 
 
-def test_it_answers_as_kvc_trt_run_does_alone_and_together(engine, tmp_path):
+def test_the_server_answers_as_kvc_trt_run_does_alone_and_together(engine, tmp_path):
     check_environment()
     export_model(open_engine(engine.path), tmp_path / "repository", "chat")
     prompts = [engine.chat_prompt(question) for question in QUESTIONS]

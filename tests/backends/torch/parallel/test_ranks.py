@@ -73,7 +73,7 @@ def test_answers_of_many_rows_are_those_of_one_process(ranks, make_program, on_s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_what_a_rank_chooses_is_the_references_choice_on_what_it_got(ranks, make_program, on_shared_ranks):
+def test_a_rank_chooses_as_the_reference_on_its_inputs(ranks, make_program, on_shared_ranks):
     """Indices per head on equal inputs, near-ties aside, and in the first layer those of one process."""
     program = make_program("rocketkv, a skipped layer")
     names = [f"{name}.{layer}" for layer in (1, 2) for name in ("q_window", "keys", "values", "indices")]
