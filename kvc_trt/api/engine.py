@@ -108,12 +108,12 @@ class Engine:
 
     @property
     def backend(self) -> str:
-        """What runs it; InputError where nothing does that was not asked for."""
+        """The backend that runs it; InputError if none does and none was named."""
         return self._options.backend or runner(self.directory.backend)
 
     @property
     def kernels(self) -> str | None:
-        """What computes the engine's `kvc` operators, such as "native operators (avx512)"; None for their bodies."""
+        """The library of the engine's `kvc` operators, such as "native operators (avx512)"; None for their bodies."""
         return backend(self.backend).kernels(self.directory)
 
     @property

@@ -1,4 +1,4 @@
-"""What an engine is asked, as token ids: text, token ids or messages, one prompt or a batch of them."""
+"""Prompts as token ids: from text, token ids or messages, one prompt or a batch of them."""
 
 from __future__ import annotations
 

@@ -42,17 +42,17 @@ class Backend(BuildBackend):
     automatic: ClassVar[int | None] = None
     """Its place in the order in which `--backend auto` tries backends, smallest first; None if auto never takes it."""
     executes: ClassVar[bool] = True
-    """Whether it runs engines; a backend that does not only builds them for another program."""
+    """True if it runs engines; a backend that does not only builds them for another program."""
     instead: ClassVar[str | None] = None
-    """What runs its engines, if it does not."""
+    """The program that runs its engines, if it does not run them itself."""
     profile_instead: ClassVar[str | None] = None
-    """What measures its engines, if it does not run them."""
+    """The program that measures its engines, if it does not run them."""
     calls_kernels: ClassVar[bool] = False
-    """Whether it calls a kernel library that the user can choose (`verify --kernels`)."""
+    """True if it calls a kernel library that the user can choose (`verify --kernels`)."""
     runs_programs: ClassVar[bool] = False
-    """Whether it runs engines that exist in memory only."""
+    """True if it runs engines that exist in memory only."""
     prefill_precisions: ClassVar[tuple[PrefillPrecision, ...]] = ("f32",)
-    """What `--prefill-precision` may be, the default first."""
+    """The values of `--prefill-precision`, the default first."""
     no_proofs: ClassVar[str | None] = None
     """Why its executors do not say which tokens each step reads, which KV proofs need; None if they do."""
 
@@ -98,7 +98,7 @@ class Backend(BuildBackend):
         raise InputError(f"backend {self.name} runs no engines", hint=self.profile_instead)
 
     def check_verifiable(self, rows: int, what: str) -> None:
-        """Raise InputError if an engine of so many rows could be built but not verified."""
+        """Raise InputError if an engine of this many rows could be built but not verified."""
         return
 
     def device_memory(
@@ -114,7 +114,7 @@ class Backend(BuildBackend):
     def rank_memory(
         self, model: ModelConfig, parameters: PolicyParameters, rows: int, ranks: int, *, turns: bool
     ) -> dict[str, Any]:
-        """Return the modelled GPU memory of each of so many ranks as plain data, if `tensor_parallel` is its setting.
+        """Return the modelled GPU memory of each rank as plain data, if `tensor_parallel` is its setting.
 
         `model` has the type that the engine computes in.
         """

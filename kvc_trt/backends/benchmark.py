@@ -1,4 +1,4 @@
-"""What profiling needs from a backend: open and time engines, measure their memory and its bandwidth.
+"""The interface of profiling to a backend: open and time engines, measure their memory and its bandwidth.
 
 Each backend that executes implements it in `benchmark.py`; on a CPU `host_memory` does most of the work.
 """
@@ -42,7 +42,7 @@ class CopyBandwidth:
 
     @property
     def beyond_cache(self) -> bool:
-        """Whether source and target together are at least twice the last-level cache, so that it does not help."""
+        """True if source and target together are at least twice the last-level cache, so that it does not help."""
         return self.last_level_cache_bytes is None or self.buffer_bytes >= self.last_level_cache_bytes
 
 
@@ -76,7 +76,7 @@ class PartOfRun:
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """What one operator takes of a run, all its nodes together."""
+    """The time of one operator in a run, all its nodes together."""
 
     name: str
     seconds: float

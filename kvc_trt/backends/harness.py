@@ -1,4 +1,4 @@
-"""What verification needs from a backend: the whole engine, its dense twin, its operators alone, and internal values.
+"""The interface of verification to a backend: an engine, its dense twin, its operators alone, and internal values.
 
 The rungs know nothing else about where an engine runs; each backend that executes implements it in `harness.py`.
 """

@@ -139,7 +139,7 @@ def _serve_triton(engines: tuple[str, ...], host: str, port: int, settings: Serv
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine alone; InputError for what is no address."""
+    """Return whether an address can be reached from this machine alone; InputError for an invalid address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

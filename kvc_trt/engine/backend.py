@@ -45,9 +45,9 @@ class BuildBackend(ABC):
     own_settings: ClassVar[tuple[str, ...]] = ("all_logits", "draft_tokens")
     """Build settings that it uses and some other backend does not."""
     every_operator: ClassVar[bool] = False
-    """Whether it runs every graph; other backends need a kernel for each operator."""
+    """True if it runs every graph; other backends need a kernel for each operator."""
     measures_break_even: ClassVar[bool] = False
-    """Whether it supports `--dense-until auto`."""
+    """True if it supports `--dense-until auto`."""
 
     @property
     def required_files(self) -> tuple[str, ...]:

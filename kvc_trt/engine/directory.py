@@ -134,7 +134,7 @@ class EngineDirectory:
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
-        """What makes a prompt of messages; None for a model that came without."""
+        """The template that makes a prompt of messages; None for a model without one."""
         return ChatTemplate.load(self.path / TOKENIZER_DIRECTORY)
 
     @cached_property

@@ -15,7 +15,7 @@ def rank_model(model: ModelConfig, ranks: int | None) -> ModelConfig:
 
 
 def check_parallel(ranks: int, model: ModelConfig, parameters: PolicyParameters) -> None:
-    """Raise InputError if model or policy cannot be divided among so many ranks.
+    """Raise InputError if model or policy cannot be divided among this many ranks.
 
     A policy can be if its choices are made for each KV head from the queries of its group alone, in every layer alike:
     those that have kernels.

@@ -1,4 +1,4 @@
-"""What an executor runs: graphs that share a weight file and the state tensors."""
+"""The program that an executor runs: graphs that share a weight file and the state tensors."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Program:
     extend: Graph | None = None
     """None if there are no turns."""
     all_logits: bool = False
-    """Whether `extend` gives the logits after every token of a turn."""
+    """True if `extend` gives the logits after every token of a turn."""
     draft: Graph | None = None
     """None if drafts cannot be checked."""
     draft_tokens: int = 0
     """Tokens of a draft that `draft` checks."""
     by_bodies: bool = False
-    """Whether the operators' bodies run, also where an executor on a CPU has native operators."""
+    """True if the operators' bodies run, also where an executor on a CPU has native operators."""
 
     @property
     def dtype(self) -> str:

@@ -1,4 +1,4 @@
-"""What kvc-trt and a library of native operators (plugins_cpu/) have to agree on."""
+"""The interface on which kvc-trt and a library of native operators (plugins_cpu/) have to agree."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Tensor:
     fill: float | Literal["lowest"] = 0.0
     """For state: the value of an empty slot or page."""
     optional: bool = False
-    """Whether a kernel may omit this output (a null pointer)."""
+    """True if a kernel may omit this output (a null pointer)."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Kernel:
     in_place: Mapping[str, str] = field(default_factory=dict)
     """Output -> input whose memory it may share; either all of these outputs do or none."""
     reserved: bool = False
-    """Whether the struct names its padding."""
+    """True if the struct names its padding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +128,7 @@ class Operator:
     """Formula of each output size that is derived from attributes and other sizes, by symbol."""
     kernel: Kernel | None = None
     native: bool = True
-    """Whether a library of native operators (plugins_cpu/) can have it; one that it cannot is no part of its interface.
+    """True if plugins_cpu may implement it; otherwise it is no part of that library's interface.
     A turn's operators are not: their time goes into matrix products, which ONNX Runtime computes as fast."""
 
     @cached_property

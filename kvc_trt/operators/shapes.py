@@ -75,7 +75,7 @@ class Layout:
     dtype: str = "float32"
     """Type of the cache."""
     fp8_bounds: bool = False
-    """Whether page bounds are fp8 codes."""
+    """True if page bounds are fp8 codes."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Numbers that cannot be attributes, by name ("pool_kernel"): ONNX wants a list, or the body depends on them."""
 
@@ -86,7 +86,7 @@ class Layout:
 
     @property
     def page_multiple(self) -> int:
-        """What the number of pages of every cache is a multiple of."""
+        """The divisor of the number of pages of every cache."""
         return page_multiple(1 if self.fp8_bounds else numpy_dtype(self.dtype).itemsize)
 
     def number(self, name: str) -> float:

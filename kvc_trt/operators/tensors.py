@@ -46,7 +46,7 @@ FP8_BOUNDS = Attribute(
     "fp8_bounds", 0, 1, "1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type", bits=32
 )
 SINCE_BEFORE = {FP8_BOUNDS.name: 0}
-"""What an attribute means that calls in the graphs of engines built earlier do not have."""
+"""The values of attributes that calls in the graphs of older engines do not have."""
 CAPACITY = Attribute("capacity", 1, MAX_TOKENS, "slots of the cache")
 
 

@@ -1,1 +1,1 @@
-"""What an engine costs: the physical floor, and the measurements compared with it."""
+"""The cost of an engine: the physical floor, and the measurements compared with it."""

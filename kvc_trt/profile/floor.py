@@ -35,7 +35,7 @@ USABLE_MEMORY = 0.9
 
 @dataclass(frozen=True)
 class StepCost:
-    """What one decode step must move and compute."""
+    """The bytes that one decode step must move, and the operations that it must compute."""
 
     weight_bytes: float
     """Bytes of weights read once per step."""

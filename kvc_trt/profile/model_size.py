@@ -68,7 +68,7 @@ class WeightBytes:
     """Bytes of the weights in one format."""
 
     resident: float
-    """What has to be in memory."""
+    """The part that has to be in memory."""
     per_step: float
     """Bytes that one decode step reads for any batch: everything but unused rows of the embedding table."""
 

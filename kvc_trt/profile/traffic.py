@@ -1,4 +1,4 @@
-"""What a policy stores and what one decode step reads, in tokens and bytes, from the parameters alone.
+"""Traffic of a policy from its parameters alone: the tokens and bytes that it stores and that one decode step reads.
 
 The unit is the pair: one key and one value of one KV head (Ribar et al. 2023 and the RocketKV paper count traffic so).
 """

@@ -81,7 +81,7 @@ class Rule:
     words: str = ""
     """The name in errors, where it differs from `name`."""
     metavar: str | None = None
-    """What stands for the value in `kvc-trt run --help`; None: the type."""
+    """The placeholder of the value in `kvc-trt run --help`; None: the type."""
     triton_kind: Kind | None = None
     """The type of its field in Triton's models, where it differs."""
     also_default: tuple[object, ...] = ()

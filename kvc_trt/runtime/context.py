@@ -36,7 +36,7 @@ class OtherTurns(NamedTuple):
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a context was made by: SHA-256 digests, and two names for messages.
+    """The engine that made a context: SHA-256 digests, and two names for messages.
 
     A context fits every engine that is equal in `weights`, `model`, `parameters` and `state`, whatever runs it.
     """
@@ -85,7 +85,7 @@ class Fingerprint:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What one row has stored of a text."""
+    """The tokens and state that one row has stored of a text."""
 
     fingerprint: Fingerprint
     logical_length: int
@@ -110,7 +110,7 @@ class Packing(Protocol):
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """What the contexts of this engine are made by."""
+        """The identity of the engine that makes these contexts."""
 
     @property
     def other_turns(self) -> OtherTurns | None:
@@ -118,11 +118,11 @@ class Packing(Protocol):
 
     @property
     def keeps_every_token(self) -> bool:
-        """Whether a later turn can read every token."""
+        """True if a later turn can read every token."""
 
     @property
     def reads_everything(self) -> bool:
-        """Whether a step reads every token that is kept."""
+        """True if a step reads every token that is kept."""
 
     def pack(self, row: Mapping[str, Array], cache_lengths: Iterable[int], logical_length: int) -> dict[str, Array]:
         """Return copies of what a row holds, without empty slots and without what can be rebuilt."""

@@ -56,11 +56,11 @@ class Limits:
     keeping: tuple[bool, ...] | None = None
     """Per cache, whether a turn's tokens are appended and need free slots; the others compact after every turn."""
     keeps_whole: bool = False
-    """Whether every token is kept beside the caches that `capacities` are of, for turns to choose from."""
+    """True if every token is kept beside the caches that `capacities` are of, for turns to choose from."""
     no_turns: NoTurns | None = None
     """Why rows take no turns; None if they do."""
     all_logits: bool = False
-    """Whether a turn gives the logits after each of its tokens."""
+    """True if a turn gives the logits after each of its tokens."""
     draft_tokens: int = 0
     """How many tokens of a draft one pass checks, besides the token that it feeds; 0 if drafts cannot be checked."""
     no_drafts: NoDrafts | None = None
@@ -157,7 +157,7 @@ class Executor(Protocol):
 
 
 class ExecutorBase:
-    """What the executors of all backends share: they set `_limits`, and count their steps in `_runs`.
+    """The shared part of all backends' executors: they set `_limits`, and count their steps in `_runs`.
 
     Turns and drafts run on what prompts and steps have loaded, unless an executor loads more.
     """

@@ -1,4 +1,4 @@
-"""What a newcomer asks first: a text or a question that the served model can answer."""
+"""A first question for a newcomer: a text or a question that the served model can answer."""
 
 from __future__ import annotations
 

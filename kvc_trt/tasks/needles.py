@@ -119,7 +119,7 @@ def when(time: int, values_per_key: int) -> str:
 
 
 def needle(key: str, value: str, time: str = "") -> str:
-    """The sentence that is looked for; `time` as `when` gives it."""
+    """Return the sentence to be found; `time` as `when` gives it."""
     return f"Entry {key} {time}reads {value}."
 
 

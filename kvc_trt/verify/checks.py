@@ -1,4 +1,4 @@
-"""What a rung of verification produces: measured figures, and whether they hold."""
+"""The results of a rung of verification: measured figures, and whether they hold."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Check:
 
     name: str
     sample: str
-    """What it was measured on, with its count: "24 lists", "3 rows x 32 steps"."""
+    """The objects of the measurement, with their count: "24 lists", "3 rows x 32 steps"."""
     measured: float | str
     bar: str = ""
     passed: bool | None = None
     detail: str = ""
-    """What the figure does not say, in a few words."""
+    """A few words that the figure needs beside it."""
     note: str = ""
-    """What exactly was run; only the stored report shows it."""
+    """The exact run; only the stored report shows it."""
 
     def to_json(self) -> dict[str, Any]:
         """The check as plain values; a measured NaN or infinity becomes text."""
@@ -53,7 +53,7 @@ class Rung:
     layers: list[dict[str, int]] = field(default_factory=list)
     """Measurements per layer that the checks summarise."""
     summary: list[str] = field(default_factory=list)
-    """What the rung found, in sentences."""
+    """The findings of the rung, in sentences."""
     seconds: float = 0.0
 
     @property

@@ -29,12 +29,12 @@ _TEXT_WORK_OF_FULL = 8 * _TEXT_WORK
 _FEWEST_TEXT_SAMPLES = 4
 _MOST_REFERENCE_SAMPLES = 32
 _SHARE_OF_REFERENCE = 3
-"""One in so many text questions is put to the reference too."""
+"""One in this many text questions is put to the reference too."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one verification does."""
+    """The extent of one verification."""
 
     level: str
     rungs: tuple[str, ...]
@@ -51,7 +51,7 @@ class Plan:
     text_work: float = _TEXT_WORK
     model_parameters: int = 0
     limited: bool = False
-    """Whether this is the limited quick check of a large model."""
+    """True if this is the limited quick check of a large model."""
     threads: int | None = None
     """Threads of the executors and of PyTorch; None leaves both their defaults."""
     exact_samples: bool = False

@@ -1,4 +1,4 @@
-"""What a verification found: plain data that prints as tables and stores as JSON."""
+"""The report of a verification: plain data that prints as tables and is stored as JSON."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Report:
     findings: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     next_commands: list[str] = field(default_factory=list)
-    """What a user may run to go on from here."""
+    """Commands with which a user may go on."""
     seconds: float = 0.0
 
     @property

@@ -177,7 +177,7 @@ def _surprise(session: Session, questions: Sequence[Question]) -> list[float]:
 
 
 def rows_for(row_bytes: int) -> int:
-    """Questions that a policy with so many bytes of cache a row answers together. Rows do not depend on each other."""
+    """Return how many questions to answer together, given a row's bytes of cache. Rows are independent."""
     return max(1, min(MOST_ROWS, ROWS_BYTES // row_bytes))
 
 

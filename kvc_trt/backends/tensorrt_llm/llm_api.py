@@ -134,7 +134,7 @@ _TESTED_PAGE_SIZE = 4
 
 
 def warnings(model: ModelConfig, rocket: RocketSparseAttention, attention: AttentionBackend) -> tuple[str, ...]:
-    """What is likely to go wrong with this model and these numbers."""
+    """Problems that are likely with this model and these numbers."""
     found = []
     if attention == "TRTLLM" and model.head_size not in _HEAD_SIZES:
         known = ", ".join(map(str, _HEAD_SIZES))
@@ -149,14 +149,14 @@ def warnings(model: ModelConfig, rocket: RocketSparseAttention, attention: Atten
 KT_BYTES = {"bfloat16": 2, "float8_e5m2": 1}
 TOKENS_PER_BLOCK = 32
 EVICTS, SELECTS = {COMPACT}, (HYBRID_ATTENTION,)
-"""What its RocketKV computes, as operators: eviction by the first or none at all, selection by the second."""
+"""The operators that its RocketKV computes: eviction by the first or none at all, selection by the second."""
 """Tokens of one block of its paged cache, by default: what a selected page makes it read."""
 DEFAULT_MAX_NUM_TOKENS = 8192
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one step reads of a full cache per layer and KV head, in 16-bit K/V pairs."""
+    """The tokens that one step reads of a full cache per layer and KV head, in 16-bit K/V pairs."""
 
     ours: float
     theirs: float
@@ -178,11 +178,11 @@ class Export:
     """Numbers that differ from the policy's own, and why."""
     traffic: Traffic
     limits: tuple[str, ...]
-    """What TensorRT-LLM's RocketKV cannot do with any configuration."""
+    """Differences that no configuration of TensorRT-LLM's RocketKV can remove."""
     differences: tuple[str, ...]
     """Where it computes something else than the policy."""
     warnings: tuple[str, ...]
-    """What is likely to go wrong with this model and these numbers."""
+    """Problems that are likely with this model and these numbers."""
 
 
 def export_llm_api(

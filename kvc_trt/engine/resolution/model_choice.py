@@ -60,7 +60,7 @@ class ModelChoice:
 
     @property
     def quantised(self) -> bool:
-        """Whether the checkpoint stores its matrices in fp8, the only quantised format that is read."""
+        """True if the checkpoint stores its matrices in fp8, the only quantised format that is read."""
         if self.path is None or is_file(self.path):
             return False
         return read_json_object(self.path / "config.json").get("quantization_config") is not None

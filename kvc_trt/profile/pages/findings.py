@@ -13,7 +13,7 @@ Result = Mapping[str, Any]
 
 MEMORY_TOLERANCE_PERCENT = 10
 RESIDENT_RESOLUTION = 16 << 20
-"""Resident memory fluctuates by so many bytes (allocator, threads); smaller differences count as equal."""
+"""Resident memory fluctuates by up to this many bytes (allocator, threads); smaller differences count as equal."""
 COMPACTION_SHARE = 0.10
 NOISE_PERCENT = 20
 

@@ -52,7 +52,7 @@ class Installation:
 def find_triton(given: Mapping[str, str] | None = None) -> Installation:
     """Return a tritonserver of this machine; UnsupportedEnvironment, with what installs one, where there is none.
 
-    It is looked for in $KVC_TRT_TRITON, in the environment that runs this, in build/triton, and on the PATH. `given`
+    It searches $KVC_TRT_TRITON, the environment that runs this, build/triton, and the PATH. `given`
     are the environment variables (None: this process's).
     """
     variables = os.environ if given is None else given

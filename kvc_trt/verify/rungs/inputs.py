@@ -19,9 +19,9 @@ from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.policies import PolicyParameters
 
 _LONGEST_PROMPT, _MOST_SLOTS = 4096, 4096
-"""Where nothing depends on it, little enough for a quick check of a 128K engine."""
+"""Sizes of a case where nothing depends on them: small enough for a quick check of a 128K engine."""
 _MOST_ELEMENTS = 1 << 26
-"""Of one cache of a case, as far as rows can be divided among cases."""
+"""The most elements of one cache of a case, where rows can be divided among cases."""
 
 
 @dataclass(frozen=True)
