@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from kvc_trt.cli.run_report import stored_bytes
 
 from kvc_trt import Engine, Output, errors
+from kvc_trt.cli.text.run_report import stored_bytes
 from kvc_trt.runtime import Request
 from kvc_trt.sizes import readable_size
 
