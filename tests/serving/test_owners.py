@@ -18,7 +18,7 @@ import sys, time
 from pathlib import Path
 from kvc_trt.serving.owners import own_directory
 print(own_directory(Path(sys.argv[1]), "made-"), flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

@@ -15,8 +15,10 @@ import pytest
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.serving.processes import Child, ask_here, ended
 
-WAIT = "import time; time.sleep(60)"
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(60)"
+WAIT = "import time; time.sleep(600)"
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(600)"
+)
 
 
 def child(tmp_path, code, said=None):
@@ -25,7 +27,7 @@ def child(tmp_path, code, said=None):
 
 
 async def until(holds):
-    for _ in range(1000):
+    for _ in range(12_000):
         if holds():
             return
         await asyncio.sleep(0.01)
@@ -93,7 +95,7 @@ def test_a_process_stopped_while_starting_ends(tmp_path, monkeypatch):
         await begins.wait()
         await one.stop()
         goes_on.set()
-        await asyncio.wait_for(keeping, 10)
+        await asyncio.wait_for(keeping, 120)
         assert one.pid is None
 
     asyncio.run(story())
@@ -115,12 +117,12 @@ def test_no_proxy_is_asked_for_this_machine(monkeypatch):
     with http.server.HTTPServer(("127.0.0.1", 0), Server) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        assert ask_here(f"http://127.0.0.1:{server.server_port}/", seconds=5) == (200, b"here")
+        assert ask_here(f"http://127.0.0.1:{server.server_port}/", seconds=60) == (200, b"here")
         thread.join()
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))
             with pytest.raises(OSError, match="refused"):
-                ask_here(f"http://127.0.0.1:{nobody.getsockname()[1]}/", seconds=5)
+                ask_here(f"http://127.0.0.1:{nobody.getsockname()[1]}/", seconds=60)
 
 
 def test_an_error_of_ours_is_passed_on(tmp_path):
@@ -153,4 +155,4 @@ def test_a_process_does_not_outlive_its_parent(tmp_path):
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    below.wait(10)
+    below.wait(120)

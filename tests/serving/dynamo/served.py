@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = Path(os.environ.get("KVC_TRT_DYNAMO", ROOT / "build" / "dynamo")) / "bin" / "python"
 """Made by `make dynamo-env`."""
-READY_SECONDS = 90
+READY_SECONDS = 300
 LONG = 8000
 """Tokens of an answer that is not over before something else is done: seconds, where 500 tokens are 0.4."""
 
@@ -78,9 +78,9 @@ class Served:
         below = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
         if self.process.poll() is None:
             self.process.send_signal(number)
-        code = self.process.wait(60)
-        self._reader.join(5)
-        _, left = psutil.wait_procs(below, timeout=5)
+        code = self.process.wait(120)
+        self._reader.join(60)
+        _, left = psutil.wait_procs(below, timeout=60)
         assert left == [], "no process is left behind"
         return code
 
@@ -93,7 +93,7 @@ class Client:
 
     def open(self, path: str, body: object = None, *, content: bytes | None = None) -> http.client.HTTPConnection:
         """Send a request, and return the connection it was sent on."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         headers = {"Content-Type": "application/json"}
         if self.key is not None:
             headers["Authorization"] = f"Bearer {self.key}"
@@ -144,7 +144,7 @@ class Client:
         )
 
 
-def eventually(holds: Any, seconds: float = 20.0) -> None:
+def eventually(holds: Any, seconds: float = 60.0) -> None:
     """Wait until `holds()` is true."""
     end = time.monotonic() + seconds
     while not holds():

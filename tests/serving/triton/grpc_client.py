@@ -51,7 +51,7 @@ def main():
         client.async_stream_infer(asked["model"], inputs, **rules)
     printed, open_requests, leaves = [], len(asked["requests"]), False
     while open_requests and not leaves:
-        result, error = came.get(timeout=60)
+        result, error = came.get(timeout=240)
         one = {"id": None, "error": str(error), "final": True} if error is not None else read(result)
         printed.append(one)
         open_requests -= one["final"]

@@ -66,7 +66,7 @@ def step_once(step, parameters=None, **tensors):
 def ask(step, **tensors):
     request = Request([Tensor(name, array) for name, array in tensors.items()])
     step.execute([request])
-    assert request.sender.done.wait(20)
+    assert request.sender.done.wait(120)
     return request.sender.responses
 
 
@@ -173,7 +173,7 @@ def test_an_answer_is_cancelled_by_its_key_and_by_no_other(steps):
     for sent in (key ^ np.uint64(1), key):
         assert not request.sender.done.is_set()
         ask(step, cancel_answer=sent)
-    assert request.sender.done.wait(20)
+    assert request.sender.done.wait(120)
     assert all(one.error is None for one in request.sender.responses), "its client is gone"
 
 

@@ -47,7 +47,7 @@ def ask(model, **tensors):
     tensors = {"text_input": text(LAMP)} | tensors
     request = Request([Tensor(name, array) for name, array in tensors.items() if array is not None])
     model.execute([request])
-    assert request.sender.done.wait(20)
+    assert request.sender.done.wait(120)
     return request.sender.responses
 
 
@@ -102,7 +102,7 @@ def test_parameters_of_the_request_count_and_a_typo_is_refused(model):
     for parameters, wanted in (({"max_tokens": 2}, b"scarlet tiger"), ({"max_token": 2}, None)):
         request = Request([Tensor("text_input", text(LAMP))], parameters)
         model.execute([request])
-        assert request.sender.done.wait(20)
+        assert request.sender.done.wait(120)
         (response,) = request.sender.responses
         if wanted is None:
             assert "did you mean 'max_tokens'?" in response.error.message
@@ -119,8 +119,8 @@ def test_a_client_that_is_gone_ends_its_answer_and_a_deadline_too(model):
     gone, late = Request(endless), Request(endless, timeout=30_000)
     gone.sender.gone = True
     model.execute([gone, late])
-    assert gone.sender.done.wait(20)
-    assert late.sender.done.wait(20)
+    assert gone.sender.done.wait(120)
+    assert late.sender.done.wait(120)
     codes = [request.sender.responses[-1].error.code for request in (gone, late)]
     assert codes == [TritonError.CANCELLED, TritonError.UNAVAILABLE]
 
