@@ -30,6 +30,8 @@ SANITIZED_ONLY := $(addprefix tests/plugins_cuda/test_, bad_numbers.py bad_addre
 	hybrid_attention.py hybrid_rows.py hybrid_sizes.py observation_scores.py rotated_attention.py score_and_select.py)
 COMPARISONS := $(EVERY_KERNEL) $(SANITIZED_ONLY)
 MUTANTS := $(wildcard tests/plugins_cuda/test_*mutations.py)
+# Every test process imports all tests, and pytest keeps what it makes of their assertions unless this is set.
+unexport PYTHONDONTWRITEBYTECODE
 # What waits for downloads beside what computes.
 SIDE_BY_SIDE := $(MAKE) --jobs=3 --output-sync=line
 # What is marked `gpu` and is more than the same comparison on another library, with the emulation for the GPU.
