@@ -80,6 +80,7 @@ def test_only_a_gguf_file_has_blocks_to_keep(tmp_path):
 
 
 @pytest.mark.parametrize("level", ["ops", "logits", "tokens"])
+@pytest.mark.slow
 def test_a_kept_engine_passes_verification(level, tmp_path, capfd):
     file, engine = write(tmp_path / "model.gguf", **VARIANTS["mixed"]), tmp_path / "engine"
     build = ["build", "--model", str(file), "--token-budget", "64", "--weights", "keep", *LENGTHS, "--no-verify"]

@@ -146,6 +146,7 @@ def test_the_whole_loop_runs_small_on_a_cpu(weights, monkeypatch, tmp_path, caps
     assert "x dense of at most" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_prefill_has_its_time_its_peak_and_the_share_of_compaction(weights, capsys):
     options = torch_backend.parse(["--contexts", "512", "--prefill-budget", "64"])
     (identity, compacted), _ = torch_backend.prefill_points(weights, CPU_TIMED, options, SMALL)

@@ -119,6 +119,7 @@ def test_results_of_another_sweep_are_not_gone_on_with(gpu, capsys):
 @pytest.mark.parametrize(
     ("how", "said"), [("hang", "it did not return within 1 s"), ("crash", "the process ended within this point")]
 )
+@pytest.mark.slow
 def test_a_point_that_ends_the_process_is_an_entry(tmp_path, how, said):
     def run(*more):
         command = [sys.executable, "-c", SWEEP, str(tmp_path), how, *more]
