@@ -1,6 +1,7 @@
-"""Every preset model at its true shapes and full depth, every policy with an engine, through NVIDIA's own parser.
+"""Every preset model at its true shapes and full depth, through NVIDIA's own parser.
 
-Weights are inputs of the network there: the parser wants their shape and type, not their values.
+Each preset with two of the policies that have an engine; `make test-everything` tries all of them. Weights are inputs
+of the network there: the parser wants their shape and type, not their values.
 """
 
 from __future__ import annotations
@@ -25,9 +26,23 @@ TYPES = {
     TensorProto.INT64: "INT64",
 }
 PRECISION = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+
+
+def sampled(number: int) -> tuple[str, ...]:
+    """Two policies for the preset of this number, so that every policy meets presets of several families."""
+    return tuple(WITH_AN_ENGINE[(number + step) % len(WITH_AN_ENGINE)] for step in (0, 2))
+
+
 CASES = [
     pytest.param("llama3.1-8b", ("rocketkv",), id="llama3.1-8b-rocketkv"),
-    *(pytest.param(name, WITH_AN_ENGINE, id=name, marks=pytest.mark.slow) for name in list_presets()),
+    *(
+        pytest.param(name, sampled(number), id=f"{name}-sampled", marks=pytest.mark.slow)
+        for number, name in enumerate(list_presets())
+    ),
+    *(
+        pytest.param(name, WITH_AN_ENGINE, id=name, marks=[pytest.mark.slow, pytest.mark.exhaustive])
+        for name in list_presets()
+    ),
 ]
 
 
