@@ -135,9 +135,9 @@ def test_a_measured_break_even_is_stored_and_stays(tiny_arguments, tmp_path, cap
 def test_the_commit_of_a_fetched_checkpoint_is_recorded_and_replayed(tmp_path, monkeypatch, tiny_model, capfd):
     import shutil
 
+    from kvc_trt.engine.resolution import model_choice
     from kvc_trt.models import presets
     from kvc_trt.models.random_weights import RandomWeights
-    from kvc_trt.models.sources import hub
     from kvc_trt.models.sources.hugging_face import read_config
     from kvc_trt.models.sources.safetensors_file import TensorPlan, write_safetensors
 
@@ -148,13 +148,13 @@ def test_the_commit_of_a_fetched_checkpoint_is_recorded_and_replayed(tmp_path, m
     plans = [TensorPlan(name, "float32", source.shape(name), lambda n=name: source.read(n)) for name in source.names()]
     write_safetensors(directory / "model.safetensors", plans, {}, lambda amount: None)
     preset = presets.Preset("tiny", "", read_config(directory), "someone/tiny", None, {"max_input_len": 256})
-    monkeypatch.setattr(presets, "load_preset", lambda name: preset)
+    monkeypatch.setattr(model_choice, "load_preset", lambda name: preset)
 
     def fetch(repository, revision):
         asked.append((repository, revision))
         return directory, commit
 
-    monkeypatch.setattr(hub, "fetch", fetch)
+    monkeypatch.setattr(model_choice, "fetch", fetch)
     engine = tmp_path / "engine"
     arguments = ["build", "--model", "tiny", "--token-budget", "32", "--set", "window=8", "--no-verify"]
     assert run([*arguments, "--revision", "main", "-o", str(engine)]) == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators.dimensions import stored_pages
 
 Positions = Literal["original", "cache"]
@@ -84,4 +83,6 @@ class Constants:
 
     def stored_pages(self, dtype: str) -> int:
         """P: the pages that a compressed layer's bounds have room for, if its cache is of this type."""
+        from kvc_trt.models.dtypes import numpy_dtype
+
         return stored_pages(self.capacity, self.page_size, numpy_dtype(dtype).itemsize, self.fp8_bounds)

@@ -9,11 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kvc_trt import reference
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.discovery import objects
-from kvc_trt.methods.base.isolated_runs import Found, ReadByStep, float32, page_bounds
 from kvc_trt.operators.schema import BOUND, CACHE, Operator, Tensor
 
 if TYPE_CHECKING:
@@ -115,6 +113,7 @@ class DecodeSelection(ABC):
         """Return, by name, the functions that make state from the stored keys alone, bit for bit.
 
         A stored context leaves this state out; everything else that a cache carries is part of it."""
+        from kvc_trt.methods.base.isolated_runs import page_bounds
 
         def bounds(keys: Array, lengths: Array, rule: Constants) -> Array:
             return page_bounds(keys, lengths, rule.page_size, fp8=rule.fp8_bounds)
@@ -142,6 +141,8 @@ class DecodeSelection(ABC):
         self, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, rule: Constants
     ) -> LayerCache:
         """Reference: return the cache that `select` reads, made from keys and values [B,G,C,D] and lengths [B]."""
+        from kvc_trt import reference
+
         cache = reference.LayerCache(keys, values, lengths)
         if self.pages:
             extremes = reference.page_bounds(keys, lengths, rule.page_size, fp8=rule.fp8_bounds)
@@ -155,6 +156,8 @@ class DecodeSelection(ABC):
     def run_alone(self, operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
         """Run its first operator. State of the cache's type must match exactly, other state up to rounding."""
         import torch
+
+        from kvc_trt.methods.base.isolated_runs import Found, ReadByStep, float32
 
         schema, (keys, values, lengths) = self.operators[0], case.appended()
         carried = self.state_of(case.k_cache, case.v_cache, case.cache_lengths, rule)

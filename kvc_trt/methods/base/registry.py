@@ -15,7 +15,6 @@ from kvc_trt.methods.base.layer_budget import SETTINGS, with_layer_budget
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.operators.registry import OPERATORS
 from kvc_trt.operators.schema import Operator
 
 
@@ -105,6 +104,8 @@ def _description(policy: Policy) -> Description:
 
 def operators() -> Mapping[str, Operator]:
     """Return every operator by name, including those defined in the files of methods."""
+    from kvc_trt.operators.registry import OPERATORS
+
     return {**OPERATORS, **objects(Operator)}
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import machine
+from benchmarks import store
 from benchmarks.gpu import choice
 from benchmarks.gpu.emulated import EmulatedGpu
 from benchmarks.gpu.points import Results
@@ -116,7 +116,7 @@ CPU_TIMED = TimedCpu(None)
 
 def test_the_whole_loop_runs_small_on_a_cpu(weights, monkeypatch, tmp_path, capsys):
     """Seconds mean nothing here; that every entry is made, filled and compared does."""
-    monkeypatch.setattr(machine, "EMULATED", tmp_path)
+    monkeypatch.setattr(store, "EMULATED", tmp_path)
     options = torch_backend.parse(
         [
             "--batches",
