@@ -118,7 +118,11 @@ def test_a_number_outside_of_its_range_is_refused() -> None:
         if rule.range is None:
             continue
         assert rule.default is None or rule.default in rule.range
-        rule.check(None)
+        if rule.default is None:
+            rule.check(None)
+        else:
+            with pytest.raises(InputError, match=r"^here: .* found None$"):
+                rule.check(None, "here: ")
         for value in (rule.range.lowest - 1, rule.range.highest * 2 + 1, float("nan"), rule.range.excluded):
             if value is not None and value not in rule.range:
                 with pytest.raises(InputError, match=f"^here: .* must be {re.escape(str(rule.range))}, found "):

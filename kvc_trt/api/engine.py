@@ -40,9 +40,7 @@ if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.models import ModelConfig
     from kvc_trt.policies import PolicyParameters
-    from kvc_trt.proof import Proof
     from kvc_trt.runtime import Context, Event, Output, Scheduler, Session
-    from kvc_trt.runtime.chat.conversation import Conversation
     from kvc_trt.verify.proofs.report import ProofReport
     from kvc_trt.verify.report import Report
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.runtime import Session
-    from kvc_trt.runtime.scheduler.admission import MemoryPlan
 
 
 def memory_plan(engine: EngineDirectory, options: RunOptions, session: Session, memory_bytes: int) -> MemoryPlan:

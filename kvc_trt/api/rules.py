@@ -12,7 +12,7 @@ from kvc_trt.runtime.request import request_under
 
 if TYPE_CHECKING:
     from kvc_trt.proof import ProofKind
-    from kvc_trt.runtime import Context, Request, Sampling
+    from kvc_trt.runtime import Context, Request
 
 
 class AnswerRules(TypedDict, total=False):

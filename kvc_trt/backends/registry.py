@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from kvc_trt.backends.benchmark import Benchmark
     from kvc_trt.backends.harness import Harness
     from kvc_trt.backends.probes import Probe
-    from kvc_trt.engine import EngineDirectory
     from kvc_trt.progress import Progress
-    from kvc_trt.runtime import Session
 
 
 def names() -> tuple[str, ...]:

@@ -20,7 +20,6 @@ from kvc_trt.serving.triton.installation import find_triton
 from kvc_trt.serving.triton.serve import TritonDeployment, serve_triton
 
 if TYPE_CHECKING:
-    from kvc_trt.serving.dynamo.deployment import Served
     from kvc_trt.serving.engine import ServingSettings
 
 Role = Literal["aggregated", "frontend", "prefill", "decode"]

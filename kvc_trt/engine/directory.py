@@ -48,9 +48,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from kvc_trt.engine.backend import BuildBackend
-    from kvc_trt.graph.state import StateTensor
     from kvc_trt.graph.weights import EngineWeights
-    from kvc_trt.runtime.chat.template import ChatTemplate
 
 LARGEST_CONFIG = 16 << 20
 

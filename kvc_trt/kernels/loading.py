@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from kvc_trt.kernels.c_library import CLibrary, KernelLibraryError
 
 if TYPE_CHECKING:
-    from kvc_trt.kernels.c_library import CLibrary
     from kvc_trt.kernels.library import KernelLibrary
 
 VARIABLE = "KVC_TRT_KERNELS"

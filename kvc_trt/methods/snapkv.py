@@ -33,7 +33,6 @@ from kvc_trt.operators.compaction.compact import COMPACT
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.methods.base.graph_context import TurnLayer
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
 

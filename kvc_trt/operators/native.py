@@ -10,6 +10,12 @@ from kvc_trt.operators.schema import Operator
 REVISION = 3
 """Rises when a function of the library, or what an operator's attributes mean, changes: schemas do not show that."""
 
+NATIVE_LINEAR = "KvcLinear"
+"""The native operator that stands for Gemm with a constant matrix. It is in no file, so it has no body: Gemm is its
+specification."""
+NATIVE_NARROW_LINEAR = "KvcNarrowLinear"
+"""The same for a few tokens: it takes little more time than reading the matrix once."""
+
 
 @cache
 def interface() -> int:

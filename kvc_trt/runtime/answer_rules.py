@@ -94,14 +94,15 @@ class Rule:
     def check(
         self, value: float | None, where: str = "", *, name: str | None = None, at_most: int | None = None
     ) -> None:
-        """Raise InputError, opening with `where`, for a value outside of the range; None asks for the default.
+        """Raise InputError, opening with `where`, for a value outside of the range.
 
-        `name` replaces the rule's own in the error, and `at_most` the upper end of its range.
+        None is allowed where it is the default. `name` replaces the rule's own in the error, and `at_most` the upper
+        end of its range.
         """
-        if value is None or self.range is None:
+        if self.range is None or (value is None and self.default is None):
             return
         allowed = self.range if at_most is None else replace(self.range, highest=at_most, words="")
-        if value not in allowed:
+        if value is None or value not in allowed:
             raise InputError(f"{where}{name or self.words or self.name} must be {allowed}, found {value}")
 
 

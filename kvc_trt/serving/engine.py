@@ -17,8 +17,6 @@ from kvc_trt.serving.tokens import token_ids
 if TYPE_CHECKING:
     from os import PathLike
 
-    from kvc_trt.api.engine import Engine
-
 
 @dataclass(frozen=True)
 class ServingSettings:

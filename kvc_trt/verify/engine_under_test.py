@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.graph.state import CacheSite
     from kvc_trt.models.weights import WeightSource
-    from kvc_trt.reference.decoder import ReferenceDecoder
-    from kvc_trt.runtime import Session
     from kvc_trt.runtime.executor import Executor
 
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")

@@ -10,8 +10,9 @@ from kvc_trt.backends.onnxruntime import native
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import read_graph
-from kvc_trt.graph.rewrites.native import NATIVE_NARROW_LINEAR, prepare, prepare_draft
+from kvc_trt.graph.rewrites.native import prepare, prepare_draft
 from kvc_trt.operators import KVC_DOMAIN
+from kvc_trt.operators.native import NATIVE_NARROW_LINEAR
 from tests.backends.onnxruntime.test_drafts import DRAFT_TOKENS, Rows, programs
 from tests.plugins_cpu.libraries import BEST, LOWEST
 

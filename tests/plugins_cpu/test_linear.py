@@ -13,8 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from kvc_trt.backends.onnxruntime import native
 from kvc_trt.graph import IR_VERSION
-from kvc_trt.graph.rewrites.native import NATIVE_LINEAR, prepare_prefill
+from kvc_trt.graph.rewrites.native import prepare_prefill
 from kvc_trt.operators import KVC_DOMAIN, OPSET
+from kvc_trt.operators.native import NATIVE_LINEAR
 from tests.graph.small_models import normal
 from tests.plugins_cpu.libraries import ANY_INSTRUCTIONS, use_at_most
 from tests.plugins_cpu.native_node import native_session

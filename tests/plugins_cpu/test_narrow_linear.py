@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.backends.onnxruntime import native
-from kvc_trt.graph.rewrites.native import NATIVE_NARROW_LINEAR, prepare_draft
+from kvc_trt.graph.rewrites.native import prepare_draft
+from kvc_trt.operators.native import NATIVE_NARROW_LINEAR
 from tests.graph.small_models import normal
 from tests.plugins_cpu.libraries import ANY_INSTRUCTIONS, use_at_most
 from tests.plugins_cpu.native_node import native_session

@@ -19,7 +19,7 @@ that alone is 2^-8)."""
 
 
 def truncates(library: KernelLibrary, dtype: torch.dtype) -> bool:
-    """Tell whether tensor cores sum products of this type, and cut (`methods.base.rounding.truncated_share`)."""
+    """Tell whether tensor cores sum products of this type, and cut (`methods.rankings.rounding.truncated_share`)."""
     return library.executor == "cuda" and dtype != torch.float32
 
 

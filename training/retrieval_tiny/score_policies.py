@@ -13,8 +13,9 @@ from pathlib import Path
 
 from kvc_trt.backends.registry import open_session
 from kvc_trt.backends.run_options import RunOptions
-from kvc_trt.tasks.key_value import generate
-from kvc_trt.verify.rungs.retrieval import Accuracy, answers, score
+from kvc_trt.verify.questions.question import Accuracy
+from kvc_trt.verify.questions.wordings import KeyValueWording
+from kvc_trt.verify.rungs.retrieval import answers
 from training.retrieval_tiny.evaluate import CONTEXTS, PLACEMENTS
 
 POLICIES = (
@@ -41,17 +42,14 @@ def build(directory: Path, policy: str, token_budget: int | None) -> Path:
     return engine
 
 
-def accuracies(engine: Path, *, samples: int, pairs: int, seed: int) -> list[Accuracy]:
+def accuracies(engine: Path, *, samples: int, seed: int) -> list[Accuracy]:
     """Greedy exact match per placement and context, placements outermost."""
     session = open_session(engine, RunOptions(threads=1), max_batch_size=ROWS)
     found = []
     for placement in PLACEMENTS:
         for context in CONTEXTS:
-            asked = [
-                generate(seed=seed, index=i, context_tokens=context, pairs=pairs, placement=placement)
-                for i in range(samples)
-            ]
-            found.append(score(answers(session, asked), asked))
+            asked = KeyValueWording().ask(context=context, placement=placement, samples=samples, seed=seed)
+            found.append(asked.accuracy(answers(session, asked)))
     return found
 
 
@@ -59,7 +57,6 @@ def main() -> None:
     """Print one row per policy as it is measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=200)
-    parser.add_argument("--pairs", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
 
@@ -69,7 +66,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         for policy, token_budget in POLICIES:
             engine = build(Path(directory), policy, token_budget)
-            cells = accuracies(engine, samples=arguments.samples, pairs=arguments.pairs, seed=arguments.seed)
+            cells = accuracies(engine, samples=arguments.samples, seed=arguments.seed)
             row = " | ".join(f"{100 * a.rate:.1f} ± {100 * a.standard_error:.1f}" for a in cells)
             print(f"| `{policy}` | {token_budget or '-'} | {row} |", flush=True)
 

@@ -17,7 +17,7 @@ from kvc_trt.runtime.session.batch import batch_of
 if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.policies import PolicyParameters
-    from kvc_trt.runtime import Output, Session
+    from kvc_trt.runtime import Output
     from kvc_trt.runtime.executor import Executor
 
 Answer = tuple[int, ...]

@@ -35,7 +35,6 @@ from kvc_trt.tasks.tokenizer import load_task_tokenizer
 from kvc_trt.validation import validated
 
 if TYPE_CHECKING:
-    from kvc_trt.engine.program import Program
     from kvc_trt.policies import PolicyParameters
     from kvc_trt.tasks.framing import Template
     from kvc_trt.tasks.tokenizer import TaskTokenizer

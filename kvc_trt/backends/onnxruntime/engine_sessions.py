@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession, IOBinding
     from onnxruntime import RunOptions as RunSettings
 
-    from kvc_trt.backends.onnxruntime.prefill.sliced_prefill import SlicedPrefill
     from kvc_trt.engine import EngineDirectory
 
 GRAPHS = ("prefill", "decode", "extend", "draft")

@@ -21,7 +21,6 @@ from kvc_trt.runtime.executor import CheckedDraft, ExecutorBase, Extended, Prefi
 from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
-    from kvc_trt.backends.onnxruntime.draft_pass import DraftPass
     from kvc_trt.graph.state import StateTensor
 
 

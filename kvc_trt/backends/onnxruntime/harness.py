@@ -23,7 +23,6 @@ from kvc_trt.operators import KVC_DOMAIN
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-    from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
     from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.engine import EngineDirectory
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvc_trt.backends.onnxruntime.native import NativeOperators
-from kvc_trt.graph.rewrites.native import NATIVE_NARROW_LINEAR
+from kvc_trt.operators.native import NATIVE_NARROW_LINEAR
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR
 
 PREPACK_UP_TO_BYTES = 1 << 30

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.backends.single_operator import SingleOperator
-    from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
     from kvc_trt.backends.tensorrt.running.loading import Toolkit
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.engine.program import Program

@@ -62,7 +62,9 @@ def resolve(
             measured = backends[backend].break_even(one, parameters, compute_dtype(config.weights))
         config = config.model_copy(update={"dense_until": measured})
     model = dataclasses.replace(choice.config, dtype=compute_dtype(config.weights))
-    return draft.changed(config, model)
+    resolved = draft.changed(config, model)
+    _ = resolved.parameters  # derived here: numbers that do not fit are refused before any weights are fetched
+    return resolved
 
 
 def for_source(resolved: ResolvedBuild, choice: ModelChoice, source: ModelSource) -> ResolvedBuild:

@@ -9,14 +9,10 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 from kvc_trt.graph.rewrites.fused import fuse
 from kvc_trt.graph.rewrites.prune import prune, read_names
 from kvc_trt.operators import KVC_DOMAIN
+from kvc_trt.operators.native import NATIVE_LINEAR, NATIVE_NARROW_LINEAR
 from kvc_trt.operators.registry import OPERATORS
 from kvc_trt.operators.tensors import FP8_BOUNDS
 
-NATIVE_LINEAR = "KvcLinear"
-"""The native operator that stands for Gemm with a constant matrix. It is in no file, so it has no body: Gemm is its
-specification."""
-NATIVE_NARROW_LINEAR = "KvcNarrowLinear"
-"""The same for a few tokens: it takes little more time than reading the matrix once."""
 _PRECISE = ("KvcPrefillAttention", NATIVE_LINEAR)
 """Native operators that also multiply in bfloat16, where their attribute `bf16` is 1."""
 _BY_BODY = "_body"

@@ -10,7 +10,7 @@ from kvc_trt.backends.onnxruntime.native import NativeOperators
 from kvc_trt.backends.onnxruntime.packed_copies import PREPACK_UP_TO_BYTES, passes_pack, steps_pack
 from kvc_trt.backends.registry import backend
 from kvc_trt.backends.run_options import RunOptions
-from kvc_trt.graph.rewrites.native import NATIVE_NARROW_LINEAR
+from kvc_trt.operators.native import NATIVE_NARROW_LINEAR
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR
 
 BODIES = None

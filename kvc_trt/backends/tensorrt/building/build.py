@@ -11,7 +11,7 @@ import mmap
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnx import ModelProto
 
@@ -32,9 +32,6 @@ from kvc_trt.engine.resolution.resolved_build import ResolvedBuild
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.progress import Progress
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
 
 GRAPHS = {"prefill": PREFILL_FILE, "decode": DECODE_FILE, "extend": EXTEND_FILE}
 

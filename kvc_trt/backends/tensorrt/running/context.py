@@ -16,7 +16,6 @@ from kvc_trt.models.dtypes import numpy_dtype
 if TYPE_CHECKING:
     import tensorrt as trt
 
-    from kvc_trt.backends.tensorrt.device import Stream
     from kvc_trt.backends.tensorrt.module import TensorRT
 
 

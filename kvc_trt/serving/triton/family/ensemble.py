@@ -1,4 +1,4 @@
-"""Write an engine as TensorRT-LLM's four models (`names.py`), so that their clients need no change.
+"""Write an engine as TensorRT-LLM's four models (`model_names.py`), so that their clients need no change.
 
 REPO/ensemble/config.pbtxt              what clients ask: the other three, one after the other
 REPO/preprocessing/1/tokenizer.json     text to tokens
