@@ -18,6 +18,8 @@ from kvc_trt.atomic_files import write_whole
 from kvc_trt.pages.chart import COLOURS, Chart, Series
 
 _PAGE = DOCS / "peers.md"
+NOISY = "†"
+"""Marks a contender whose figures say little, because other programs used the processor."""
 
 
 def write(data: Mapping[str, Any]) -> Path:
@@ -27,7 +29,9 @@ def write(data: Mapping[str, Any]) -> Path:
     points = by_point(data["measurements"].values())
     pictures = _charts(points, page.parent if dirty else ROOT / "docs" / "images")
     images = [plot(path, page) for path in pictures]
-    text = "\n\n".join([_head(data), *_bars(points), *images, *_answers(), _fastest(points), _notes(data)]) + "\n"
+    fastest = _fastest(points)
+    parts = [_head(data), *_bars(points), *images, *_answers(), fastest, *_notes(data, fastest)]
+    text = "\n\n".join(parts) + "\n"
     write_whole(page, text.encode())
     write_whole(page.with_suffix(".csv"), figures(points).encode())
     return page
@@ -155,7 +159,7 @@ def _fastest(points: Mapping[PointKey, Sequence[Row]]) -> str:
         quickest = [next((one for one in measured if one.ours == ours), None) for ours in (True, False)]
         rows += [
             [
-                _point_name(key), f"{one.contender}{'' if one.quiet else ' †'}",
+                _point_name(key), f"{one.contender}{'' if one.quiet else f' {NOISY}'}",
                 f"{one.first_token_seconds:.2f}{_range(one.first_token_range, one.runs)}",
                 f"{one.token_ms:.2f}{_range(one.token_range, one.runs)}", *_floor(one), f"{one.peak_gib:.2f}",
                 f"{one.disk_mib:,.0f}", str(one.runs),
@@ -204,7 +208,12 @@ def _point_name(key: PointKey) -> str:
     return f"{shape}, {weights}, {context:,} tokens" + ("" if batch == 1 else f", batch {batch}")
 
 
-def _notes(data: Mapping[str, Any]) -> str:
-    lines = [f"† Others used more than {BUSY:.0%} of the processor in every run; such figures say little."]
+def _notes(data: Mapping[str, Any], rows: str) -> list[str]:
+    """Explain the mark if one of the `rows` has it, and name what was not measured."""
+    lines = []
+    if NOISY in rows:
+        lines.append(
+            f"{NOISY} Others used more than {BUSY:.0%} of the processor in every run; such figures say little."
+        )
     lines += [f"- Not measured: {key}: {reason}" for key, reason in data.get("failed", {}).items()]
-    return "\n".join(lines)
+    return ["\n".join(lines)] if lines else []

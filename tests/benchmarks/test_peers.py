@@ -117,6 +117,14 @@ def test_the_page_has_the_figures_of_the_results_and_says_what_failed(data, tmp_
     assert "![" not in text
 
 
+def test_the_mark_of_a_busy_processor_is_explained_where_a_row_has_it(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "_PAGE", tmp_path / "peers.md")
+    explained = "\n† Others used more than 5% of the processor"
+    assert explained in page.write(data).read_text()
+    data["measurements"]["b"] = entry(EVICTION, [run(3.0, 7.9)])
+    assert "†" not in page.write(data).read_text()
+
+
 def test_the_page_is_that_of_the_results(tmp_path, monkeypatch):
     written = page._PAGE
     (tmp_path / "docs" / "results").mkdir(parents=True)
