@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks import store
 from benchmarks.machine import ROOT
+from benchmarks.page import paragraph
 from benchmarks.serving import plots
 
 PAGE = ROOT / "docs" / "results" / "decode.md"
@@ -54,7 +55,7 @@ def page(result: Row, prefill: Row) -> str:
                 _steps(result),
                 _growth(result),
                 _attention(result),
-                _prompt(prefill["prefill_memory"]),
+                _prompt(prefill),
             ]
         )
         + "\n"
@@ -125,12 +126,13 @@ def _attention(result: Row) -> str:
     )
 
 
-def _prompt(prefill: Row) -> str:
-    return (
-        "## A long prompt\n\n"
-        f"`python -m benchmarks.prefill_memory`: a prompt of {prefill['tokens'] // 1024}K tokens takes "
-        f"{prefill['prefill_s']:.0f} s\nand {prefill['peak_above_weights_bytes'] / 1e9:.2f} GB above the "
-        f"weights (bar {prefill['memory_bar_bytes'] / 1e9:.0f} GB). Compaction is "
+def _prompt(result: Row) -> str:
+    prefill = result["prefill_memory"]
+    return "## A long prompt\n\n" + paragraph(
+        f"`python -m benchmarks.prefill_memory` at commit {result['machine']['commit']}: a prompt of "
+        f"{prefill['tokens'] // 1024}K tokens takes {prefill['prefill_s']:.0f} s and "
+        f"{prefill['peak_above_weights_bytes'] / 1e9:.2f} GB above the weights "
+        f"(bar {prefill['memory_bar_bytes'] / 1e9:.0f} GB). Compaction is "
         f"{100 * prefill['compaction_share']:.1f} % of that time (bar {100 * prefill['compaction_bar']:.0f} %)."
     )
 
