@@ -3,11 +3,11 @@
 Ties are structural here (a max-pool makes plateaus, the tokens of a page share one score), so the lowest index wins by
 rule and lists are compared for equality. Only different summation orders may still swap positions, and a swap is
 admitted if the exact scores differ by at most 2^-20 (1+M) relative, M = max over heads of sum|q·x|/T, and, where the
-executor has tensor cores, by what they cut off sums (`methods.base.rounding.truncated_share`). To this comes,
+executor has tensor cores, by what they cut off sums (`methods.rankings.rounding.truncated_share`). To this comes,
 absolutely, what weights below float32's normal range lose where an executor makes 0 of them (`lost_to_underflow`).
 Copies of one score never count as a near-tie: an executor that breaks a tie towards the higher index is wrong.
 
-The proof is the ranking's, which a kind brings along (`methods.base.ranking`). This file compares and counts.
+The proof is the ranking's, which a kind brings along (`methods.rankings.ranking`). This file compares and counts.
 """
 
 from __future__ import annotations
