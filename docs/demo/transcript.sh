@@ -36,8 +36,9 @@ How the questions were chosen:
   with the rest, and eleven ordinary ones. An answer is right if it contains the words after the question. Every
   question that the whole cache answers right is asked of the compressed one, and both answers are shown, whatever they
   are.
-- The document, the questions and the words `Answer from the text above:` before each were settled by what the whole
-  cache answers: of bare questions 4 of 12, of these more. The compressed cache was asked only then, at one budget.
+- The document, the questions and the words `Answer from the text above:` before each were chosen by the whole cache's
+  answers alone: it got 4 of 12 bare questions right, and more with these words. Only then was the compressed cache
+  asked, at one budget.
 
 Bytes are those of all layers for one prompt and its answer, with the page bounds by which RocketKV chooses. `KL` says
 how far the compressed cache's next-token probabilities are from the whole cache's, along the whole cache's answer, one
