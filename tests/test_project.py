@@ -35,7 +35,7 @@ def test_a_change_is_one_line_of_the_changelog():
     assert [line for line in changes if line.startswith(" ") or len(line) > 120] == []
 
 
-@pytest.mark.parametrize(("block", "page"), [(0, "chat.md"), (1, "transcript.md")])
+@pytest.mark.parametrize(("block", "page"), [(0, "transcript.md"), (1, "chat.md")])
 def test_demo_output_in_the_readme_is_in_its_transcript_in_that_order(block: int, page: str) -> None:
     """Fifteen lines at most; tables are drawn narrower, and `...` stands for omitted parts."""
     shown = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[block]
