@@ -206,6 +206,7 @@ import pickle, sys
 from kvc_trt.backends.host_memory import watch_memory
 from tests.backends.onnxruntime.test_sliced_prefill import drained, prompt
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.run_options import RunOptions
 program = pickle.loads(open(sys.argv[1], "rb").read())
 executor = OnnxRuntimeExecutor(program, RunOptions(threads=1))
 executor.prepare_slices()
