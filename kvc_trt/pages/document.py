@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-STYLES = "pages.css.jinja"
-"""Included by every page."""
-
 
 @cache
 def _environment(package: str) -> Environment:

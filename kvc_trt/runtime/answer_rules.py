@@ -108,7 +108,7 @@ class Rule:
 
 _RULES = (
     Rule(
-        "max_new_tokens", Kind.INTEGER, None, "Tokens of it.  [default: max_output_len]",
+        "max_new_tokens", Kind.INTEGER, None, "The longest answer, in tokens.  [default: max_output_len]",
         Range(1, words="at least 1"),
         names={Client.OPENAI: "max_tokens", Client.TRITON: "max_tokens", Client.TENSORRT_LLM: "request_output_len"},
     ),
