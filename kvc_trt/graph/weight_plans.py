@@ -141,12 +141,27 @@ def _float_plan(source: WeightSource, name: str, dtype: str) -> TensorPlan:
             with np.errstate(over="ignore"):
                 converted = rows.astype(numpy_dtype(dtype), copy=False)
             if not np.isfinite(converted.astype(np.float32, copy=False)).all():
-                finite = np.isfinite(rows.astype(np.float32, copy=False)).all()
-                problem = f"has weights outside the range of {dtype}" if finite else "contains NaN or infinite weights"
-                raise InputError(f"{name}: {problem}")
+                raise _not_stored(name, rows, converted, start)
             yield converted
 
     return TensorPlan(name, dtype, shape, make)
+
+
+def _not_stored(name: str, rows: NDArray[Any], converted: NDArray[Any], start: int) -> InputError:
+    """Return the error for `rows`, from row `start` on, of which `converted` has values that are not finite."""
+    wide = rows.astype(np.float32, copy=False)
+    bad = ~np.isfinite(wide)
+    fits = not bad.any()
+    if fits:
+        bad = ~np.isfinite(converted.astype(np.float32, copy=False))
+    first = np.argwhere(bad)[0]
+    place = (int(first[0]) + start, *map(int, first[1:]))
+    found = f"the first of {int(bad.sum())} is {wide[tuple(first)]:g} at {list(place)}"
+    if not fits:
+        return InputError(f"{name}: contains NaN or infinite weights; {found}")
+    return InputError(
+        f"{name}: has weights outside the range of {converted.dtype}; {found}", hint="--weights fp32, bf16 or int8"
+    )
 
 
 def _quantised_plans(source: WeightSource, name: str, bits: int) -> tuple[TensorPlan, TensorPlan]:

@@ -8,6 +8,8 @@ token shorter and a first sparse step, is not offered.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -183,7 +185,7 @@ class ReferenceDecoder:
         config = self.config
         x = rms_norm(hidden, weights["input_layernorm.weight"], config.norm_epsilon)
         query, keys, values = (
-            linear(weights, f"self_attn.{name}_proj", x).reshape(len(x), -1, config.head_size)
+            self._product(weights, f"self_attn.{name}_proj", x).reshape(len(x), -1, config.head_size)
             for name in ("q", "k", "v")
         )
         if config.qk_norm:
@@ -193,12 +195,16 @@ class ReferenceDecoder:
 
     def _after_attention(self, weights: Weights, hidden: Tensor, attention: Tensor) -> Tensor:
         """Add attention [N,H,D] to the residual stream [N,hidden] through the output projection."""
-        return hidden + linear(weights, "self_attn.o_proj", attention.flatten(1))
+        return hidden + self._product(weights, "self_attn.o_proj", attention.flatten(1))
 
     def _feed_forward(self, weights: Weights, hidden: Tensor) -> Tensor:
         """Apply the feed-forward block to the residual stream [N,hidden]."""
         x = rms_norm(hidden, weights["post_attention_layernorm.weight"], self.config.norm_epsilon)
-        return hidden + mlp(weights, x)
+        return hidden + mlp(partial(self._product, weights), x)
+
+    def _product(self, weights: Weights, name: str, x: Tensor) -> Tensor:
+        """Multiply x [N,in] by a layer's matrix of that name."""
+        return linear(weights, name, x)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         norm = self._weights.tensor("model.norm.weight")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -26,10 +26,13 @@ def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
     return torch.nn.functional.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
 
 
-def mlp(weights: Weights, x: Tensor) -> Tensor:
-    """The gated feed-forward block (SwiGLU, arXiv 2002.05202): [N,hidden] -> [N,hidden]."""
-    gate = torch.nn.functional.silu(linear(weights, "mlp.gate_proj", x))
-    return linear(weights, "mlp.down_proj", gate * linear(weights, "mlp.up_proj", x))
+def mlp(product: Callable[[str, Tensor], Tensor], x: Tensor) -> Tensor:
+    """The gated feed-forward block (SwiGLU, arXiv 2002.05202): [N,hidden] -> [N,hidden].
+
+    `product` multiplies by the matrix of a name, as `linear` does.
+    """
+    gate = torch.nn.functional.silu(product("mlp.gate_proj", x))
+    return product("mlp.down_proj", gate * product("mlp.up_proj", x))
 
 
 def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

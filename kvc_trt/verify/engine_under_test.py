@@ -114,8 +114,9 @@ class EngineUnderTest:
     def _known_run(self) -> KnownRun:
         engine = self.engine
         return KnownRun(
-            engine.model, engine.weights(), engine.parameters, self.batch, self.engine_run.tokens, self.progress
-        )
+            engine.model, engine.weights(), engine.parameters, self.batch, self.engine_run.tokens, self.progress,
+            activations=engine.state[0].dtype,
+        )  # fmt: skip
 
     @cached_property
     def forced_choices(self) -> ForcedChoices:

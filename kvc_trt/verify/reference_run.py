@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from kvc_trt import policies, reference
 from kvc_trt.graph.state import cache_sites
@@ -22,6 +23,7 @@ from kvc_trt.methods.rankings.ranking import Prompts, Step
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime.session.batch import Batch
+from kvc_trt.verify.ranges import Ranges
 from kvc_trt.verify.rankings.array_errors import larger
 from kvc_trt.verify.rankings.index_lists import IndexComparison, count_differences, judge_kept, judge_read
 from kvc_trt.verify.rankings.steps import attend_selected
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.models.weights import WeightSource
     from kvc_trt.policies import PolicyParameters
+    from kvc_trt.reference.layers import Weights
     from kvc_trt.reference.rules import Method
 
 Choices = Mapping[int, list[NDArray[np.integer]]]
@@ -59,10 +62,13 @@ class KnownRun:
     tokens: NDArray[np.int64]
     """The token fed to each row at each step, [N,B]."""
     progress: Progress | None = None
+    activations: str = "float32"
+    """Type of the engine's activations, whose range the reference's values are compared with."""
 
     def under(self, method: Method) -> ReferenceRun:
         """Run the reference with a method that makes the choices."""
         decoder = ForcedDecoder(self.model, self.weights, method=method, parameters=self.parameters, resident=False)
+        decoder.ranges = Ranges(self.activations)
         return decoder.forced(self.batch, self.tokens, self.progress)
 
 
@@ -87,6 +93,7 @@ class ReferenceRun:
 
     logits: NDArray[np.float32]
     choices: dict[int, list[NDArray[np.integer]]]
+    ranges: Ranges
     explained: IndexComparison | None = None
     """Under forced choices: those choices against the reference's own."""
     inputs_off: float | None = None
@@ -108,7 +115,10 @@ class ForcedChoices:
 
 
 class ForcedDecoder(ReferenceDecoder):
-    """A reference decoder that is fed tokens known beforehand."""
+    """A reference decoder that is fed tokens known beforehand, and whose activations are measured as they arise."""
+
+    ranges: Ranges
+    _layer = 0
 
     @torch.inference_mode()
     def forced(self, batch: Batch, tokens: NDArray[np.int64], progress: Progress | None = None) -> ReferenceRun:
@@ -121,6 +131,7 @@ class ForcedDecoder(ReferenceDecoder):
         layers = self.config.num_hidden_layers
         with (progress or NullProgress()).task("reference", layers) as advance:
             for index in range(layers):
+                self._layer = index
                 weights = self._weights.layer(index)
                 caches = self._prefill_layer(index, weights, prompts, lengths)
                 made = [_list_of(cache.indices) for cache in caches]
@@ -132,7 +143,28 @@ class ForcedDecoder(ReferenceDecoder):
                 advance(1)
             hidden = torch.stack([*[torch.stack([x[-1] for x in prompts])], *steps])
             logits = self._logits(hidden.flatten(0, 1)).reshape(*hidden.shape[:2], -1)
-        return ReferenceRun(logits.to(torch.float32).numpy(), choices)
+            self.ranges.measure("the logits", logits)
+        return ReferenceRun(logits.to(torch.float32).numpy(), choices, self.ranges)
+
+    @override
+    def _product(self, weights: Weights, name: str, x: Tensor) -> Tensor:
+        tensor = f"model.layers.{self._layer}.{name}"
+        self.ranges.measure(f"what {tensor} multiplies", x)
+        product = super()._product(weights, name, x)
+        self.ranges.measure(f"the product of {tensor}", product)
+        return product
+
+    @override
+    def _after_attention(self, weights: Weights, hidden: Tensor, attention: Tensor) -> Tensor:
+        stream = super()._after_attention(weights, hidden, attention)
+        self.ranges.measure_stream(f"the residual stream after model.layers.{self._layer}.self_attn", stream)
+        return stream
+
+    @override
+    def _feed_forward(self, weights: Weights, hidden: Tensor) -> Tensor:
+        stream = super()._feed_forward(weights, hidden)
+        self.ranges.measure_stream(f"the residual stream after model.layers.{self._layer}.mlp", stream)
+        return stream
 
 
 def reference_run(run: KnownRun) -> ReferenceRun:

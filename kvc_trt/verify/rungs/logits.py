@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.verify.checks import Check, at_most
 from kvc_trt.verify.engine_under_test import EngineUnderTest
+from kvc_trt.verify.ranges import Ranges
 from kvc_trt.verify.reference_run import KnownRun, reference_run
 from kvc_trt.verify.report import ErrorFigures
 from kvc_trt.verify.rungs.drafts import check_drafts
@@ -81,6 +82,7 @@ def check_logits(tested: EngineUnderTest) -> list[Check]:
     assert kl is not None
     assert error is not None
     checks = [
+        _check_ranges(ours.ranges),
         *_judge_choices(tested),
         at_most("max logit error", sample, error, bars.logits_max_error, note=lengths),
         at_most("mean KL (nats)", sample, kl, bars.logits_mean_kl),
@@ -96,6 +98,12 @@ def check_logits(tested: EngineUnderTest) -> list[Check]:
     _measure_compression(tested, ours.logits)
     _measure_quantisation(tested, ours.logits)
     return [*checks, *check_turns(tested), *check_drafts(tested)]
+
+
+def _check_ranges(ranges: Ranges) -> Check:
+    """The first failed check of this rung, since everything after a tensor that leaves its range follows from it."""
+    name = f"activations beyond {ranges.activations}"
+    return at_most(name, f"{ranges.measured} tensors", len(ranges.beyond), 0, ranges.first, "in the reference")
 
 
 def _judge_choices(tested: EngineUnderTest) -> list[Check]:
