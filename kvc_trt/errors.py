@@ -54,6 +54,12 @@ class DeadlineMissed(KvcError):
     """The request's time was over before its answer was whole."""
 
 
+class RequestFailed(KvcError):
+    """A request that passed its checks could not be answered; those beside it are."""
+
+    exit_code = 70
+
+
 class BarePromptWarning(UserWarning):
     """Text goes to a model with a chat template without it, from Python. Silenced as any warning, by its category."""
 

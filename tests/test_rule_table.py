@@ -15,8 +15,9 @@ from kvc_trt.cli.run import command
 from kvc_trt.errors import InputError
 from kvc_trt.proof import ProofKind
 from kvc_trt.runtime import Context, Request, Sampling
-from kvc_trt.runtime.answer_rules import RULES, Client, Kind, Rule, rules_of
+from kvc_trt.runtime.answer_rules import RULES, Client, Rule, rules_of
 from kvc_trt.runtime.executor import Limits
+from kvc_trt.runtime.kinds import Kind
 from kvc_trt.runtime.request import request_under
 from kvc_trt.serving.dynamo.requests import request_of
 from kvc_trt.serving.fields import FIELDS, OTHER_NAMES

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from kvc_trt.runtime import Sampling
-from kvc_trt.runtime.answer_rules import Client, Kind, rules_of
+from kvc_trt.runtime.answer_rules import Client, rules_of
 from kvc_trt.runtime.request import request_under
 
 if TYPE_CHECKING:
@@ -57,11 +57,5 @@ def _request(given: dict[str, Any]) -> Request:
     for name in given:
         if name not in known:
             raise TypeError(f"unknown rule {name!r}, expected one of {', '.join((*known, 'sampling', 'context'))}")
-    rules = {
-        known[name].name: _texts(value) if known[name].kind is Kind.TEXTS else value for name, value in given.items()
-    }
-    return replace(request_under((), rules), sampling=sampling or Sampling(), context=context)
-
-
-def _texts(given: Sequence[str] | str) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+    rules = {known[name].name: value for name, value in given.items()}
+    return replace(request_under((), rules), sampling=Sampling() if sampling is None else sampling, context=context)

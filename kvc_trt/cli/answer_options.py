@@ -9,7 +9,8 @@ import click
 import cloup
 
 from kvc_trt import Sampling
-from kvc_trt.runtime.answer_rules import Client, Kind, Rule, rules_of
+from kvc_trt.runtime.answer_rules import Client, Rule, rules_of
+from kvc_trt.runtime.kinds import Kind
 
 _RULES = rules_of(Client.COMMAND_LINE)
 _TYPES: dict[Kind, type] = {Kind.INTEGER: int, Kind.LARGE_INTEGER: int, Kind.NUMBER: float, Kind.TEXT: str}

@@ -11,24 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
+from typing import Any
 
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, describe
 from kvc_trt.proof.record import PROOF_KINDS
+from kvc_trt.runtime.kinds import Kind
 from kvc_trt.runtime.logprobs import MOST
 
 _INFINITE = float("inf")
-
-
-class Kind(Enum):
-    """The type of a value, as an error names it."""
-
-    TEXT = "a text"
-    TEXTS = "texts"
-    TOKENS = "a list of token ids"
-    INTEGER = "an integer"
-    LARGE_INTEGER = "an integer from 0 to 2^64 - 1"
-    NUMBER = "a number"
-    SWITCH = "true or false"
 
 
 class Client(Enum):
@@ -91,6 +81,19 @@ class Rule:
         """Return the name by which a client knows the rule; None for a client that does not have it."""
         return self.names.get(client, self.name)
 
+    def plain(self, value: object) -> Any:
+        """Return a value of the rule's kind as one plain Python type; InputError, naming the rule, for another.
+
+        None is allowed where it is the default.
+        """
+        if value is None and self.default is None:
+            return None
+        name = self.words or self.name
+        found = self.kind.plain(value, name)
+        if self.choices and found not in self.choices:
+            raise InputError(f"{name} is {describe(found)}, expected {' or '.join(self.choices)}")
+        return found
+
     def check(
         self, value: float | None, where: str = "", *, name: str | None = None, at_most: int | None = None
     ) -> None:
@@ -134,7 +137,6 @@ _RULES = (
     ),
     Rule(
         "seed", Kind.LARGE_INTEGER, None, "Equal seeds draw equal answers, alone and in a batch.",
-        Range(0, words=">= 0"),
         of_sampling=True,
     ),
     Rule(

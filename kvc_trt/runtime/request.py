@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import numbers
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, describe
 from kvc_trt.proof import PromptRecord, Proof, ProofKind
 from kvc_trt.runtime.answer_rules import RULES
 from kvc_trt.runtime.context import Context
 from kvc_trt.runtime.executor import Limits
+from kvc_trt.runtime.kinds import Kind, is_integer, listed, tokens_in
 from kvc_trt.runtime.logprobs import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "capacity"]
@@ -38,6 +39,7 @@ class Sampling:
     """Applied after top_p: keep tokens whose probability is at least this share of the best one's."""
 
     def __post_init__(self) -> None:
+        _make_plain(self, of_sampling=True)
         for rule in RULES.values():
             if rule.of_sampling:
                 rule.check(getattr(self, rule.name))
@@ -86,6 +88,32 @@ class Request:
     stay: bool = False
     """When its answer ends, the row stays in the session and waits for `Session.turn`, or for `remove`."""
 
+    def __post_init__(self) -> None:
+        """Check the types of all fields, but not those of token ids: the session knows which ids the engine has."""
+        _make_plain(self, of_sampling=False)
+        for name in ("keep_logits", "keep_context", "stay"):
+            object.__setattr__(self, name, Kind.SWITCH.plain(getattr(self, name), name))
+        for name, kind in (("context", Context), ("kv_proof_prompt", PromptRecord)):
+            if getattr(self, name) is not None:
+                _check_type(self, name, kind)
+        _check_type(self, "sampling", Sampling)
+        for name in ("prompt_token_ids", "context_token_ids", "continuation_token_ids", "banned_token_ids"):
+            if listed(getattr(self, name)) is None:
+                raise InputError(f"{name} is {describe(getattr(self, name))}, expected a list of token ids")
+
+
+def _make_plain(owner: Request | Sampling, *, of_sampling: bool) -> None:
+    """Give the fields that hold rules their plain values; InputError for one of another kind than its rule's."""
+    for rule in RULES.values():
+        if rule.of_sampling is of_sampling:
+            object.__setattr__(owner, rule.name, rule.plain(getattr(owner, rule.name)))
+
+
+def _check_type(owner: Request, name: str, kind: type) -> None:
+    value = getattr(owner, name)
+    if not isinstance(value, kind):
+        raise InputError(f"{name} is {describe(value)}, expected a {kind.__name__}")
+
 
 def request_under(prompt_token_ids: Sequence[int], rules: Mapping[str, Any]) -> Request:
     """Return the request for a prompt under rules that are given by their names in the table (`answer_rules.py`)."""
@@ -130,14 +158,19 @@ class Event:
     """The token's, if the request asks for them."""
 
 
-def check_token_ids(ids: Iterable[object], limits: Limits, what: str) -> list[int]:
-    """Return the ids as plain integers; InputError names the first that is not a token id of the model."""
+def check_token_ids(ids: object, limits: Limits, what: str) -> list[int]:
+    """Return the ids as plain integers; InputError names the first that is not a token id of the model.
+
+    No list may have more tokens than the engine has positions, and an iterator is read no further.
+    """
     checked: list[int] = []
-    for position, value in enumerate(ids):
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise InputError(f"{what}: token {position} is {value!r}, expected an integer token id")
-        token = int(value)
+    for position, value in enumerate(tokens_in(ids, limits.max_sequence_len, what)):
+        if not is_integer(value):
+            raise InputError(f"{what}: token {position} is {describe(value)}, expected an integer token id")
+        token = operator.index(value)
         if not 0 <= token < limits.vocab_size:
-            raise InputError(f"{what}: token {position} is {token}, expected an id from 0 to {limits.vocab_size - 1}")
+            raise InputError(
+                f"{what}: token {position} is {describe(token)}, expected an id from 0 to {limits.vocab_size - 1}"
+            )
         checked.append(token)
     return checked

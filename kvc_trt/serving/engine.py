@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvc_trt.api.engine import Engine
 from kvc_trt.errors import Busy, DeadlineMissed, InputError
+from kvc_trt.runtime.kinds import Kind
 from kvc_trt.runtime.request import Request
 from kvc_trt.serving.errors import invalid, serving_error
 from kvc_trt.serving.request import ServedRequest
@@ -86,6 +87,8 @@ class ServedEngine:
         right, for a full queue, and for no time at all.
         """
         try:
+            if seconds is not None:
+                seconds = Kind.NUMBER.plain(seconds, "seconds")
             ids = self._token_ids(request)
             wanted, positions = request.rules.max_new_tokens, self.limits.max_sequence_len
             if wanted is not None and wanted > positions:

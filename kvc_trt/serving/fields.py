@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kvc_trt.runtime.answer_rules import RULES, Client, Kind, Rule, rules_of
+from kvc_trt.runtime.answer_rules import RULES, Client, Rule, rules_of
+from kvc_trt.runtime.kinds import Kind
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import numbers
-from collections.abc import Iterable
 from typing import Any
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.runtime.answer_rules import Kind
+from kvc_trt.runtime.kinds import Kind
 from kvc_trt.serving.fields import Field
+
+_SWITCHES = {"true": True, "false": False}
 
 
 def checked(field: Field, value: object) -> Any:
@@ -17,87 +16,35 @@ def checked(field: Field, value: object) -> Any:
 
     Text may come as UTF-8. A number or a switch may come as text, as some clients of vLLM send it.
     """
-    found = _CHECKS[field.kind](field, value)
+    found = field.kind.plain(_read(field, value), field.name)
     if field.only is not None and found != field.only:
         raise InputError(f"{field.name} is {describe(value)}, and this server only answers with {field.only}")
     return found
 
 
-def _text(field: Field, value: object) -> str:
-    if isinstance(value, bytes):
-        try:
-            return value.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{field.name} is not valid UTF-8: byte {error.start} cannot be there") from error
+def _read(field: Field, value: object) -> object:
+    """Return what a client means by a value; what is no form of one stays, for the check to refuse."""
+    if field.kind is Kind.TEXT:
+        return _decoded(field, value)
+    if field.kind is Kind.TEXTS:
+        values = value if isinstance(value, (list, tuple)) else (value,)
+        return [text for one in values if (text := _decoded(field, one)) != ""]  # clients send empty ones for none
     if not isinstance(value, str):
-        raise _unexpected(field, value)
+        return value
     try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InputError(f"{field.name} is not valid Unicode: character {error.start} is half of one") from error
-    return value
-
-
-def _texts(field: Field, value: object) -> tuple[str, ...]:
-    """Drop empty ones: clients send them for none."""
-    values = value if isinstance(value, (list, tuple)) else (value,)
-    return tuple(text for one in values if (text := _text(field, one)))
-
-
-def _tokens(field: Field, value: object) -> tuple[int, ...]:
-    if not isinstance(value, Iterable) or isinstance(value, (str, bytes)):
-        raise _unexpected(field, value)
-    return tuple(_integer(field, token) for token in value)
-
-
-def _integer(field: Field, value: object) -> int:
-    if isinstance(value, str):
-        try:
+        if field.kind in (Kind.INTEGER, Kind.LARGE_INTEGER):
             return int(value)
-        except ValueError as error:
-            raise _unexpected(field, value) from error
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise _unexpected(field, value)
-    return int(value)
+        if field.kind is Kind.NUMBER:
+            return float(value)
+    except ValueError:
+        return value
+    return _SWITCHES.get(value.lower(), value) if field.kind is Kind.SWITCH else value
 
 
-def _large_integer(field: Field, value: object) -> int:
-    found = _integer(field, value)
-    if not 0 <= found < 1 << 64:
-        raise _unexpected(field, value)
-    return found
-
-
-def _number(field: Field, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
-        raise _unexpected(field, value)
+def _decoded(field: Field, value: object) -> object:
+    if not isinstance(value, bytes):
+        return value
     try:
-        found = float(value)
-    except (ValueError, OverflowError) as error:
-        raise _unexpected(field, value) from error
-    if not math.isfinite(found):
-        raise _unexpected(field, value)
-    return found
-
-
-def _switch(field: Field, value: object) -> bool:
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    if not isinstance(value, bool):
-        raise _unexpected(field, value)
-    return value
-
-
-def _unexpected(field: Field, value: object) -> InputError:
-    return InputError(f"{field.name} is {describe(value)}, expected {field.kind.value}")
-
-
-_CHECKS = {
-    Kind.TEXT: _text,
-    Kind.TEXTS: _texts,
-    Kind.TOKENS: _tokens,
-    Kind.INTEGER: _integer,
-    Kind.LARGE_INTEGER: _large_integer,
-    Kind.NUMBER: _number,
-    Kind.SWITCH: _switch,
-}
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{field.name} is not valid UTF-8: byte {error.start} cannot be there") from error

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, InputError
+from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, InputError, RequestFailed
 from kvc_trt.runtime import Request, Session
 from kvc_trt.runtime.scheduler.scheduler import Scheduler
 from tests.runtime.fake_executor import FakeExecutor, FakePacking, FakeTurnExecutor
@@ -236,7 +236,7 @@ def test_a_context_that_cannot_be_kept_is_an_error_of_its_request_alone():
     one = scheduler()  # its session has no packing
     ticket, other = one.submit(Request([1], keep_context=True)), one.submit(Request([2], max_new_tokens=2))
     finish(one)
-    with pytest.raises(ValueError, match="packing"):
+    with pytest.raises(RequestFailed, match="packing"):
         ticket.result(0)
     assert other.result(0).token_ids == tokens_alone(other.request)
     assert one.session.free == 2

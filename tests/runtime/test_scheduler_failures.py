@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, InputError, UnsupportedEnvironment
+from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, InputError, RequestFailed, UnsupportedEnvironment
 from kvc_trt.runtime import Request, Sampling, Session
 from kvc_trt.runtime.scheduler.scheduler import Scheduler
 from tests.runtime.fake_executor import EMPTY, FakePacking, FakeTurnExecutor
@@ -34,7 +32,7 @@ def test_a_slice_that_fails_ends_its_own_request():
     bad = one.submit(Request([BROKEN] * 9))
     other = one.submit(Request([4] * 9, max_new_tokens=3))
     finish(one)
-    with pytest.raises(RuntimeError, match="second slice"):
+    with pytest.raises(RequestFailed, match=r"request 1 failed: RuntimeError: .the second slice fails"):
         bad.result(0)
     assert good.result(0).token_ids == tokens_alone(Request([1, 2], max_new_tokens=6))
     assert other.result(0).token_ids == tokens_alone(Request([4] * 9, max_new_tokens=3))
@@ -134,7 +132,7 @@ def test_whatever_others_do_an_answer_is_that_of_its_request_alone(actions, rows
             assert ticket.result(0).token_ids == tokens_alone(request)
         except (Cancelled, DeadlineMissed):
             continue
-        except RuntimeError:
+        except RequestFailed:
             assert BROKEN in request.prompt_token_ids
         except InputError:
             assert request.prompt_token_ids[-1] == NOT_A_NUMBER
@@ -146,19 +144,19 @@ def test_whatever_others_do_an_answer_is_that_of_its_request_alone(actions, rows
     assert (metrics["slices"], metrics["steps"]) == (order.count("slice"), order.count("step"))
 
 
-def test_an_error_of_the_schedulers_own_leaves_nobody_waiting():
+def test_an_error_of_the_schedulers_own_leaves_nobody_waiting_and_the_next_is_answered():
     one = Scheduler(Session(FakeSlicingExecutor(), None, 1))
+    reads = one._worker._run_slice
 
     def broken():
+        one._worker._run_slice = reads
         raise AssertionError("a mistake in the scheduler")
 
     one._worker._run_slice = broken
     ticket = one.submit(Request([1]))
-    hook, threading.excepthook = threading.excepthook, lambda _: None
-    try:
-        one.start()
-        with pytest.raises(AssertionError, match="a mistake"):
-            ticket.result(60)
-        one.close()
-    finally:
-        threading.excepthook = hook
+    one.start()
+    with pytest.raises(RequestFailed, match="AssertionError: 'a mistake in the scheduler'"):
+        ticket.result(60)
+    assert one.submit(Request([1], max_new_tokens=3)).result(60).token_ids == tokens_alone(Request([1], 3))
+    one.close()
+    assert one.session.free == 1

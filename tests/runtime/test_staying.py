@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, InputError
+from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, InputError, RequestFailed
 from kvc_trt.runtime import Request, Session
 from kvc_trt.runtime.scheduler.admission import MemoryPlan
 from kvc_trt.runtime.scheduler.scheduler import Scheduler
@@ -192,7 +192,7 @@ class TestBadTurns:
         ticket = answered(one)
         broken = one.ask(ticket, [Executor.BROKEN])
         finish(one)
-        with pytest.raises(RuntimeError, match="the turn fails"):
+        with pytest.raises(RequestFailed, match="the turn fails"):
             broken.result(0)
         assert one.session.free == 2
 

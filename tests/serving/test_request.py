@@ -74,7 +74,7 @@ def test_the_prompt_is_echoed_only_when_asked_for():
         ({"max_tokens": True}, "max_tokens is True, expected an integer"),
         ({"max_tokens": "many"}, "max_tokens is 'many', expected an integer"),
         ({"temperature": -1}, "temperature must be a finite number >= 0"),
-        ({"temperature": float("nan")}, "temperature is nan, expected a number"),
+        ({"temperature": float("nan")}, "temperature is nan, expected a finite number"),
         ({"temperature": 10**400}, "temperature is .*, expected a number"),
         ({"top_p": 0}, "top-p must be in"),
         ({"top_k": -2}, "top-k must be >= 0"),

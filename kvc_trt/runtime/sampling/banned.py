@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.executor import Limits
+from kvc_trt.runtime.kinds import MOST_LISTED, tokens_in
 from kvc_trt.runtime.request import Request, check_token_ids
 
 if TYPE_CHECKING:
@@ -67,11 +68,13 @@ def banned_sequences(request: Request, tokenizer: Tokenizer | None, limits: Limi
             f"{what}: bad words need a tokenizer, and this engine has none", hint="give banned_token_ids instead"
         )
     found: dict[TokenIds, None] = {}
-    for position, given in enumerate(request.banned_token_ids):
+    for position, given in enumerate(tokens_in(request.banned_token_ids, MOST_LISTED, f"{what}: banned_token_ids")):
         sequence = check_token_ids(given, limits, f"{what}: banned sequence {position}")
         if not sequence:
             raise InputError(f"{what}: banned sequence {position} is empty")
         found[tuple(sequence)] = None
+    if sum(map(len, found)) > MOST_LISTED:
+        raise InputError(f"{what}: the banned sequences have more than {MOST_LISTED} tokens in all")
     for word in request.bad_words:
         assert tokenizer is not None
         if not word.strip():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, describe
 from kvc_trt.runtime.scheduler.ticket import Ticket
 
 
@@ -55,6 +55,8 @@ class ParkedRows:
 
     def check(self, last: Ticket) -> None:
         """Raise InputError unless a turn can follow the answer of this ticket."""
+        if not isinstance(last, Ticket):
+            raise InputError(f"a turn follows {describe(last)}, expected the ticket of an answer")
         what = f"request {last.number}"
         if not last.request.stay:
             raise InputError(f"{what}: its row does not stay for a turn", hint="submit it with stay=True")
@@ -79,7 +81,11 @@ class ParkedRows:
 
         A row without a turn leaves when its time is over, or at once when the scheduler is `closed`.
         """
-        gone = [one for one in self._rows if self._leaves(one, has_to_end, now, closed)]
+        return self.take_out(lambda one: self._leaves(one, has_to_end, now, closed))
+
+    def take_out(self, leaves: Callable[[ParkedRow], bool]) -> list[ParkedRow]:
+        """Remove and return the rows of which `leaves` is true."""
+        gone = [one for one in self._rows if leaves(one)]
         self._rows = [one for one in self._rows if one not in gone]
         return gone
 

@@ -10,6 +10,7 @@ running rows. So a running row waits at most one slice and one step for its next
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
@@ -18,7 +19,8 @@ from typing import Any
 
 from kvc_trt.errors import Busy, Cancelled, DeadlineMissed
 from kvc_trt.runtime.executor import SlicingExecutor
-from kvc_trt.runtime.request import Event, Request
+from kvc_trt.runtime.kinds import Kind
+from kvc_trt.runtime.request import Event, Request, check_token_ids
 from kvc_trt.runtime.scheduler.admission import MemoryPlan, Queue
 from kvc_trt.runtime.scheduler.metrics import Metrics
 from kvc_trt.runtime.scheduler.parked_rows import ParkedRows
@@ -27,6 +29,7 @@ from kvc_trt.runtime.scheduler.worker import Waiting, Worker
 from kvc_trt.runtime.session.admitted import Admitted
 from kvc_trt.runtime.session.session import Session
 
+LOG = logging.getLogger("kvc_trt.scheduler")
 PREFILL_SLICE_MS = 100.0
 QUEUE_LIMIT = 64
 STAY_SECONDS = 600.0
@@ -104,10 +107,10 @@ class Scheduler:
         the past; Busy for a full queue. A refused request leaves no trace.
         """
         tokens = self.session.check(request)
+        priority, deadline = _order(priority, deadline)
         now = self._check(tokens, deadline)
         with self._waiting.changed:
-            if self._waiting.closed:
-                raise Busy("the scheduler is closed")
+            self._check_open()
             try:
                 self._waiting.queue.check_room()
             except Busy:
@@ -135,9 +138,13 @@ class Scheduler:
         `submit`.
         """
         limits = self.session.executor.limits
+        priority, deadline = _order(priority, deadline)
+        with self._waiting.changed:
+            self._check_open()
+            self._waiting.parked.check(last)
         request = replace(
             last.request,
-            prompt_token_ids=tuple(token_ids),
+            prompt_token_ids=check_token_ids(token_ids, limits, "the turn"),
             max_new_tokens=last.request.max_new_tokens if max_new_tokens is None else max_new_tokens,
             context=None,
             continuation_token_ids=(),
@@ -145,12 +152,15 @@ class Scheduler:
         tokens = len(Admitted.of(request, limits, "the turn").prompt)
         now = self._check(tokens, deadline)
         with self._waiting.changed:
-            if self._waiting.closed:
-                raise Busy("the scheduler is closed")
+            self._check_open()
             self._waiting.parked.check(last)
             ticket = self._ticket(request, tokens, priority, deadline, now)
             self._waiting.parked.ask(last, ticket)
         return ticket
+
+    def _check_open(self) -> None:
+        if self._waiting.closed:
+            raise Busy("the scheduler is closed")
 
     def _check(self, tokens: int, deadline: float | None) -> float:
         """Return the time; raise an error for a prompt that does not fit even alone, or a deadline in the past."""
@@ -226,22 +236,22 @@ class Scheduler:
         return self._worker.advance()
 
     def _serve(self) -> None:
-        try:
-            while True:
-                with self._waiting.changed:
-                    self._waiting.changed.wait_for(lambda: self._waiting.closed or self._worker.has_work)
-                    if not self._worker.has_work:
-                        return
-                if not self.advance():
-                    with self._waiting.changed:
-                        self._waiting.changed.wait(_POLL_SECONDS)
-        except Exception as error:  # no request's failure gets here; whatever does, no caller may wait for ever
+        while True:
             with self._waiting.changed:
-                self._waiting.closed = True
-                lost = self._worker.give_up()
-            for ticket in lost:
-                self._worker.end(ticket, error, "failed")
-            raise
+                self._waiting.changed.wait_for(lambda: self._waiting.closed or self._worker.has_work)
+                if not self._worker.has_work:
+                    return
+            try:
+                advanced = self.advance()
+            except (
+                BaseException
+            ) as error:  # a mistake here: no caller may wait for ever, and newcomers find a clean start
+                LOG.exception("the scheduler failed, and all that it had accepted with it")
+                self._worker.start_again(error)
+                continue
+            if not advanced:
+                with self._waiting.changed:
+                    self._waiting.changed.wait(_POLL_SECONDS)
 
     def _cancel(self, ticket: Ticket) -> None:
         with self._waiting.changed:
@@ -252,3 +262,9 @@ class Scheduler:
                 self._waiting.queue.remove(ticket)
         if waiting:  # running requests leave between a slice and a step
             self._worker.end(ticket, Cancelled("the request was cancelled while it waited"), "cancelled")
+
+
+def _order(priority: int, deadline: float | None) -> tuple[int, float | None]:
+    """Return when a request joins and has to end; InputError for what is no such number."""
+    when = None if deadline is None else Kind.NUMBER.plain(deadline, "deadline")
+    return Kind.INTEGER.plain(priority, "priority"), when

@@ -6,12 +6,13 @@ import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
-from kvc_trt.errors import Cancelled, DeadlineMissed, InputError
+from kvc_trt.errors import Cancelled, DeadlineMissed, KvcError, RequestFailed, describe
 from kvc_trt.runtime.request import Event
 from kvc_trt.runtime.scheduler.admission import MemoryPlan, Queue
 from kvc_trt.runtime.scheduler.metrics import Metrics
 from kvc_trt.runtime.scheduler.parked_rows import ParkedRows
 from kvc_trt.runtime.scheduler.ticket import Ticket
+from kvc_trt.runtime.session.row_failures import Failures
 from kvc_trt.runtime.session.session import Session
 
 
@@ -38,7 +39,11 @@ class Reading:
 
 
 class Worker:
-    """Answers waiting requests with the rows of a session. Used by one thread."""
+    """Answers waiting requests with the rows of a session. Used by one thread.
+
+    What a request raises ends that request. What the executor raises ends the rows that it concerned: those of a step,
+    or all of them, where it could not move one.
+    """
 
     def __init__(
         self,
@@ -86,7 +91,15 @@ class Worker:
         with self._waiting.changed:
             gone = self._waiting.parked.clear()
         for one in gone:
-            self._session.remove(one.row)
+            self._free(one.row)
+
+    def start_again(self, error: BaseException) -> None:
+        """End every request that was accepted with an error that belongs to none of them, and all rows."""
+        with self._waiting.changed:
+            lost = self.give_up()
+        self._session.forget_rows()
+        for ticket in lost:
+            self._fail(ticket, error)
 
     def _end_late(self) -> None:
         """End the requests that were cancelled or missed their deadline, and free their rows."""
@@ -97,8 +110,7 @@ class Worker:
                 self._waiting.queue.remove(ticket)
         if self.joining is not None and self._has_to_end(self.joining.ticket, now):
             late.append(self.joining.ticket)
-            self.joining.slices.close()
-            self.joining = None
+            self._stop_reading()
         late += [self._leave(row) for row, one in tuple(self.running.items()) if self._has_to_end(one, now)]
         late += self._end_stays(now)
         for ticket in late:
@@ -115,7 +127,7 @@ class Worker:
         with self._waiting.changed:
             gone = self._waiting.parked.leaving(lambda ticket: self._has_to_end(ticket, now), now, self._waiting.closed)
         for one in gone:
-            self._session.remove(one.row)
+            self._free(one.row)
         return [one.turn for one in gone if one.turn is not None]
 
     def _run_turn(self) -> bool:
@@ -130,12 +142,14 @@ class Worker:
         self._metrics.seconds_waiting.observe(started - ticket.arrived)
         try:
             self._session.turn(row, ticket.request.prompt_token_ids, ticket.request.max_new_tokens)
-        except InputError as error:  # the row is as it was
-            with self._waiting.changed:
-                self._waiting.parked.add(row, found.last, self._clock())
-            self.end(ticket, error, "failed")
-        except Exception as error:  # the row has left
-            self.end(ticket, error, "failed")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            if self._session.holds(row):  # the turn was refused, and the row is as it was
+                with self._waiting.changed:
+                    self._waiting.parked.add(row, found.last, self._clock())
+            self._fail(ticket, error)
+            self._end_lost(error)
         else:
             self.running[row] = ticket
             self._metrics.prompt_tokens += ticket.prompt_tokens
@@ -164,9 +178,12 @@ class Worker:
         except StopIteration as finished:
             self.joining = None
             self._join(joining.ticket, finished.value)
-        except Exception as error:  # any failure here belongs to this request
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # any failure here belongs to this request
             self.joining = None
-            self.end(joining.ticket, error, "failed")
+            self._fail(joining.ticket, error)
+            self._end_lost(error)
         self._metrics.slices += 1
         if rows_wait:
             self._metrics.stall_seconds.observe(self._clock() - started)
@@ -199,24 +216,45 @@ class Worker:
             try:
                 ticket.context = self._session.take(row)
             except Exception as error:  # most likely no memory for a copy
-                self.end(self._leave(row), error, "failed")
+                self._fail(self._leave(row), error)
 
     def _run_step(self) -> bool:
         if not self.running:
             return False
-        for row, error in self._session.failed.items():
-            ticket = self._leave(row)
-            self.end(ticket, error, "failed")
-        for event in self._session.sample():
+        try:
+            events, failed = self._session.sample_each()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._end_lost(error)
+            return True
+        self._end_failed(failed)
+        for event in events:
             self._deliver(event)
         if self.running:
             try:
-                self._session.advance()
+                failed = self._session.advance_each()
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # a run serves all rows, so the failure cannot be traced to one
+                self._end_lost(error)
+            else:
                 self._metrics.steps += 1
-            except Exception as error:  # a run serves all rows, so the failure cannot be traced to one
-                for row in tuple(self.running):
-                    self.end(self._leave(row), error, "failed")
+                self._end_failed(failed)
         return True
+
+    def _end_failed(self, failed: Failures) -> None:
+        """End the requests whose own rows have failed and left."""
+        for row, error in failed.items():
+            self._fail(self.running.pop(row), error)
+
+    def _end_lost(self, error: BaseException) -> None:
+        """End the requests whose rows are not in the session any more: the executor has failed."""
+        lost = [self.running.pop(row) for row in tuple(self.running) if not self._session.holds(row)]
+        with self._waiting.changed:
+            gone = self._waiting.parked.take_out(lambda one: not self._session.holds(one.row))
+        for ticket in (*lost, *(one.turn for one in gone if one.turn is not None)):
+            self._fail(ticket, error)
 
     def _deliver(self, event: Event) -> None:
         ticket, now = self.running[event.row], self._clock()
@@ -235,12 +273,41 @@ class Worker:
         ticket.push(event)
 
     def _leave(self, row: int) -> Ticket:
-        """Remove a row from the session."""
-        if self._session.holds(row):  # a run that failed has removed it already
-            self._session.remove(row)
-        return self.running.pop(row)
+        """Remove the row of a request that is being answered."""
+        ticket = self.running.pop(row)
+        self._free(row)
+        return ticket
 
-    def end(self, ticket: Ticket, error: Exception, how: str) -> None:
+    def _free(self, row: int) -> None:
+        """Remove a row from the session, if a run that failed has not done so."""
+        try:
+            if self._session.holds(row):
+                self._session.remove(row)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._end_lost(error)
+
+    def _stop_reading(self) -> None:
+        """Let the prompt go that is being read."""
+        assert self.joining is not None
+        slices, self.joining = self.joining.slices, None
+        try:
+            slices.close()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # its request has ended, whatever the executor says of it
+            self._end_lost(error)
+
+    def _fail(self, ticket: Ticket, error: BaseException) -> None:
+        """End a request with its own error, or where that is none of ours, with one that names it."""
+        if not isinstance(error, KvcError):
+            failure = RequestFailed(f"request {ticket.number} failed: {type(error).__name__}: {describe(str(error))}")
+            failure.__cause__ = error
+            error = failure
+        self.end(ticket, error, "failed")
+
+    def end(self, ticket: Ticket, error: KvcError, how: str) -> None:
         """End a request with an error, which is raised to its caller."""
         with self._waiting.changed:  # callers' threads end waiting requests
             self._metrics.ended[how] += 1

@@ -9,11 +9,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, describe
 from kvc_trt.proof import Recorder
 from kvc_trt.runtime.answer_rules import RULES
 from kvc_trt.runtime.context import Context
 from kvc_trt.runtime.executor import Limits, Prefilled
+from kvc_trt.runtime.kinds import listed
 from kvc_trt.runtime.request import Request, check_token_ids
 from kvc_trt.runtime.sampling.banned import TokenIds
 
@@ -53,20 +54,14 @@ class Admitted:
     @classmethod
     def of(cls, request: Request, limits: Limits, label: str) -> Admitted:
         """Admit a request within the engine's limits; InputError, which opens with `label`, for an invalid one."""
-        prompt = check_token_ids(request.prompt_token_ids, limits, label)
-        if not prompt and request.context is None:
-            raise InputError(f"{label} is empty, expected 1 to {limits.max_input_len} tokens")
-        if len(prompt) > limits.max_input_len and request.context is None:
-            raise InputError(
-                f"{label} has {len(prompt)} tokens, expected at most {limits.max_input_len} "
-                "(the engine's max_input_len)",
-                hint=f"shorten it, or build the engine with --max-input-len {len(prompt)}",
-            )
+        if not isinstance(request, Request):
+            raise InputError(f"{label} is {describe(request)}, expected a Request")
+        prompt = _prompt(request, limits, label)
         max_new_tokens = limits.max_output_len if request.max_new_tokens is None else request.max_new_tokens
         RULES["max_new_tokens"].check(max_new_tokens, f"{label}: ")
         RULES["min_tokens"].check(request.min_tokens, f"{label}: ", at_most=max_new_tokens)
         RULES["logprobs"].check(request.logprobs, f"{label}: ")
-        if any(not stop for stop in request.stop_strings):
+        if not all(request.stop_strings):
             raise InputError(f"{label}: a stop string is empty")
         continuation = check_token_ids(request.continuation_token_ids, limits, f"{label}: continuation")
         return cls(request, label, prompt, continuation, max_new_tokens)
@@ -85,6 +80,21 @@ class Admitted:
         """Take the answer to the prompt from row `source` of a prefill."""
         self.answer = prefilled.logits[source]
         self.cache_lengths = prefilled.cache_lengths[:, source].copy()
+
+
+def _prompt(request: Request, limits: Limits, label: str) -> list[int]:
+    given = request.prompt_token_ids
+    if request.context is not None:
+        return check_token_ids(given, limits, label)
+    count = listed(given)
+    if count == 0:
+        raise InputError(f"{label} is empty, expected 1 to {limits.max_input_len} tokens")
+    if count is not None and count > limits.max_input_len:  # before so many are looked at one by one
+        raise InputError(
+            f"{label} has {count} tokens, expected at most {limits.max_input_len} (the engine's max_input_len)",
+            hint=f"shorten it, or build the engine with --max-input-len {count}",
+        )
+    return check_token_ids(given, limits, label)
 
 
 def label_of(index: int, count: int) -> str:

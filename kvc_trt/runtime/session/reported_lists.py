@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from kvc_trt.proof import MadeBy
@@ -26,8 +26,7 @@ class ReportedLists(Protocol):
         """Return the slots [heads, width] that one row of the latest decode step has read."""
 
 
-def record_step(lists: ReportedLists, rows: Sequence[Row]) -> None:
-    """Let the rows of a step, which are the first ones of the buffers, record what they read."""
-    for place, row in enumerate(rows):
-        if row.recorder is not None:
-            row.recorder.step(lists.read(place))
+def record_step(lists: ReportedLists, row: Row, place: int) -> None:
+    """Let the row at `place` of the latest step record what it read, if its answer has a proof."""
+    if row.recorder is not None:
+        row.recorder.step(lists.read(place))

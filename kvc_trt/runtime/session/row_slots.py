@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -11,7 +12,10 @@ from kvc_trt.runtime.session.row import Row
 
 
 class RowSlots:
-    """The rows of a session. A step runs the first ones, so every change keeps the active rows contiguous."""
+    """The rows of a session. A step runs the first ones, so every change keeps the active rows contiguous.
+
+    Where the executor fails to move one, nobody knows which row is where: all rows are then forgotten.
+    """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -47,21 +51,23 @@ class RowSlots:
     def join(self, row: Row) -> int:
         """Put a row behind the active ones; return its place in the buffers, which the caller has to write."""
         place = len(self.active)
-        if self.waiting:
-            self._executor.move(place, len(self))
-            self.waiting.append(self.waiting.pop(0))
+        with self._or_forgotten():
+            if self.waiting:
+                self._executor.move(place, len(self))
+                self.waiting.append(self.waiting.pop(0))
         self.active.append(row)
         return place
 
     def leave(self, leaving: Row) -> None:
         """Remove a row; the last row of its kind takes its place."""
-        if leaving in self.waiting:
-            self._fill(leaving, self.waiting, len(self.active))
-            return
-        self._fill(leaving, self.active, 0)
-        if self.waiting:
-            self._executor.move(len(self), len(self.active))
-            self.waiting.insert(0, self.waiting.pop())
+        with self._or_forgotten():
+            if leaving in self.waiting:
+                self._fill(leaving, self.waiting, len(self.active))
+                return
+            self._fill(leaving, self.active, 0)
+            if self.waiting:
+                self._executor.move(len(self), len(self.active))
+                self.waiting.insert(0, self.waiting.pop())
 
     def leave_all(self, leaving: Iterable[Row]) -> None:
         """Remove several rows."""
@@ -71,17 +77,32 @@ class RowSlots:
     def wait(self, row: Row) -> None:
         """Let an active row wait for a turn."""
         row.own_answer()
-        self._swap(self.place(row), len(self.active) - 1)
+        with self._or_forgotten():
+            self._swap(self.place(row), len(self.active) - 1)
         self.active[self.active.index(row)] = self.active[-1]
         self.active.pop()
         self.waiting.insert(0, row)
 
     def resume(self, row: Row) -> None:
         """Make a waiting row active again."""
-        self._swap(self.place(row), len(self.active))
+        with self._or_forgotten():
+            self._swap(self.place(row), len(self.active))
         self.waiting[self.waiting.index(row)] = self.waiting[0]
         self.waiting.pop(0)
         self.active.append(row)
+
+    def forget(self) -> None:
+        """Forget every row. Whoever joins next writes all of its place, so nothing of them is left."""
+        self.active.clear()
+        self.waiting.clear()
+
+    @contextmanager
+    def _or_forgotten(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.forget()
+            raise
 
     def _fill(self, leaving: Row, rows: list[Row], start: int) -> None:
         hole, last = rows.index(leaving), rows.pop()

@@ -17,6 +17,7 @@ from kvc_trt.runtime.session.generation import collected, stream
 from kvc_trt.runtime.session.joining import Joining
 from kvc_trt.runtime.session.reported_lists import ReportedLists
 from kvc_trt.runtime.session.row import Row
+from kvc_trt.runtime.session.row_failures import Failures, failure_of
 from kvc_trt.runtime.session.row_slots import RowSlots
 from kvc_trt.runtime.session.steps import Steps
 from kvc_trt.runtime.session.turn import check_gives_all_logits, load_turns, take_turn, takes_turns
@@ -210,6 +211,10 @@ class Session:
         """Load what turns need, if the engine takes any, so that the first one does not wait for it."""
         load_turns(self.executor)
 
+    def forget_rows(self) -> None:
+        """Let every row go without touching the executor, which has failed where it must not."""
+        self._slots.forget()
+
     def holds(self, row: int) -> bool:
         """Return whether a row is in the session, active or waiting."""
         return self._slots.holds(row)
@@ -234,30 +239,63 @@ class Session:
         """
         for error in self.failed.values():
             raise error
+        events, failed = self.sample_each()
+        for failure in failed.values():
+            raise failure
+        return events
+
+    def sample_each(self) -> tuple[list[Event], Failures]:
+        """Like `sample`, but let no row's failure reach another: return the events, and the errors by row.
+
+        A row that failed has left, and the others are as if it had left before.
+        """
         ready, count = self._ready(), len(self._rows)
-        drawn = [[row.sample()] for row in ready]
-        for row, events in zip(ready, drawn, strict=True):
-            if self._drafting is not None and events[0].output is None:
-                events += self._drafting.follow(row, count)
-            if events[-1].output is not None:
+        failed: Failures = {}
+        drawn: dict[Row, list[Event]] = {}
+        for row in ready:
+            with failure_of(row, failed):
+                drawn[row] = self._draw(row, count)
+        for row in ready:
+            if row.identity in failed:
+                self._slots.leave(row)
+            elif drawn[row][-1].output is not None:
                 if row.stays:
                     self._slots.wait(self._settled(row.identity))
                 else:
                     self._slots.leave(row)
-        return [event for events in drawn for event in events]
+        return [event for row, events in drawn.items() for event in events], failed
+
+    def _draw(self, row: Row, rows: int) -> list[Event]:
+        """Draw the next tokens of one of `rows` rows."""
+        if not row.is_finite:
+            raise row.not_finite()
+        events = [row.sample()]
+        if self._drafting is not None and events[0].output is None:
+            events += self._drafting.follow(row, rows)
+        return events
 
     def advance(self) -> None:
         """Run one decode step: feed every active row its queued or sampled token. Call `sample` first.
 
         In a session that speculates, a run may check drafts of all rows.
         """
+        for failure in self.advance_each().values():
+            raise failure
+
+    def advance_each(self) -> Failures:
+        """Like `advance`, but return the errors of rows that could not take the run's answer; they have left.
+
+        What the executor itself raises ends all rows that it ran, and none that waits.
+        """
         if not self._rows:
-            return
+            return {}
         try:
-            self._steps.run(self._rows)
+            failed = self._steps.run(self._rows)
         except BaseException:
             self._slots.leave_all(self._rows)
             raise
+        self._slots.leave_all([row for row in self._rows if row.identity in failed])
+        return failed
 
     def generate(
         self, requests: Sequence[Request], on_token: Callable[[int, Event], None] | None = None

@@ -13,6 +13,7 @@ from kvc_trt.runtime.session.admitted import Answer
 from kvc_trt.runtime.session.drafting import Drafting
 from kvc_trt.runtime.session.reported_lists import ReportedLists, record_step
 from kvc_trt.runtime.session.row import Row
+from kvc_trt.runtime.session.row_failures import Failures, failure_of
 from kvc_trt.runtime.timings import Timings
 
 
@@ -28,14 +29,14 @@ class Steps:
         self._executor, self._drafting, self._timings, self._lists = executor, drafting, timings, lists
         self._greedy = executor if isinstance(executor, GreedyExecutor) else None
 
-    def run(self, rows: Sequence[Row]) -> None:
-        """Feed every row its queued or sampled token.
+    def run(self, rows: Sequence[Row]) -> Failures:
+        """Feed every row its queued or sampled token; return the errors of rows that could not take the answer.
 
         If every row is greedy and the executor can find the best tokens itself, the logits stay on the device: the
         host then waits for a few bytes per step.
         """
         if self._drafting is not None and self._drafting.run(rows):
-            return
+            return {}
         start = time.perf_counter()
         answers = self._decode(
             rows,
@@ -49,10 +50,13 @@ class Steps:
         self._timings.decode_seconds += seconds
         self._timings.decode_runs += 1
         self._timings.decode_tokens += len(rows)
-        if self._lists is not None:
-            record_step(self._lists, rows)
-        for row, answer in zip(rows, answers, strict=True):
-            row.fed(answer)
+        failed: Failures = {}
+        for place, (row, answer) in enumerate(zip(rows, answers, strict=True)):
+            with failure_of(row, failed):
+                if self._lists is not None:
+                    record_step(self._lists, row, place)
+                row.fed(answer)
+        return failed
 
     def _decode(
         self,

@@ -6,13 +6,14 @@ not check and that we do not support: each of them is refused by its name, none 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from kvc_trt.errors import InputError, describe
 from kvc_trt.proof.record import ProofKind, proof_kind
-from kvc_trt.runtime.answer_rules import Client, Kind, Rule, rules_of
+from kvc_trt.runtime.answer_rules import Client, Rule, rules_of
 from kvc_trt.runtime.executor import Limits
+from kvc_trt.runtime.kinds import Kind
 from kvc_trt.runtime.request import Request, request_under
 from kvc_trt.serving.dynamo.bodies import KV_PROOF, WANTS_PROOF
 
@@ -62,8 +63,9 @@ def request_of(asked: Mapping[str, Any], limits: Limits, start_tokens: Sequence[
         # row has to end there too.
         stopping.pop("stop", None)
     rules = _read(sampling, _SAMPLING) | _read(stopping, _STOPPING) | _read(output, _OUTPUT)
-    more = [_token_ids(stopping[name], name) for name in _MORE_STOP_TOKENS if name in stopping]
+    more = [Kind.TOKENS.plain(stopping[name], name) for name in _MORE_STOP_TOKENS if name in stopping]
     rules["stop_token_ids"] = sum(more, rules.get("stop_token_ids", ()))
+    rules["stop_strings"] = tuple(filter(None, rules.get("stop_strings", ())))
     _check_length(rules.get("max_new_tokens"), len(prompt), limits)
     return request_under(prompt, {**rules, "kv_proof": kv_proof})
 
@@ -92,7 +94,7 @@ def _refuse_others(
 def _read(given: Mapping[str, Any], rules: Mapping[str, Rule]) -> dict[str, Any]:
     """Return the values of a group by our own names of its rules; InputError for one of a wrong type."""
     return {
-        rule.name: _READERS[rule.kind](given[name], name)
+        rule.name: rule.kind.plain(given[name], name)
         for name, rule in rules.items()
         if name in given and given[name] not in rule.also_default
     }
@@ -112,40 +114,3 @@ def _kv_proof(asked: Mapping[str, Any]) -> ProofKind | None:
         if isinstance(annotation, str) and annotation.startswith(WANTS_PROOF):
             return proof_kind(annotation[len(WANTS_PROOF) :], KV_PROOF)
     return None
-
-
-def _texts(value: object, name: str) -> tuple[str, ...]:
-    texts = (value,) if isinstance(value, str) else value
-    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
-        raise InputError(f"{name}: expected texts, found {describe(value)}")
-    return tuple(text for text in texts if text)
-
-
-def _token_ids(value: Any, name: str) -> tuple[int, ...]:
-    return tuple(_whole(token, name) for token in value)
-
-
-def _whole(value: object, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{name}: expected a whole number, found {describe(value)}")
-    return value
-
-
-def _number(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InputError(f"{name}: expected a number, found {describe(value)}")
-    return float(value)
-
-
-def _switch(value: object, name: str) -> bool:
-    return bool(value)
-
-
-_READERS: Mapping[Kind, Callable[[Any, str], Any]] = {
-    Kind.TEXTS: _texts,
-    Kind.TOKENS: _token_ids,
-    Kind.INTEGER: _whole,
-    Kind.LARGE_INTEGER: _whole,
-    Kind.NUMBER: _number,
-    Kind.SWITCH: _switch,
-}

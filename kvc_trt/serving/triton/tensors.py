@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
 from kvc_trt.proof import document_of
-from kvc_trt.runtime.answer_rules import Kind
+from kvc_trt.runtime.kinds import Kind
 from kvc_trt.serving.fields import FIELDS, Field
 from kvc_trt.serving.request import ServedRequest, parse_request
 from kvc_trt.serving.served_answer import Piece

@@ -93,7 +93,7 @@ def test_a_proof_is_asked_for_by_an_annotation(kind):
 def test_an_annotation_of_no_kind_is_refused():
     with pytest.raises(InputError, match="return_kv_proof is 'all'"):
         request_of({**asked(), "annotations": ["kvc-trt.kv_proof.all"]}, LIMITS)
-    with pytest.raises(InputError, match="stop: expected texts"):
+    with pytest.raises(InputError, match="stop is 5, expected texts"):
         request_of({**asked(stop_conditions={"stop": [5]}), "annotations": ["kvc-trt.kv_proof.lists"]}, LIMITS)
 
 

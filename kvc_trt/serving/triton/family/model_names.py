@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kvc_trt.runtime.answer_rules import RULES, Client, Kind
+from kvc_trt.runtime.answer_rules import RULES, Client
+from kvc_trt.runtime.kinds import Kind
 from kvc_trt.serving.fields import FIELDS, Field
 from kvc_trt.serving.triton.tensors import MANY, TensorType, type_of
 
