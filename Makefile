@@ -41,7 +41,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native native-if-possible emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving peers-env dynamo-env triton-env aiperf-env serve clean generate lock
+.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native native-if-possible emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving soak peers-env dynamo-env triton-env aiperf-env serve clean generate lock
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of retrieval-tiny (under ten minutes)"
@@ -64,6 +64,7 @@ help:
 	@echo "make bench-accuracy  every policy at equal token budgets on retrieval-text, in answers (12 minutes of processor time)"
 	@echo "make bench-peers  beside OpenVINO GenAI, onnxruntime-genai, llama.cpp and transformers (20 minutes, after 30 for the others' environment and models)"
 	@echo "make bench-serving  tritonserver and kvc-trt serve under the load of perf_analyzer and aiperf (35 minutes; POINT_MINUTES=1 for 15)"
+	@echo "make soak       an hour of mixed load on kvc-trt serve, with clients that leave, nonsense, and processes that are killed"
 	@echo "make bench-accuracy-smollm2  a real chat model under every policy (two hours of processor time), and beside kvpress (six and a half hours more)"
 	@echo "make bench-accuracy-turns  a second question under every policy, on retrieval-tiny and a real chat model"
 	@echo "make generate   the C++ that follows from the operators' schemas"
@@ -254,6 +255,10 @@ POINT_MINUTES ?= 3
 bench-serving: native smollm2 triton-env dynamo-env aiperf-env
 	$(RUN)/python -m benchmarks.serving --minutes $(POINT_MINUTES) --triton $(TRITON) --dynamo $(DYNAMO) \
 		--aiperf $(AIPERF) $(ARGUMENTS)
+
+# An hour of mixed load on a real server whose processes are killed (docs/results/reliability.md).
+soak: smollm2 dynamo-env
+	$(RUN)/python -m benchmarks.soak --dynamo $(DYNAMO) $(ARGUMENTS)
 
 # The load generator alone: it pins what neither kvc-trt nor Dynamo may have.
 aiperf-env: $(AIPERF)/.installed
