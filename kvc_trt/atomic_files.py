@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
-import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.unfinished import UnfinishedFile, abandoned, remove, unfinished_directory
 
 OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -29,7 +30,12 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """`write_whole` of a JSON document; NaN and infinities are refused (they are not JSON)."""
-    write_whole(path, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
+    write_whole(path, json_bytes(document))
+
+
+def json_bytes(document: Mapping[str, Any]) -> bytes:
+    """Return a JSON document as a file has it; ValueError for NaN and infinities, which are not JSON."""
+    return (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
 
 
 def write_new_file(path: Path, text: str, *, replace: bool) -> None:
@@ -66,8 +72,45 @@ def check_new_file(path: Path, *, replace: bool) -> None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a new file and force it to the disk; FileExistsError where there is one."""
-    _write_pieces(path, [content])
+    """Write a new file and force it to the disk; FileExistsError where there is one.
+
+    It can be left half-written, so it belongs into a directory that is not finished either.
+    """
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def files_together(directory: Path, last: str) -> Iterator[Path]:
+    """Yield an empty directory whose files move into `directory` on a clean exit, the one named `last` as the last.
+
+    That one is the sign that all are there: an old one goes before the others are replaced, so files of two writes
+    never stand beside it. `directory` is made where there is none. Raises UnsupportedEnvironment for a full disk.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for leftover in abandoned(directory / last):
+            remove(leftover)
+        with unfinished_directory(directory / last) as new:
+            yield new
+            names = sorted(os.listdir(new), key=lambda name: (name == last, name))
+            for name in names:
+                make_durable(new / name)
+            (directory / last).unlink(missing_ok=True)
+            for name in names:
+                os.replace(new / name, directory / name)
+            make_durable(directory)
+    except OSError as error:
+        raise disk_error(error, f"writing {directory}") from error
+
+
+def write_together(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Put files into a directory, by name, with the last of them as the sign that all are there (`files_together`)."""
+    with files_together(directory, list(files)[-1]) as new:
+        for name, content in files.items():
+            (new / name).write_bytes(content)
 
 
 def make_durable(path: Path) -> None:
@@ -90,20 +133,7 @@ def disk_error(error: OSError, doing: str) -> UnsupportedEnvironment:
 
 
 def _write(path: Path, pieces: Iterable[bytes | memoryview], *, replace: bool) -> None:
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        _write_pieces(partial, pieces)
-        if replace:
-            os.replace(partial, path)
-        else:
-            os.link(partial, path, follow_symlinks=False)  # unlike a rename it fails where something appeared
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    with path.open("xb") as file:
+    with UnfinishedFile(path) as new:
         for piece in pieces:
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
+            new.file.write(piece)
+        new.finish(replace=replace)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.unfinished import abandoned, remove, unfinished_directory
 
 
 def cache_root() -> Path:
@@ -24,3 +27,14 @@ def cache_root() -> Path:
         message = f"the cache {root} must be a directory of yours that nobody else may write"
         raise UnsupportedEnvironment(message, hint=f"chmod 700 {root}, or set KVC_TRT_CACHE to another directory")
     return root
+
+
+@contextlib.contextmanager
+def scratch_directory(purpose: str) -> Iterator[Path]:
+    """Yield an empty directory in the cache, which is removed at the end; so are those that killed processes left."""
+    root = cache_root() / "scratch"
+    root.mkdir(mode=0o700, exist_ok=True)
+    for leftover in abandoned(root / purpose):
+        remove(leftover)
+    with unfinished_directory(root / purpose) as directory:
+        yield directory

@@ -18,7 +18,7 @@ from kvc_trt.accuracy.pages.heat_map import heat_map
 from kvc_trt.accuracy.pages.html_page import html_page
 from kvc_trt.accuracy.pages.report import AccuracyReport, Bars
 from kvc_trt.accuracy.results import Results
-from kvc_trt.atomic_files import write_whole
+from kvc_trt.atomic_files import write_together
 from kvc_trt.machine import machine_record
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.tasks.dataset import VERSION
@@ -59,11 +59,10 @@ def evaluate(
 
 
 def write_files(report: AccuracyReport, directory: Path) -> list[Path]:
-    """report.html, accuracy.csv and the figures; returns their paths."""
+    """Write the figures, accuracy.csv and report.html, the sign that all of them are there; return their paths."""
     images = figures(report)
-    files = {"report.html": html_page(report, images), "accuracy.csv": csv_bytes(report.cells), **images}
-    for name, content in files.items():
-        write_whole(directory / name, content)
+    files = {**images, "accuracy.csv": csv_bytes(report.cells), "report.html": html_page(report, images)}
+    write_together(directory, files)
     return [directory / name for name in files]
 
 

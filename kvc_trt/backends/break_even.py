@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvc_trt.atomic_files import write_whole
 from kvc_trt.cache import cache_root
 from kvc_trt.engine.manifest import canonical
 from kvc_trt.methods.base.parameters import PolicyParameters
@@ -42,7 +43,7 @@ def remembered(identity: Mapping[str, Any], measure: Callable[[], int]) -> int:
     except (OSError, ValueError):
         pass
     measured = measure()
-    path.write_bytes(f"{measured}\n".encode())
+    write_whole(path, f"{measured}\n".encode())
     return measured
 
 

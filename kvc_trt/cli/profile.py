@@ -11,7 +11,7 @@ import click
 import cloup
 
 from kvc_trt import Engine
-from kvc_trt.atomic_files import write_json, write_whole
+from kvc_trt.atomic_files import json_bytes, write_together, write_whole
 from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.cli.option_types import PREFILL_PRECISION, Counts
 from kvc_trt.cli.text.printing import json_option, print_json, progress
@@ -95,15 +95,15 @@ def command(
 
 
 def _write_files(result: dict[str, Any], csv_file: Path | None, png_file: Path | None, directory: Path | None) -> None:
+    """Make all contents before the first is written, so that an interruption leaves all files or none."""
+    csv, png = csv_bytes(result), png_bytes(result) if png_file or directory else b""
     if directory is not None:
-        write_json(directory / "profile.json", result)
-        write_whole(directory / "report.html", html_bytes(result))
-    for path in (csv_file, directory and directory / "profile.csv"):
-        if path is not None:
-            write_whole(path, csv_bytes(result))
-    for path in (png_file, directory and directory / "profile.png"):
-        if path is not None:
-            write_whole(path, png_bytes(result))
+        files = {"profile.csv": csv, "profile.png": png, "report.html": html_bytes(result)}
+        write_together(directory, {**files, "profile.json": json_bytes(result)})
+    if csv_file is not None:
+        write_whole(csv_file, csv)
+    if png_file is not None:
+        write_whole(png_file, png)
 
 
 def _profile_text(result: Result) -> str:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from kvc_trt.cache import cache_root
 from kvc_trt.engine.files import listing
 from kvc_trt.engine.manifest import MANIFEST_FILE
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.unfinished import abandoned, kind_of, locked_directory, remove, unfinished_directory
 
 
 def check_replaceable(target: Path, entries: frozenset[str]) -> None:
@@ -76,19 +75,14 @@ def new_directory(target: Path, *, replaceable: frozenset[str] | None = None) ->
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     _clear_leftovers(target)
-    temporary = _directory_beside(target, "tmp")
-    try:
-        with _locked(temporary):
-            yield temporary
-            for name in listing(temporary):
-                make_durable(temporary / name)
-            for directory in (*filter(Path.is_dir, temporary.iterdir()), temporary):
-                make_durable(directory)
-            _put_in_place(temporary, target, replaceable)
-            make_durable(target.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    with unfinished_directory(target) as temporary:
+        yield temporary
+        for name in listing(temporary):
+            make_durable(temporary / name)
+        for directory in (*filter(Path.is_dir, temporary.iterdir()), temporary):
+            make_durable(directory)
+        _put_in_place(temporary, target, replaceable)
+        make_durable(target.parent)
 
 
 def place(source: Path, destination: Path) -> None:
@@ -109,8 +103,7 @@ def _put_in_place(new: Path, target: Path, replaceable: frozenset[str] | None) -
     if replaceable is None:
         raise InputError(f"{target} appeared while the engine was being built; nothing was overwritten")
     check_replaceable(target, replaceable)
-    aside = _directory_beside(target, "old")
-    with _locked(aside):
+    with locked_directory(target, "old") as aside:
         try:
             os.rename(target, aside / target.name)
             os.rename(new, target)
@@ -122,31 +115,9 @@ def _put_in_place(new: Path, target: Path, replaceable: frozenset[str] | None) -
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _directory_beside(target: Path, kind: str) -> Path:
-    """Make an empty directory with a name that `_clear_leftovers` recognises."""
-    made = target.with_name(f".{target.name}.{kind}-{secrets.token_hex(8)}")
-    made.mkdir()
-    return made
-
-
 def _clear_leftovers(target: Path) -> None:
-    for leftover in target.parent.glob(f".{target.name}.*-*"):
-        kind = leftover.name.removeprefix(f".{target.name}.").split("-")[0]
-        if kind not in ("tmp", "old") or leftover.is_symlink() or not leftover.is_dir():
-            continue
-        with contextlib.suppress(BlockingIOError), _locked(leftover):
-            if kind == "old" and (leftover / target.name).is_dir() and not os.path.lexists(target):
-                # Killed between the two renames: put the previous engine back.
-                os.rename(leftover / target.name, target)
-            shutil.rmtree(leftover, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock, which ends with the process; BlockingIOError if another process holds it."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
+    for leftover in abandoned(target):
+        if kind_of(leftover) == "old" and (leftover / target.name).is_dir() and not os.path.lexists(target):
+            # Killed between the two renames: put the previous engine back.
+            os.rename(leftover / target.name, target)
+        remove(leftover)

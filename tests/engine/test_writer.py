@@ -106,8 +106,8 @@ def test_only_directories_are_replaced(tmp_path, kind):
 
 
 def test_leftovers_of_killed_builds_go_and_those_of_running_ones_stay(tmp_path):
-    (tmp_path / ".a.tmp-dead").mkdir()
-    (tmp_path / ".a.tmp-dead" / "weights.safetensors").write_text("half")
+    (tmp_path / ".a.tmp-deaddeaddeaddead").mkdir()
+    (tmp_path / ".a.tmp-deaddeaddeaddead" / "weights.safetensors").write_text("half")
     (tmp_path / ".b.tmp-other").mkdir()
     (tmp_path / ".a.notes-mine").mkdir()
     with new_directory(tmp_path / "a"):
@@ -122,7 +122,7 @@ def test_leftovers_of_killed_builds_go_and_those_of_running_ones_stay(tmp_path):
 
 def test_an_engine_that_a_killed_replacement_set_aside_comes_back(tmp_path):
     build(tmp_path / "a", "old")
-    aside = tmp_path / ".a.old-dead"
+    aside = tmp_path / ".a.old-deaddeaddeaddead"
     aside.mkdir()
     os.rename(tmp_path / "a", aside / "a")
     with pytest.raises(InputError, match="nothing was overwritten"):

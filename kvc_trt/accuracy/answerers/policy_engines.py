@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from kvc_trt.accuracy.answerers.reference import Prefills, ReferenceAnswerer
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.backends.registry import program_backend
 from kvc_trt.backends.run_options import RunOptions
-from kvc_trt.cache import cache_root
+from kvc_trt.cache import scratch_directory
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.program import Program
@@ -160,7 +159,7 @@ def open_model(
     choice, source = open_source(choose_model(model, checkpoint), config)
     kind = host_weights(choice) if weights == "auto" else weights
     length = longest_sequence(choice.config)
-    with tempfile.TemporaryDirectory(prefix="accuracy-", dir=cache_root()) as directory:
-        path = Path(directory) / WEIGHTS_FILE
+    with scratch_directory("accuracy") as directory:
+        path = directory / WEIGHTS_FILE
         write_weights(choice.config, source.weights, path, weights=kind, length=length, progress=progress)
-        yield PolicyEngines(choice, source, kind, Path(directory))
+        yield PolicyEngines(choice, source, kind, directory)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -40,6 +39,7 @@ from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.native import native_operators
 from kvc_trt.backends.onnxruntime.operator_times import is_node, operator_of, operator_times
 from kvc_trt.backends.run_options import RunOptions
+from kvc_trt.cache import scratch_directory
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.program import Program
 from kvc_trt.graph.state import state_tensors
@@ -117,8 +117,8 @@ class OnnxRuntimeBenchmark(Benchmark):
         """Read it from ONNX Runtime's profile. Recording costs time, so only the share of the run is meaningful."""
         if not compacts(program):
             return None
-        with TemporaryDirectory() as directory:
-            executor = OnnxRuntimeExecutor(program, self._options, profile=Path(directory))
+        with scratch_directory("profile") as directory:
+            executor = OnnxRuntimeExecutor(program, self._options, profile=directory)
             prefill_seconds(executor, prompts[:, :1])  # starts threads and allocates, outside of the run that counts
             for _ in range(repeats):
                 prefill_seconds(executor, prompts)
@@ -127,8 +127,8 @@ class OnnxRuntimeBenchmark(Benchmark):
     @override
     def operators(self, program: Program, steps: Callable[[Any], object]) -> list[OperatorTime]:
         """Read them from ONNX Runtime's profile. Recording costs time, so only their shares are meaningful."""
-        with TemporaryDirectory() as directory:
-            executor = OnnxRuntimeExecutor(program, self._options, profile=Path(directory))
+        with scratch_directory("profile") as directory:
+            executor = OnnxRuntimeExecutor(program, self._options, profile=directory)
             steps(executor)
             return operator_times(executor.end_profiling()["decode"])
 
@@ -212,8 +212,7 @@ def _measure(model: ModelConfig, parameters: PolicyParameters, dtype: str) -> in
         shared.update(executor.buffers)
         return executor
 
-    with TemporaryDirectory() as directory:
-        root = Path(directory)
+    with scratch_directory("break-even") as root:
         return compared(parameters, open_form)
 
 

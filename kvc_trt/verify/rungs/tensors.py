@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvc_trt.atomic_files import files_together
 from kvc_trt.backends.harness import Harness, Watched
 from kvc_trt.backends.registry import backends, harness_for, runners
 from kvc_trt.backends.run_options import RunOptions
@@ -267,10 +268,11 @@ def _save(directory: Path, feeds: list[dict[str, Array]], results: Any, toleranc
 
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        save_json(feeds, str(directory / "inputs.json"))
-        for name, runs in results:
-            RunResults([(name, runs)]).save(str(directory / f"{name}.json"))
-        bars = json.dumps({**tolerances, "": 0.0}, indent=4)
-        (directory / TOLERANCES).write_text(_TOLERANCES_SCRIPT.format(bars=bars), encoding="utf-8")
     except OSError as error:
         raise InputError(f"-o {directory}: {error.strerror}") from error
+    with files_together(directory, TOLERANCES) as new:
+        save_json(feeds, str(new / "inputs.json"))
+        for name, runs in results:
+            RunResults([(name, runs)]).save(str(new / f"{name}.json"))
+        bars = json.dumps({**tolerances, "": 0.0}, indent=4)
+        (new / TOLERANCES).write_text(_TOLERANCES_SCRIPT.format(bars=bars), encoding="utf-8")

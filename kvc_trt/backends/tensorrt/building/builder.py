@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
+from kvc_trt.atomic_files import write_whole
 from kvc_trt.backends.tensorrt.building.network import Network, parsed_network
 from kvc_trt.backends.tensorrt.building.profiles import Profile, input_shapes
 from kvc_trt.backends.tensorrt.building.progress import CallbackErrors, Phases, monitor
@@ -83,11 +83,9 @@ def _earlier_timings(path: Path) -> bytes:
 def keep_timings(config: tensorrt.IBuilderConfig, path: Path) -> None:
     """Replace the timings file atomically. Losing it costs time, not a build."""
     timings = bytes(config.get_timing_cache().serialize())
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UnsupportedEnvironment):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new = path.with_name(f"{path.name}.{os.getpid()}")
-        new.write_bytes(timings)
-        new.replace(path)
+        write_whole(path, timings)
 
 
 @dataclass(frozen=True)
