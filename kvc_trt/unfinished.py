@@ -113,8 +113,7 @@ def locked_directory(target: Path, kind: Kind) -> Iterator[Path]:
             made.mkdir()
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 lock.enter_context(locked(made))
-                if os.path.lexists(made):
-                    break
+                break
             # Another process came between the two and took it for left: it is removed, or about to be.
         yield made
 
@@ -155,7 +154,8 @@ def remove_own() -> None:
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock of this user's file or directory, which ends with the process.
 
-    Raises BlockingIOError if another process holds it, PermissionError for what is somebody else's or neither of both.
+    Raises BlockingIOError if another process holds it, FileNotFoundError for what has just gone, and PermissionError
+    for what is somebody else's or neither of both.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -163,6 +163,8 @@ def locked(path: Path) -> Iterator[None]:
         if found.st_uid != os.geteuid() or not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
             raise PermissionError(errno.EPERM, "not a file or directory of this user", str(path))
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(found, os.lstat(path)):
+            raise FileNotFoundError(errno.ENOENT, "replaced by another", str(path))
         yield
     finally:
         os.close(descriptor)

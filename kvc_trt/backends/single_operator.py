@@ -15,6 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
+from kvc_trt.backends.onnxruntime.loading import NO_ERRORS
 from kvc_trt.graph.state import CacheSite
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.operators import KVC_DOMAIN
@@ -56,7 +57,7 @@ class SingleOperator:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
+        options.log_severity_level = NO_ERRORS
         return onnxruntime.InferenceSession(self.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 
 import click
 
+from kvc_trt.cli.process.ending import INTERRUPTED, end_in_time
+from kvc_trt.cli.process.exhausted import check_address_space, exhaustion
+from kvc_trt.cli.process.streams import drop_unwritten, prepare_streams
 from kvc_trt.errors import KvcError, did_you_mean
 from kvc_trt.version import __version__
 
@@ -41,7 +42,7 @@ Exit codes:
   3    the request is valid, but this machine cannot carry it out
   70   internal error; KVC_TRT_TRACEBACK=1 shows the traceback
   130  interrupted (143 when terminated); nothing is left half-written"""
-INTERNAL_ERROR, INTERRUPTED, TERMINATED = 70, 130, 143
+INTERNAL_ERROR = 70
 
 
 class LazyGroup(click.Group):
@@ -85,13 +86,18 @@ def group() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    signal.signal(signal.SIGTERM, _terminated)
-    sys.exit(run(arguments))
+    prepare_streams()
+    end_in_time()
+    try:
+        sys.exit(run(arguments))
+    finally:
+        drop_unwritten()
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; a user's mistake is one line on stderr, never a traceback."""
     try:
+        check_address_space()
         result = group.main(list(arguments) if arguments is not None else None, "kvc-trt", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
@@ -107,10 +113,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _report("interrupted", None, INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our output went away (`| head`): stop quietly, and keep the interpreter from flushing again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 0  # the reader of our output went away (`| head`): stop quietly
     except Exception as error:
+        lacking = exhaustion(error)
+        if lacking is not None:
+            return _report(lacking.message, lacking.hint, lacking.exit_code)
         if os.environ.get("KVC_TRT_TRACEBACK") == "1":
             raise
         return _report(
@@ -129,8 +136,3 @@ def _report(message: str, hint: str | None, code: int) -> int:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    # SystemExit unwinds the stack, so every `finally` removes what it had begun to write.
-    raise SystemExit(TERMINATED)

@@ -10,7 +10,6 @@ that have not been touched for a week.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import resource
@@ -26,6 +25,7 @@ from kvc_trt.engine.files import sha256
 from kvc_trt.engine.manifest import FileRecord, canonical
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.progress import NullProgress, Progress
+from kvc_trt.unfinished import locked
 
 KEEP_SECONDS = 7 * 24 * 3600
 
@@ -62,17 +62,10 @@ class Stages:
         """
         root = cache_root() / "stages"
         root.mkdir(mode=0o700, exist_ok=True)
-        _drop_old_entries(root)
         directory = root / digest
-        directory.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                message = f"another process is building the same engine (it holds {directory})"
-                raise UnsupportedEnvironment(message, hint="wait for it, then repeat the command") from error
+        with _locked_entry(directory):
             os.utime(directory)
+            _drop_old_entries(root)
             stages = cls(directory, digest, progress or NullProgress())
             try:
                 yield stages
@@ -85,8 +78,6 @@ class Stages:
                 stages._clear_partial()
                 with contextlib.suppress(OSError):
                     directory.rmdir()  # succeeds only where no stage was finished
-        finally:
-            os.close(descriptor)
 
     def run(self, name: str, file: str, make: Callable[[Path], None]) -> None:
         """Make `file` with `make(path)`, or keep the intact one of an earlier build with the same inputs.
@@ -144,13 +135,30 @@ def peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _drop_old_entries(root: Path) -> None:
-    for entry in root.iterdir():
-        with contextlib.suppress(OSError):
-            descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+@contextlib.contextmanager
+def _locked_entry(directory: Path) -> Iterator[None]:
+    """Make a cache entry where there is none, and hold its lock."""
+    with contextlib.ExitStack() as lock:
+        while True:
+            directory.mkdir(mode=0o700, exist_ok=True)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if time.time() - os.fstat(descriptor).st_mtime > KEEP_SECONDS:
-                    shutil.rmtree(entry, ignore_errors=True)
-            finally:
-                os.close(descriptor)
+                lock.enter_context(locked(directory))
+                break
+            except FileNotFoundError:  # another process has just dropped an old one
+                continue
+            except BlockingIOError as error:
+                message = f"another process is building the same engine (it holds {directory})"
+                raise UnsupportedEnvironment(message, hint="wait for it, then repeat the command") from error
+        yield
+
+
+def _drop_old_entries(root: Path) -> None:
+    """Drop what nobody has touched for a week; what is of the future, by a clock that was wrong, ages from now on."""
+    now = time.time()
+    for entry in root.iterdir():
+        with contextlib.suppress(OSError), locked(entry):
+            age = now - entry.stat().st_mtime
+            if age > KEEP_SECONDS:
+                shutil.rmtree(entry, ignore_errors=True)
+            elif age < 0:
+                os.utime(entry)

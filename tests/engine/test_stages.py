@@ -110,3 +110,32 @@ def test_old_entries_are_dropped_and_young_ones_kept():
     with Stages.open("2" * 64):
         pass
     assert sorted(path.name for path in (cache_root() / "stages").iterdir()) == ["1" * 64]
+
+
+YEAR = 365 * 24 * 3600
+
+
+@pytest.mark.parametrize("jump", [YEAR, -YEAR, 20 * YEAR])
+def test_a_build_finds_its_stages_however_the_clock_jumps(monkeypatch, jump):
+    with Stages.open(DIGEST) as stages:
+        stages.run("weights", "w", write("heavy"))
+    now = time.time()
+    monkeypatch.setattr("time.time", lambda: now + jump)
+    with Stages.open(DIGEST) as stages:
+        stages.run("weights", "w", never)
+        assert stages.receipts[0].seconds >= 0
+
+
+def test_what_a_wrong_clock_dated_into_the_future_is_dropped_a_week_after_it_was_seen(monkeypatch):
+    with Stages.open(DIGEST) as stages:
+        stages.run("weights", "w", write("heavy"))
+    future = time.time() + 20 * YEAR
+    os.utime(stages.directory, (future, future))
+    with Stages.open("1" * 64):
+        pass
+    assert entry().exists()
+    later = time.time() + module.KEEP_SECONDS + 60
+    monkeypatch.setattr("time.time", lambda: later)
+    with Stages.open("1" * 64):
+        pass
+    assert not entry().exists()

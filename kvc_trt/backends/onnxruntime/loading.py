@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
 
-_ERRORS_ONLY = 3
+NO_ERRORS = 4  # they are raised; the log would say them once more
 _OUT_OF_MEMORY = "Failed to allocate memory"  # how ONNX Runtime's arena says it
 
 
@@ -79,6 +79,8 @@ def load_graph(
         return onnxruntime.InferenceSession(
             bytes(model.SerializeToString()), session_options, providers=["CPUExecutionProvider"]
         )
+    except MemoryError:
+        raise
     except Exception as error:  # onnxruntime's exceptions have no other common base
         what = graph if isinstance(graph, Path) else "a graph"
         raise UnsupportedEnvironment(
@@ -110,7 +112,7 @@ def _session_options(options: LoadOptions) -> SessionOptions:
 
     session_options = onnxruntime.SessionOptions()
     session_options.intra_op_num_threads = options.threads or 0
-    session_options.log_severity_level = _ERRORS_ONLY
+    session_options.log_severity_level = NO_ERRORS
     # Keep the graph's order. By default nodes without consumers, compaction among them, run last, and the full
     # caches of all layers are alive until then.
     session_options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED

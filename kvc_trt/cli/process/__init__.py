@@ -1,0 +1,1 @@
+"""The command as a process: how it ends in time, what its streams and its machine may lack."""

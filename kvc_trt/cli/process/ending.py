@@ -1,0 +1,51 @@
+"""Ctrl-C and SIGTERM end a command within two seconds, wherever it is.
+
+Python answers a signal between two of its own instructions, and the prefill of a long prompt is one instruction that
+can take a minute. So a thread hears of signals too. It gives the command some time to unwind, in which every `finally`
+removes what it had begun. If that does not end it, the thread removes what the process has under construction, and ends
+it. A server answers signals by its own event loop, which then hears of them instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from types import FrameType
+
+from kvc_trt.unfinished import remove_own
+
+GRACE_SECONDS = 1.5
+INTERRUPTED, TERMINATED = 130, 143
+_EXIT_CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+_SHOW_CURSOR = b"\x1b[?25h"
+
+
+def end_in_time() -> None:
+    """Answer SIGTERM by SystemExit, as Python answers Ctrl-C by KeyboardInterrupt, and end what neither ends."""
+    signal.signal(signal.SIGTERM, _terminated)
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    threading.Thread(target=_end_what_lasts, args=(heard,), name="kvc-trt signals", daemon=True).start()
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    # SystemExit unwinds the stack, so every `finally` removes what it had begun to write.
+    raise SystemExit(TERMINATED)
+
+
+def _end_what_lasts(heard: int) -> None:
+    number = 0
+    while number not in _EXIT_CODES:
+        number = os.read(heard, 1)[0]
+    time.sleep(GRACE_SECONDS)
+    remove_own()
+    with contextlib.suppress(OSError):
+        if os.isatty(2):
+            os.write(2, _SHOW_CURSOR)  # a progress bar hides it
+        if number == signal.SIGINT:
+            os.write(2, b"error: interrupted\n")
+    os._exit(_EXIT_CODES[signal.Signals(number)])

@@ -1,0 +1,47 @@
+"""Standard streams that may be closed, or end on a full disk.
+
+What a command prints to stdout is its result: that it cannot be written is an error. What it prints to stderr is
+advice, and losing it is none.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+
+class _Lossy(io.FileIO):
+    """A file that drops what cannot be written."""
+
+    def write(self, content: object) -> int:
+        """Write what the disk takes, and count all of it as written."""
+        try:
+            return super().write(content)  # type: ignore[arg-type]
+        except OSError:
+            return memoryview(content).nbytes  # type: ignore[arg-type]
+
+
+def prepare_streams() -> None:
+    """Keep the numbers 0 to 2 for the standard streams, and let stderr lose what cannot be written.
+
+    The first file that a process opens takes the number of a stream that its parent has closed, and what libraries
+    print would then go into that file.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    buffered = io.BufferedWriter(_Lossy(2, "wb", closefd=False))
+    sys.stderr = io.TextIOWrapper(buffered, sys.getdefaultencoding(), "backslashreplace", line_buffering=True)
+
+
+def drop_unwritten() -> None:
+    """Write out what stdout still holds, or drop it: the interpreter would fail on it once more."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

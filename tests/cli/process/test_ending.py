@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from kvc_trt.cli.process.ending import GRACE_SECONDS
+
+BEGIN = """
+import hashlib, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from kvc_trt.cli.process.ending import end_in_time
+from kvc_trt.unfinished import unfinished_directory
+end_in_time()
+def long():
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # one call into C, without Python's lock
+with unfinished_directory(Path(sys.argv[1])) as made:
+    print("begun", flush=True)
+"""
+WORK = {
+    "waits in Python": "time.sleep(600)",
+    "computes in C": "long()",
+    "waits for a thread": "\n    with ThreadPoolExecutor(1) as pool: pool.submit(long)",
+    "swallows it": "\n    while True:\n        try: time.sleep(600)\n        except BaseException: pass",
+}
+
+
+@pytest.mark.parametrize(
+    ("work", "number", "code"),
+    [*((work, signal.SIGTERM, 143) for work in WORK), ("computes in C", signal.SIGINT, 130)],
+)
+def test_a_process_ends_in_time_and_leaves_nothing(tmp_path, work, number, code):
+    process = subprocess.Popen(
+        [sys.executable, "-c", BEGIN + "    " + WORK[work], str(tmp_path / "target")],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        assert len(list(tmp_path.iterdir())) == 1
+        time.sleep(0.1)  # so that it works
+        process.send_signal(number)
+        assert process.wait(60) == code  # the work would take half an hour
+    finally:
+        process.kill()
+        process.communicate()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_seconds_are_kept():
+    assert GRACE_SECONDS < 2
