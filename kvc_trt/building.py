@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.cache import cache_root
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.build import BuildResult, build_engine
-from kvc_trt.engine.manifest import sealed
 from kvc_trt.engine.resolution.calibration import calibrated
 from kvc_trt.engine.resolution.model_choice import ModelSource, choose_model, open_source
 from kvc_trt.engine.resolution.resolve import for_source, resolve
@@ -110,7 +108,7 @@ def verified(result: BuildResult, checkpoint: Path | None, progress: Progress) -
 
 def _passed_marker(engine: EngineDirectory) -> Path:
     """The file in the cache that says that this very engine, byte for byte, has passed the quick ladder."""
-    return cache_root() / "verified" / hashlib.sha256(sealed(engine.manifest)).hexdigest()
+    return cache_root() / "verified" / engine.digest
 
 
 def _checkpoint_beside(request: ResolvedBuild, source: ModelSource) -> Path | None:

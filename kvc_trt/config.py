@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from kvc_trt.errors import InputError, did_you_mean
+from kvc_trt.methods.base.constants import Count, Positive
 from kvc_trt.methods.base.inputs import OVERRIDES
 from kvc_trt.methods.base.parameters import DEFAULT
 from kvc_trt.validation import OwnSchema, parse_assignments, read_mapping, validated
@@ -22,8 +23,6 @@ POLICY_INPUTS = ("policy", "token_budget", "max_input_len", "max_output_len", "s
 WEIGHT_SOURCES = frozenset(("checkpoint", "revision", "random_weights"))
 """The sources of weights: a later layer that names one replaces the one named earlier."""
 
-Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Wanted = Annotated[Literal[True] | None, BeforeValidator(lambda given: None if given is False else given)]
 """A switch; off is the same as not given, so that it makes no other engine."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,9 +17,9 @@ LARGEST_CONFIGURATION = 4 << 20
 
 
 class OwnSchema(BaseModel):
-    """A file in a format of ours: unknown keys are errors, and nothing is converted."""
+    """A file in a format of ours: unknown keys are errors, numbers are finite, and nothing is converted."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class ForeignSchema(BaseModel):
@@ -83,6 +84,32 @@ def validated(
         return schema.model_validate(dict(mapping))
     except ValidationError as error:
         raise InputError(f"{source}: {_first_problem(error, schema, spelling or {})}") from error
+
+
+def validated_document(schema: type[Schema], document: Mapping[str, Any], source: str) -> Schema:
+    """Return `schema` filled from a JSON document, in which lists are tuples; errors name the whole path of a key."""
+    try:
+        return schema.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False)[0]
+        path, found = _followed(problem["loc"], document)
+        where = f"{source}: {path}" if path else source
+        if problem["type"] == "missing":
+            raise InputError(f"{where}: '{problem['loc'][-1]}' is missing") from error
+        message = problem["msg"][:1].lower() + problem["msg"][1:]
+        raise InputError(f"{where}: {message}, found {describe(found)}") from error
+
+
+def _followed(location: Iterable[int | str], document: Any) -> tuple[str, Any]:
+    """Return the part of a location that a document has, as a path, and what is there; the rest names types."""
+    path: list[str] = []
+    for part in location:
+        try:
+            document = document[part]
+        except (LookupError, TypeError):
+            break
+        path.append(describe(str(part)).strip("'"))
+    return ".".join(path), document
 
 
 def _first_problem(error: ValidationError, schema: type[BaseModel], spelling: Mapping[str, str]) -> str:

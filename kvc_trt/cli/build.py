@@ -147,6 +147,6 @@ def _as_json(built: Built) -> dict[str, Any]:
         "resumed": list(result.resumed),
         "configuration": request.config.stored(),
         "parameters": asdict(request.parameters),
-        "stages": result.engine.manifest["stages"],
+        "stages": result.engine.manifest.to_json()["stages"],
         "verification": None if built.report is None else built.report.to_json(),
     }

@@ -32,15 +32,15 @@ def command(engine_dir: Path, as_json: bool) -> None:
 
 
 def _heading(engine: EngineDirectory) -> str:
-    model, checkpoint, target = engine.model, engine.manifest["checkpoint"], engine.manifest["target"]
-    commit = f", commit {checkpoint['commit']}" if checkpoint["commit"] else ""
+    model, checkpoint = engine.model, engine.manifest.checkpoint
+    commit = f", commit {checkpoint.commit}" if checkpoint.commit else ""
     return "\n".join(
         (
-            f"{engine.path}: intact, built by kvc-trt {engine.manifest['version']} for {target['backend']}",
+            f"{engine.path}: intact, built by kvc-trt {engine.manifest.version} for {engine.backend}",
             f"model   {engine.build.model}: {model.architecture}, {model.num_hidden_layers} layers, "
             f"{model.num_attention_heads} heads on {model.num_key_value_heads} KV heads of {model.head_size}, "
             f"{engine.build.weights} weights, computes in {model.dtype}",
-            f"source  {checkpoint['source']}{commit}",
+            f"source  {checkpoint.source}{commit}",
             f"policy  {engine.parameters.policy}, token budget {engine.parameters.token_budget}: "
             f"{describe_parameters(engine.parameters)}",
             f"tokenizer  {_tokenizer(engine)}",
@@ -75,16 +75,14 @@ def _state(engine: EngineDirectory) -> str:
 
 
 def _as_json(engine: EngineDirectory) -> dict[str, Any]:
+    manifest = engine.manifest.to_json()
     return {
         "engine": str(engine.path),
         "intact": True,
-        **engine.config,
+        **engine.config.to_json(),
         "files": {name: asdict(record) for name, record in sorted(engine.files.items())},
         "state_bytes_per_row": sum(tensor.bytes_per_row() for tensor in engine.state),
         "tokenizer": engine.tokenizer_path is not None,
         "chat_template": engine.chat_template is not None,
-        "target": engine.manifest["target"],
-        "versions": engine.manifest["versions"],
-        "checkpoint": engine.manifest["checkpoint"],
-        "stages": engine.manifest["stages"],
+        **{name: manifest[name] for name in ("target", "versions", "checkpoint", "stages")},
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import platform
@@ -16,24 +15,31 @@ from typing import Any, Literal
 
 from kvc_trt.atomic_files import disk_error, write_durably
 from kvc_trt.engine.backend import BuildBackend
+from kvc_trt.engine.configuration import EngineConfig
 from kvc_trt.engine.directory import EngineDirectory
 from kvc_trt.engine.files import sha256
 from kvc_trt.engine.format import CONFIG_FILE, TOKENIZER_DIRECTORY
-from kvc_trt.engine.manifest import MANIFEST_FILE, FileRecord, canonical, sealed
+from kvc_trt.engine.manifest import (
+    MANIFEST_FILE,
+    CheckpointRecord,
+    FileRecord,
+    FinishedStage,
+    Inputs,
+    Manifest,
+    canonical,
+    digest_of,
+    sealed,
+)
 from kvc_trt.engine.resolution.model_choice import ModelSource
 from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, weight_bytes
 from kvc_trt.engine.stages import Stages
 from kvc_trt.engine.writer import check_replaceable, check_space, new_directory, place, writable_target
 from kvc_trt.errors import InputError, KvcError
-from kvc_trt.graph.state import state_tensors
-from kvc_trt.models.pretrained_config import to_pretrained_config
-from kvc_trt.models.quantisation import BLOCK
 from kvc_trt.models.sources.tokenizer import check_tokenizer
 from kvc_trt.progress import Progress
 from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.version import __version__
 
-QUANTISATION = {"int8": "W8A16", "int4": "W4A16", "keep": "MIXED_PRECISION"}
 LIBRARIES = ("numpy", "ml_dtypes", "onnx", "tokenizers")
 """Python packages that every build uses; a backend names further ones."""
 DECIDING = ("models", "methods", "operators", "graph", "engine")
@@ -72,26 +78,30 @@ def build_engine(
     check_tokenizer(source.tokenizer_files, resolved.model.vocab_size)
     for directory in {path.parent for path in source.tokenizer_files}:
         ChatTemplate.load(directory)  # refuses files that cannot be read; what is in it shows when it is rendered
-    config_json = engine_config(resolved, turns="extend" in makers)
+    config = EngineConfig(resolved.model, resolved.parameters, resolved.config, turns="extend" in makers)
     with progress.task("reading the inputs", None):
-        inputs = inputs_of(config_json, source, target, backend.sources())
+        inputs = inputs_of(config, source, target, backend.sources())
     existing = _existing(output, inputs, backends, force=force, progress=progress)
     if existing is not None:
         return BuildResult(existing, "up to date", (), time.monotonic() - started)
     check_space(output, backend.weight_copies * weight_bytes(resolved.model, resolved.config.weights))
-    with Stages.open(_digest(inputs), progress) as stages:
+    with Stages.open(digest_of(inputs.model_dump()), progress) as stages:
         for name, file in ((name, file) for name, file in backend.files.items() if name in makers):
             stages.run(name, file, partial(makers[name], finished=stages.directory))
         try:
-            small = _small_files(config_json, source)
-            manifest = {
-                **_manifest(resolved, source, small, stages),
-                "inputs": inputs,
-                "target": dict(target),
-                "versions": {"python": platform.python_version(), **_versions((*LIBRARIES, *backend.libraries))},
-            }
+            small = _small_files(config, source)
+            manifest = Manifest(
+                version=__version__,
+                files=_records(small, stages),
+                checkpoint=_checkpoint(source),
+                build_config=resolved.config,
+                stages=_finished(stages),
+                inputs=inputs,
+                target=dict(target),
+                versions={"python": platform.python_version(), **_versions((*LIBRARIES, *backend.libraries))},
+            )
             with new_directory(output, replaceable=_entries(backends) if force else None) as directory:
-                _put_together(directory, small, sealed(manifest), stages)
+                _put_together(directory, small, sealed(manifest.to_json()), stages)
         except OSError as error:
             raise disk_error(error, f"writing {output}") from error
         stages.discard()
@@ -99,65 +109,27 @@ def build_engine(
     return BuildResult(engine, "built", tuple(stages.resumed), time.monotonic() - started)
 
 
-def engine_config(resolved: ResolvedBuild, *, turns: bool) -> dict[str, Any]:
-    """Return config.json: TensorRT-LLM's three sections and field names, and the resolved compression.
-
-    With `turns` the state is that of the extend graph."""
-    parameters = resolved.parameters
-    state = state_tensors(resolved.model, parameters, resolved.dtype, turns=turns)
-    pretrained = to_pretrained_config(resolved.model)
-    algorithm = QUANTISATION.get(resolved.config.weights)
-    if algorithm is not None:
-        pretrained["quantization"] = {**pretrained["quantization"], "quant_algo": algorithm, "group_size": BLOCK}
-    return {
-        "version": __version__,
-        "pretrained_config": pretrained,
-        "build_config": {
-            "max_input_len": parameters.max_input_len,
-            "max_seq_len": parameters.max_sequence_len,
-            "max_batch_size": resolved.config.max_batch_size,
-            "max_beam_width": 1,
-            "kv_cache_type": "CONTINUOUS",
-            "gather_context_logits": False,
-            "gather_generation_logits": False,
-            "strongly_typed": True,
-            "plugin_config": {},
-            "kvc_trt": resolved.config.stored(),
-        },
-        "kv_compression": {
-            "parameters": dataclasses.asdict(parameters),
-            "state": [dataclasses.asdict(tensor) for tensor in state],
-        },
-    }
-
-
-def inputs_of(
-    config_json: Mapping[str, Any], source: ModelSource, target: Mapping[str, Any], sources: Iterable[Path]
-) -> dict[str, str]:
+def inputs_of(config: EngineConfig, source: ModelSource, target: Mapping[str, Any], sources: Iterable[Path]) -> Inputs:
     """Return the digests of everything that determines an engine."""
     tokenizer = {path.name: sha256(path.resolve()) for path in source.tokenizer_files}
-    return {
-        "configuration": _digest(config_json),
-        "weights": source.weights.fingerprint(),
-        "tokenizer": _digest(tokenizer),
-        "target": _digest(target),
-        "code": _code_digest(sources),
-    }
-
-
-def _digest(value: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical(value)).hexdigest()
+    return Inputs(
+        configuration=digest_of(config.to_json()),
+        weights=source.weights.fingerprint(),
+        tokenizer=digest_of(tokenizer),
+        target=digest_of(target),
+        code=_code_digest(sources),
+    )
 
 
 def _code_digest(sources: Iterable[Path]) -> str:
     """Return the SHA-256 of the code that determines an engine, so that changed code is never taken for up to date."""
     root = Path(__file__).parents[1]
     paths = [path for package in DECIDING for path in (root / package).rglob("*.py")]
-    return _digest({os.path.relpath(path, root): sha256(path) for path in (*paths, *sources)})
+    return digest_of({os.path.relpath(path, root): sha256(path) for path in (*paths, *sources)})
 
 
 def _existing(
-    output: Path, inputs: Mapping[str, str], backends: Mapping[str, BuildBackend], *, force: bool, progress: Progress
+    output: Path, inputs: Inputs, backends: Mapping[str, BuildBackend], *, force: bool, progress: Progress
 ) -> EngineDirectory | None:
     """Return the engine at `output` if it is intact and has these inputs; else InputError unless it may be replaced."""
     if not os.path.lexists(output):
@@ -167,8 +139,8 @@ def _existing(
     except KvcError as error:
         problem = error.message
     else:
-        found = engine.manifest.get("inputs", {})
-        different = [name for name, digest in inputs.items() if found.get(name) != digest]
+        found = engine.manifest.inputs.model_dump()
+        different = [name for name, digest in inputs.model_dump().items() if found[name] != digest]
         if not different:
             return engine
         problem = f"it is another build (different {', '.join(different)})"
@@ -184,10 +156,10 @@ def _entries(backends: Mapping[str, BuildBackend]) -> frozenset[str]:
     return frozenset((CONFIG_FILE, TOKENIZER_DIRECTORY, *files))
 
 
-def _small_files(config_json: Mapping[str, Any], source: ModelSource) -> dict[str, bytes]:
+def _small_files(config: EngineConfig, source: ModelSource) -> dict[str, bytes]:
     """Return the content of the files that are written directly, without a stage."""
     tokenizer = {f"{TOKENIZER_DIRECTORY}/{path.name}": path.read_bytes() for path in source.tokenizer_files}
-    return {CONFIG_FILE: canonical(config_json), **tokenizer}
+    return {CONFIG_FILE: canonical(config.to_json()), **tokenizer}
 
 
 def _put_together(directory: Path, small: Mapping[str, bytes], manifest: bytes, stages: Stages) -> None:
@@ -199,25 +171,19 @@ def _put_together(directory: Path, small: Mapping[str, bytes], manifest: bytes, 
             place(stages.directory / name, directory / name)
 
 
-def _manifest(
-    resolved: ResolvedBuild, source: ModelSource, small: Mapping[str, bytes], stages: Stages
-) -> dict[str, Any]:
+def _records(small: Mapping[str, bytes], stages: Stages) -> dict[str, FileRecord]:
     records = {name: FileRecord(hashlib.sha256(content).hexdigest(), len(content)) for name, content in small.items()}
     for receipt in stages.receipts:
         records |= receipt.files
-    return {
-        "version": __version__,
-        "files": {name: dataclasses.asdict(record) for name, record in records.items()},
-        "checkpoint": {
-            "source": source.description,
-            "commit": source.commit,
-            "fingerprint": source.weights.fingerprint(),
-        },
-        "build_config": resolved.config.stored(),
-        "stages": [
-            {**dataclasses.asdict(receipt), "resumed": receipt.name in stages.resumed} for receipt in stages.receipts
-        ],
-    }
+    return records
+
+
+def _checkpoint(source: ModelSource) -> CheckpointRecord:
+    return CheckpointRecord(source=source.description, commit=source.commit, fingerprint=source.weights.fingerprint())
+
+
+def _finished(stages: Stages) -> tuple[FinishedStage, ...]:
+    return tuple(FinishedStage(**dict(receipt), resumed=receipt.name in stages.resumed) for receipt in stages.receipts)
 
 
 def _versions(libraries: Iterable[str]) -> dict[str, str]:

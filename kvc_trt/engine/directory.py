@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from kvc_trt.config import BuildConfig
-from kvc_trt.engine.files import read_bytes
+from kvc_trt.engine.configuration import LARGEST_CONFIG, EngineConfig
 from kvc_trt.engine.format import (
     CONFIG_FILE,
     DECODE_FILE,
@@ -24,25 +23,21 @@ from kvc_trt.engine.format import (
 from kvc_trt.engine.manifest import (
     MANIFEST_FILE,
     FileRecord,
+    Manifest,
     check_files,
-    digest_of,
-    file_records,
     read_manifest,
     rebuild_hint,
 )
-from kvc_trt.errors import InputError
-from kvc_trt.graph.state import ITEM_SIZE, StateTensor
-from kvc_trt.methods.base.constants import ADDED_LATER
+from kvc_trt.engine.parallel import check_parallel
+from kvc_trt.engine.resolution.resolve import check_backend_settings
+from kvc_trt.errors import InputError, describe
+from kvc_trt.graph.state import StateTensor
+from kvc_trt.input_files import read_input
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.models.pretrained_config import from_pretrained_config
-from kvc_trt.operators.dimensions import page_multiple
-from kvc_trt.operators.tensors import BOUNDS
 from kvc_trt.progress import Progress
 from kvc_trt.runtime import load_tokenizer
 from kvc_trt.runtime.chat.template import ChatTemplate
-from kvc_trt.validation import validated
-from kvc_trt.version import __version__
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -50,21 +45,14 @@ if TYPE_CHECKING:
     from kvc_trt.engine.backend import BuildBackend
     from kvc_trt.graph.weights import EngineWeights
 
-LARGEST_CONFIG = 16 << 20
-
 
 @dataclass(frozen=True)
 class EngineDirectory:
     """A checked engine directory; create it with `EngineDirectory.open`."""
 
     path: Path
-    config: Mapping[str, Any]
-    """Content of config.json: version, pretrained_config, build_config, kv_compression."""
-    manifest: Mapping[str, Any]
-    files: Mapping[str, FileRecord]
-    model: ModelConfig
-    parameters: PolicyParameters
-    build: BuildConfig
+    config: EngineConfig
+    manifest: Manifest
 
     @classmethod
     def open(
@@ -83,16 +71,37 @@ class EngineDirectory:
         if not (path / MANIFEST_FILE).exists():
             raise InputError(f"{path} is not an engine directory: it has no {MANIFEST_FILE}")
         manifest = read_manifest(path)
-        files = file_records(manifest, path / MANIFEST_FILE)
+        files = manifest.files
         check_files(path, files, progress)
         _check_listed(path, (CONFIG_FILE,), files)
-        config = _read_config(path)
-        engine = cls(path, config, manifest, files, *_interpret(config, path / CONFIG_FILE))
+        content = read_input(path / CONFIG_FILE, LARGEST_CONFIG, follow_links=False)
+        engine = cls(path, EngineConfig.parse(content, path / CONFIG_FILE), manifest)
         expected = _checked_format(engine, backends)
         _check_listed(path, expected.required_files, files)
         if any(name in files for name in expected.files_of_turns):
             _check_listed(path, expected.files_of_turns, files)
+        _check_agreement(engine, backends)
         return engine
+
+    @property
+    def files(self) -> Mapping[str, FileRecord]:
+        """Name -> hash and size of every file but the manifest."""
+        return self.manifest.files
+
+    @property
+    def model(self) -> ModelConfig:
+        """The model, with the dtype in which the engine computes."""
+        return self.config.model
+
+    @property
+    def parameters(self) -> PolicyParameters:
+        """The numbers of the policy."""
+        return self.config.parameters
+
+    @property
+    def build(self) -> BuildConfig:
+        """The settings of the build, which make the same engine again."""
+        return self.config.build
 
     @property
     def prefill_path(self) -> Path:
@@ -135,22 +144,20 @@ class EngineDirectory:
         """The template that makes a prompt of messages; None for a model without one."""
         return ChatTemplate.load(self.path / TOKENIZER_DIRECTORY)
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """SHA-256 of the manifest, and through it of every byte of the engine."""
-        return digest_of(self.manifest)
+        return self.manifest.digest
 
     @property
     def backend(self) -> str:
         """Name of the backend this engine was built for."""
-        return str(self.config["build_config"]["kvc_trt"]["backend"])
+        return self.build.backend
 
-    @cached_property
+    @property
     def state(self) -> tuple[StateTensor, ...]:
         """Every state tensor, in the order of config.json; enough to allocate, bind and count bytes."""
-        return tuple(
-            StateTensor(**{**entry, "shape": tuple(entry["shape"])}) for entry in self.config["kv_compression"]["state"]
-        )
+        return self.config.state
 
     @property
     def step_state(self) -> tuple[StateTensor, ...]:
@@ -164,24 +171,12 @@ class EngineDirectory:
         return EngineWeights(self.weights_path)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(read_bytes(path / CONFIG_FILE, LARGEST_CONFIG))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path / CONFIG_FILE} is not valid JSON", hint=rebuild_hint(path)) from error
-    if not isinstance(config, dict) or config.get("version") != __version__:
-        found = config.get("version") if isinstance(config, dict) else None
-        message = f"{path / CONFIG_FILE}: version {found!r}, expected {__version__!r}"
-        raise InputError(message, hint=rebuild_hint(path))
-    return config
-
-
 def _checked_format(engine: EngineDirectory, backends: Mapping[str, BuildBackend]) -> BuildBackend:
     """Return the format of the engine's backend; InputError if the manifest's `target` does not fit it."""
-    target, found = engine.manifest.get("target"), backends.get(engine.build.backend)
+    target, found = engine.manifest.target, backends.get(engine.build.backend)
     problem = f"expected a target of backend {', '.join(backends)}" if found is None else found.target_problem(target)
     if found is None or problem is not None:
-        raise InputError(f"{engine.path} was built for {target}: {problem}", hint=rebuild_hint(engine.path))
+        raise InputError(f"{engine.path} was built for {describe(target)}: {problem}", hint=rebuild_hint(engine.path))
     return found
 
 
@@ -191,43 +186,19 @@ def _check_listed(path: Path, names: Iterable[str], files: Mapping[str, FileReco
             raise InputError(f"{path}: the manifest lists no {name}", hint=rebuild_hint(path))
 
 
-def _interpret(config: Mapping[str, Any], source: Path) -> tuple[ModelConfig, PolicyParameters, BuildConfig]:
+def _check_agreement(engine: EngineDirectory, backends: Mapping[str, BuildBackend]) -> None:
+    """Raise InputError where config.json, the manifest, the list of files and the backend contradict one another."""
+    config, files, hint = engine.config, engine.files, rebuild_hint(engine.path)
+    if engine.manifest.build_config != config.build:
+        raise InputError(f"{engine.path / MANIFEST_FILE}: build_config is not that of {CONFIG_FILE}", hint=hint)
+    if dataclasses.replace(config, turns=EXTEND_FILE in files).state != config.state:
+        which = "does not have" if EXTEND_FILE in files else "has"
+        raise InputError(f"{engine.path / CONFIG_FILE}: the state {which} the tensors of turns", hint=hint)
     try:
-        model = from_pretrained_config(config["pretrained_config"], source=str(source))
-        parameters = parameters_from(config["kv_compression"]["parameters"], str(source))
-        build = validated(BuildConfig, config["build_config"]["kvc_trt"], f"{source}: build_config.kvc_trt")
-        _check_pages(config["kv_compression"].get("state", ()), source)
-    except (LookupError, TypeError) as error:
-        raise InputError(f"{source} is incomplete: {error}", hint=rebuild_hint(source.parent)) from error
-    return model, parameters, build
-
-
-def _check_pages(state: Iterable[Mapping[str, Any]], source: Path) -> None:
-    """Raise InputError for a 16-bit engine that was built before the pages of bounds were rounded up."""
-    for entry in state:
-        if str(entry["name"]).partition(".")[0] == BOUNDS.name:
-            pages, multiple = entry["shape"][-1], page_multiple(ITEM_SIZE[entry["dtype"]])
-            if pages % multiple:
-                found = f"{entry['name']} has {pages} pages, expected a multiple of {multiple}"
-                raise InputError(f"{source}: {found} in {entry['dtype']}", hint=rebuild_hint(source.parent))
-
-
-def parameters_from(mapping: Mapping[str, Any], source: str) -> PolicyParameters:
-    """Return the resolved parameters that config.json records; InputError for missing or unknown names,
-    and for kinds that this version does not know."""
-    names = {field.name for field in dataclasses.fields(PolicyParameters)}
-    if set(mapping) | ADDED_LATER != names:
-        different = ", ".join(sorted(names.symmetric_difference(mapping)))
-        raise InputError(f"{source}: kv_compression.parameters differs from this version's in: {different}")
-    tables = {name: _tuples(value) for name, value in mapping.items() if isinstance(value, list)}
-    parameters = PolicyParameters(**{**mapping, **tables})
-    try:
-        parameters.check_kinds()
+        check_backend_settings(config.build, backends)
+        if config.build.tensor_parallel is not None:
+            check_parallel(config.build.tensor_parallel, config.model, config.parameters)
     except InputError as error:
-        raise InputError(f"{source}: {error.message}") from error
-    return parameters
-
-
-def _tuples(value: Any) -> Any:
-    """Turn the lists that JSON made of tuples back into tuples."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+        raise InputError(f"{engine.path / CONFIG_FILE}: {error.message}", hint=hint) from error
+    if DRAFT_FILE in files and config.build.draft_tokens is None:
+        raise InputError(f"{engine.path / CONFIG_FILE}: no draft_tokens, and there is a {DRAFT_FILE}", hint=hint)

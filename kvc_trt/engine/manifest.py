@@ -9,36 +9,110 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from kvc_trt.engine.files import check_name, listing, read_bytes, sha256
-from kvc_trt.errors import InputError
+from pydantic import Field
+
+from kvc_trt.config import BuildConfig
+from kvc_trt.engine.files import check_name, listing, sha256
+from kvc_trt.errors import InputError, describe
+from kvc_trt.input_files import read_input
 from kvc_trt.progress import NullProgress, Progress
+from kvc_trt.validation import OwnSchema, validated_document
 from kvc_trt.version import __version__
 
 MANIFEST_FILE = "manifest.json"
 LARGEST_MANIFEST = 16 << 20
 SELF_DIGEST = "sha256"
-_HEX = re.compile(r"[0-9a-f]{64}")
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
+Text = Annotated[str, Field(max_length=1 << 16)]
 
 
 @dataclass(frozen=True)
 class FileRecord:
     """The recorded hash and size of one file of an engine."""
 
-    sha256: str
-    size: int
+    sha256: Digest
+    size: Bytes
+
+
+class Receipt(OwnSchema):
+    """The record of one finished stage of a build."""
+
+    name: Text
+    inputs: Digest
+    """Digest of the build's inputs."""
+    seconds: Annotated[float, Field(ge=0, le=1e9)]
+    peak_rss_bytes: Bytes
+    """Peak resident size of the process up to the end of the stage."""
+    files: dict[str, FileRecord]
+
+
+class FinishedStage(Receipt):
+    """A stage, as the manifest of an engine lists it."""
+
+    resumed: bool
+    """True if an earlier build, which was interrupted, had finished it."""
+
+
+class CheckpointRecord(OwnSchema):
+    """The weights that an engine was built from."""
+
+    source: Text
+    commit: Text | None
+    fingerprint: Digest
+
+
+class Inputs(OwnSchema):
+    """The digests of everything that determines an engine."""
+
+    configuration: Digest
+    weights: Digest
+    tokenizer: Digest
+    target: Digest
+    code: Digest
+
+
+class Manifest(OwnSchema):
+    """manifest.json without its own digest."""
+
+    version: str
+    files: dict[str, FileRecord]
+    checkpoint: CheckpointRecord
+    build_config: BuildConfig
+    stages: tuple[FinishedStage, ...]
+    inputs: Inputs
+    target: dict[str, Any]
+    """The machine that runs the engine; its backend defines and checks it."""
+    versions: dict[str, Text]
+    """Python and the libraries of the build."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields of the file."""
+        return recorded({**self.model_dump(), "build_config": self.build_config.stored()})
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the file, and through it of every byte of the engine."""
+        return digest_of(self.to_json())
 
 
 def canonical(value: Mapping[str, Any]) -> bytes:
     """Return the canonical bytes of a JSON document, the form in which an engine stores it."""
     text = json.dumps(value, sort_keys=True, indent=2, ensure_ascii=True, allow_nan=False)
     return text.encode("ascii") + b"\n"
+
+
+def recorded(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON document as an engine's file holds it: names in the file's order, lists for tuples."""
+    document: dict[str, Any] = json.loads(canonical(value))
+    return document
 
 
 def digest_of(fields: Mapping[str, Any]) -> str:
@@ -65,39 +139,37 @@ def _hint_for(engine: Path, name: str) -> str:
     return f"build it again from its original options: kvc-trt build --model MODEL --policy POLICY -o {output} --force"
 
 
-def read_manifest(engine: Path) -> dict[str, Any]:
-    """Read manifest.json and check its version and its digest; InputError if it is damaged."""
+def read_manifest(engine: Path) -> Manifest:
+    """Read manifest.json and check its version, its digest and every field; InputError if it is damaged."""
     path = engine / MANIFEST_FILE
     hint = rebuild_hint(engine)
-    content = read_bytes(path, LARGEST_MANIFEST)
+    content = read_input(path, LARGEST_MANIFEST, follow_links=False)
+    fields = strict_json(content, path, hint=hint)
+    if (version := fields.get("version")) != __version__:
+        found = f"built by kvc-trt {describe(version)}, expected {__version__!r} (this version)"
+        raise InputError(f"{engine} was {found}", hint=hint)
+    given, computed = fields.pop(SELF_DIGEST, None), digest_of(fields)
+    if given != computed or content != sealed(fields):
+        found = f"its digest is {describe(given)}, its content has {computed!r}"
+        raise InputError(f"{path} was changed: {found}", hint=hint)
+    manifest = validated_document(Manifest, fields, str(path))
+    if manifest.digest != computed:  # a number in another form than a build writes it, or a setting that is off
+        raise InputError(f"{path} is not in the form in which builds write it", hint=hint)
+    for name in manifest.files:
+        check_name(name, path)
+    return manifest
+
+
+def strict_json(content: bytes, source: Path, *, hint: str | None = None) -> dict[str, Any]:
+    """Return the JSON object of a file of ours; InputError for anything else, and for numbers that are not finite."""
     try:
-        fields = json.loads(content)
+        found = json.loads(content)
+        json.dumps(found, allow_nan=False)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid JSON: damaged, or not a manifest", hint=hint) from error
-    if not isinstance(fields, dict):
-        raise InputError(f"{path} is not a manifest: expected a JSON object", hint=hint)
-    if fields.get("version") != __version__:
-        found = fields.get("version")
-        raise InputError(f"{engine} was built by kvc-trt {found!r}, expected {__version__!r} (this version)", hint=hint)
-    recorded = fields.pop(SELF_DIGEST, None)
-    computed = hashlib.sha256(_canonical_or_empty(fields)).hexdigest()
-    if recorded != computed or content != sealed(fields):
-        raise InputError(f"{path} was changed: its digest is {recorded!r}, its content has {computed!r}", hint=hint)
-    return fields
-
-
-def file_records(fields: Mapping[str, Any], path: Path) -> dict[str, FileRecord]:
-    """Return the manifest's table of files after checking every name and value."""
-    files = fields.get("files")
-    if not isinstance(files, dict):
-        raise InputError(f"{path}: 'files' is missing")
-    records = {}
-    for name, entry in files.items():
-        digest, size = (entry.get("sha256"), entry.get("size")) if isinstance(entry, dict) else (None, None)
-        if not isinstance(digest, str) or not _HEX.fullmatch(digest) or type(size) is not int or size < 0:
-            raise InputError(f"{path}: the entry of {name!r} is malformed")
-        records[check_name(name, path)] = FileRecord(digest, size)
-    return records
+        raise InputError(f"{source} is not valid JSON: {describe(str(error))}", hint=hint) from error
+    if not isinstance(found, dict):
+        raise InputError(f"{source}: expected a JSON object, found {describe(found)}", hint=hint)
+    return found
 
 
 def check_files(engine: Path, records: Mapping[str, FileRecord], progress: Progress | None = None) -> None:
@@ -120,11 +192,3 @@ def check_files(engine: Path, records: Mapping[str, FileRecord], progress: Progr
             if digest != record.sha256:
                 message = f"{engine / name} was changed: expected SHA-256 {record.sha256}, found {digest}"
                 raise InputError(message, hint=_hint_for(engine, name))
-
-
-def _canonical_or_empty(fields: Mapping[str, Any]) -> bytes:
-    # json.loads accepts NaN, which the canonical form refuses: a file with NaN is not a valid manifest.
-    try:
-        return canonical(fields)
-    except ValueError:
-        return b""

@@ -10,37 +10,25 @@ that have not been touched for a week.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from kvc_trt.atomic_files import disk_error, make_durable, write_durably
 from kvc_trt.cache import cache_root
 from kvc_trt.engine.files import sha256
-from kvc_trt.engine.manifest import FileRecord, canonical
-from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.engine.manifest import FileRecord, Receipt, canonical, strict_json
+from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.input_files import read_input
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.unfinished import locked
+from kvc_trt.validation import validated_document
 
+LARGEST_RECEIPT = 1 << 20
 KEEP_SECONDS = 7 * 24 * 3600
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """The record of one finished stage."""
-
-    name: str
-    inputs: str
-    """Digest of the build's inputs."""
-    seconds: float
-    peak_rss_bytes: int
-    """Peak resident size of the process up to the end of the stage."""
-    files: dict[str, FileRecord] = field(default_factory=dict)
 
 
 class Stages:
@@ -101,9 +89,11 @@ class Stages:
             (self.directory / file).parent.mkdir(mode=0o700, exist_ok=True)
             os.rename(partial / file, self.directory / file)
             seconds = round(time.monotonic() - started, 3)
-            receipt = Receipt(name, self._digest, seconds, peak_rss_bytes(), {file: record})
+            receipt = Receipt(
+                name=name, inputs=self._digest, seconds=seconds, peak_rss_bytes=peak_rss_bytes(), files={file: record}
+            )
             self._receipt_path(name).unlink(missing_ok=True)
-            write_durably(self._receipt_path(name), canonical(asdict(receipt)))
+            write_durably(self._receipt_path(name), canonical(receipt.model_dump()))
         except OSError as error:
             raise disk_error(error, f"building {name}") from error
         self.receipts.append(receipt)
@@ -113,15 +103,17 @@ class Stages:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _finished(self, name: str, file: str) -> Receipt | None:
+        source, path = self._receipt_path(name), self.directory / file
         try:
-            recorded = json.loads(self._receipt_path(name).read_bytes())
-            record = FileRecord(**recorded["files"][file])
-            receipt = Receipt(**{**recorded, "files": {file: record}})
-            path = self.directory / file
+            content = read_input(source, LARGEST_RECEIPT, follow_links=False)
+            receipt = validated_document(Receipt, strict_json(content, source), str(source))
+            if (receipt.name, receipt.inputs, [*receipt.files]) != (name, self._digest, [file]):
+                return None
+            record = receipt.files[file]
             whole = path.lstat().st_size == record.size and sha256(path) == record.sha256
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, InputError):
             return None
-        return receipt if whole and receipt.inputs == self._digest else None
+        return receipt if whole else None
 
     def _receipt_path(self, name: str) -> Path:
         return self.directory / f"{name}.receipt.json"

@@ -19,7 +19,7 @@ GGUF_SUFFIX = ".gguf"
 
 def is_path(model: str) -> bool:
     """True if `--model` names a checkpoint rather than a preset: by a path, a directory or the suffix .gguf."""
-    return os.sep in model or model.endswith(GGUF_SUFFIX) or Path(model).is_dir()
+    return os.sep in model or model.endswith(GGUF_SUFFIX) or os.path.isdir(model)
 
 
 def is_file(path: Path) -> bool:

@@ -221,7 +221,7 @@ class EngineUnderTest:
             return None, "no checkpoint given (--checkpoint PATH)"
         source = as_floats(open_checkpoint(directory))
         check_weights(self.engine.model, source)
-        recorded = self.engine.manifest.get("checkpoint", {}).get("fingerprint")
+        recorded = self.engine.manifest.checkpoint.fingerprint
         if recorded == source.fingerprint():
             return source, f"the engine's weights against {directory}"
         if self.checkpoint_directory is None:

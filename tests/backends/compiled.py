@@ -33,6 +33,7 @@ def as_compiled(engine: Path, backend: str, library_sha256: str = "ab" * 32) -> 
     (engine / "config.json").write_bytes(canonical(config))
     manifest = json.loads((engine / "manifest.json").read_text())
     manifest.pop("sha256")
+    manifest["build_config"] = config["build_config"]["kvc_trt"]
     manifest["target"] = {
         "backend": backend,
         "architecture": "sm_90",

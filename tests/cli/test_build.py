@@ -158,7 +158,7 @@ def test_the_commit_of_a_fetched_checkpoint_is_recorded_and_replayed(tmp_path, m
     engine = tmp_path / "engine"
     arguments = ["build", "--model", "tiny", "--token-budget", "32", "--set", "window=8", "--no-verify"]
     assert run([*arguments, "--revision", "main", "-o", str(engine)]) == 0
-    assert open_engine(engine).manifest["checkpoint"]["commit"] == commit
+    assert open_engine(engine).manifest.checkpoint.commit == commit
     assert run(["build", "--config", str(engine / "config.json"), "-o", str(tmp_path / "again"), "--no-verify"]) == 0
     assert asked == [("someone/tiny", "main"), ("someone/tiny", commit)]
     assert (tmp_path / "again" / "config.json").read_bytes() == (engine / "config.json").read_bytes()

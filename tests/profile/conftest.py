@@ -22,8 +22,9 @@ def engine(model, tmp_path_factory):
 
     from kvc_trt.config import BuildConfig
     from kvc_trt.engine import EngineDirectory
+    from kvc_trt.engine.configuration import EngineConfig
+    from kvc_trt.engine.manifest import Manifest
     from kvc_trt.graph.build import build_decode, build_prefill
-    from kvc_trt.graph.state import state_tensors
     from kvc_trt.graph.weights import GraphWeights, write_weights
     from kvc_trt.models.random_weights import RandomWeights
     from kvc_trt.policies import resolve
@@ -35,8 +36,8 @@ def engine(model, tmp_path_factory):
     weights = GraphWeights(path / "weights.safetensors")
     onnx.save(build_prefill(model, parameters, weights=weights), path / "prefill.onnx")
     onnx.save(build_decode(model, parameters, weights=weights), path / "decode.onnx")
-    state = [dataclasses.asdict(tensor) for tensor in state_tensors(model, parameters, "float32")]
-    compression = {"parameters": dataclasses.asdict(parameters), "state": state}
-    build = BuildConfig(model="small", token_budget=64, max_input_len=512, max_output_len=32, weights="fp32")
-    config = {"kv_compression": compression, "build_config": {"kvc_trt": {**build.stored(), "backend": "onnxruntime"}}}
-    return EngineDirectory(path, config, {}, {}, model, parameters, build)
+    build = BuildConfig(
+        model="small", token_budget=64, max_input_len=512, max_output_len=32, weights="fp32", backend="onnxruntime"
+    )
+    config = EngineConfig(model, parameters, build, turns=False)
+    return EngineDirectory(path, config, Manifest.model_construct(files={}))

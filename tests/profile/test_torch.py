@@ -44,8 +44,8 @@ def _no_library(monkeypatch):
 @pytest.fixture
 def torch_engine(engine):
     """The engine as if it had been built for PyTorch: weights and state are the same."""
-    settings = {**engine.config["build_config"]["kvc_trt"], "backend": "torch"}
-    return dataclasses.replace(engine, config={**engine.config, "build_config": {"kvc_trt": settings}})
+    config = dataclasses.replace(engine.config, build=engine.build.model_copy(update={"backend": "torch"}))
+    return dataclasses.replace(engine, config=config)
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import pytest
 from kvc_trt import Engine, build
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine import EngineDirectory
-from kvc_trt.engine.manifest import FileRecord
+from kvc_trt.engine.configuration import EngineConfig
+from kvc_trt.engine.manifest import CheckpointRecord, FileRecord, Manifest
 from kvc_trt.graph.build import build_decode, build_draft, build_extend, build_prefill
-from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
@@ -92,7 +92,6 @@ def make_engine(tmp_path: Path) -> Callable[..., EngineDirectory]:
             if edit is not None:
                 edit(name, graph)
             onnx.save(graph, path / f"{name}.onnx")
-        state = [dataclasses.asdict(tensor) for tensor in state_tensors(model, claimed, stored.dtype, turns=turns)]
         settings: dict[str, Any] = {
             "model": "test", "policy": claimed.policy, "backend": "onnxruntime", "weights": weights
         }  # fmt: skip
@@ -100,8 +99,11 @@ def make_engine(tmp_path: Path) -> Callable[..., EngineDirectory]:
             settings["draft_tokens"] = drafts
         if all_logits:
             settings["all_logits"] = True
-        config = {"build_config": {"kvc_trt": settings}, "kv_compression": {"state": state}}
-        files = {f"{name}.onnx": FileRecord("", 0) for name in ("extend", "draft") if name in graphs}
-        return EngineDirectory(path, config, {}, files, model, claimed, BuildConfig(**settings))
+        config = EngineConfig(model, claimed, BuildConfig(**settings), turns)
+        manifest = Manifest.model_construct(
+            files={f"{name}.onnx": FileRecord("", 0) for name in ("extend", "draft") if name in graphs},
+            checkpoint=CheckpointRecord(source="random", commit=None, fingerprint="0" * 64),
+        )
+        return EngineDirectory(path, config, manifest)
 
     return make

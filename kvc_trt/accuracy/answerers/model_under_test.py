@@ -87,13 +87,13 @@ class BuiltEngine:
 
     def describe(self) -> dict[str, Any]:
         """A description of the build and of its backend."""
-        build = self._engine.config["build_config"]["kvc_trt"]
+        build = self._engine.build
         return {
-            "model": build["model"],
-            "checkpoint": self._engine.manifest.get("checkpoint", {}).get("fingerprint"),
-            "weights": build["weights"],
+            "model": build.model,
+            "checkpoint": self._engine.manifest.checkpoint.fingerprint,
+            "weights": build.weights,
             "backend": self._backend,
-            "engine": self._engine.config["kv_compression"]["parameters"],
+            "engine": self._engine.config.to_json()["kv_compression"]["parameters"],
         }
 
     def announce(self, variants: Sequence[Variant], room: Room) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 from kvc_trt.backends.probes import nvidia_gpu
 from kvc_trt.backends.tensorrt import machine as looking
+from kvc_trt.backends.tensorrt.format import target_problem
 from kvc_trt.backends.tensorrt.lowering.operators import FIRST_FOR_GRAPHS
 from kvc_trt.backends.tensorrt.machine import GpuMachine
 from kvc_trt.backends.tensorrt.module import INSTALL
 from kvc_trt.backends.tensorrt.plugins import BUILD_HINT, VARIABLE, PluginLibrary
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.errors import describe as quoted
 from kvc_trt.kernels.structs import ABI_VERSION
 from kvc_trt.sizes import readable_size
 
@@ -66,23 +68,19 @@ class BuiltFor:
     """True if it was built for every architecture from OLDEST_CAPABILITY on."""
 
     @classmethod
-    def of(cls, manifest: Mapping[str, Any], where: str) -> BuiltFor:
+    def of(cls, target: Mapping[str, Any], where: str) -> BuiltFor:
         """Read a manifest's `target`; InputError if it is not that of a TensorRT engine."""
-        target = manifest.get("target")
-        try:
-            if target["backend"] != "tensorrt":  # type: ignore[index]
-                raise ValueError("backend")
-            plugins = target["plugins"]  # type: ignore[index]
-            return cls(
-                str(target["architecture"]),  # type: ignore[index]
-                str(target["tensorrt"]),  # type: ignore[index]
-                str(plugins["file"]),
-                str(plugins["sha256"]),
-                int(plugins["abi"]),
-                target["compatibility"] == "hardware",  # type: ignore[index]
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{where}: expected the target of a TensorRT engine, found {target!r}") from error
+        if target_problem(target, "tensorrt", frozenset({"tensorrt"})) is not None:
+            raise InputError(f"{where}: expected the target of a TensorRT engine, found {quoted(target)}")
+        plugins = target["plugins"]
+        return cls(
+            target["architecture"],
+            target["tensorrt"],
+            plugins["file"],
+            plugins["sha256"],
+            plugins["abi"],
+            target["compatibility"] == "hardware",
+        )
 
 
 def probe_machine(packages: Packages) -> tuple[dict[str, str], list[Missing]]:

@@ -54,8 +54,8 @@ def export_engine(engine: EngineDirectory, target: Path) -> None:
     rows = engine.build.max_batch_size
     prefill = prefill_profiles(engine.parameters.max_input_len, rows)
     tokens = {"prefill": max(profile.largest_tokens for profile in prefill), "decode": rows}
-    version = engine.manifest["target"]["tensorrt_llm"]
-    configs = {phase: directory_config(engine.config, version, tokens[phase]) for phase in PHASES}
+    version = engine.manifest.target["tensorrt_llm"]
+    configs = {phase: directory_config(engine.config.to_json(), version, tokens[phase]) for phase in PHASES}
     write_engine_directories(target, configs, {phase: engine.path / plan_file(phase) for phase in PHASES})
 
 

@@ -6,28 +6,23 @@ states what it is, what it cannot do and where it differs.
 
 from __future__ import annotations
 
-import json
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kvc_trt.backends.tensorrt_llm.llm_api import AttentionBackend, Export, LlmApiConfiguration
 from kvc_trt.config import BuildConfig, layered, read_configuration
-from kvc_trt.engine.directory import parameters_from
-from kvc_trt.engine.files import read_bytes
-from kvc_trt.engine.manifest import MANIFEST_FILE, file_records, read_manifest, rebuild_hint
+from kvc_trt.engine.configuration import LARGEST_CONFIG, EngineConfig
+from kvc_trt.engine.format import CONFIG_FILE
+from kvc_trt.engine.manifest import MANIFEST_FILE, read_manifest, rebuild_hint
 from kvc_trt.errors import InputError
+from kvc_trt.input_files import read_input
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.presets import list_presets, load_preset
-from kvc_trt.models.pretrained_config import from_pretrained_config
 from kvc_trt.validation import validated
 from kvc_trt.version import __version__
-
-CONFIG_FILE = "config.json"
-LARGEST_CONFIG = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,7 @@ def read_source(path: Path) -> Source:
         return _from_engine(path)
     settings, recorded = read_configuration(path)
     if recorded:
-        return _from_config(json.loads(path.read_bytes()), path)
+        return _from_config(read_input(path, LARGEST_CONFIG), path)
     return _from_build(layered([(str(path), settings)]), path)
 
 
@@ -59,21 +54,16 @@ def _from_engine(path: Path) -> Source:
             f"{path} is not an engine directory: it has no {MANIFEST_FILE}",
             hint="give an engine directory or a build's YAML file",
         )
-    record = file_records(read_manifest(path), path / MANIFEST_FILE).get(CONFIG_FILE)
-    content = read_bytes(path / CONFIG_FILE, LARGEST_CONFIG)
+    record = read_manifest(path).files.get(CONFIG_FILE)
+    content = read_input(path / CONFIG_FILE, LARGEST_CONFIG, follow_links=False)
     if record is None or _sha256(content) != record.sha256:
         raise InputError(f"{path / CONFIG_FILE} is not the one that was built", hint=rebuild_hint(path))
-    return _from_config(json.loads(content), path / CONFIG_FILE)
+    return _from_config(content, path / CONFIG_FILE)
 
 
-def _from_config(config: Mapping[str, Any], path: Path) -> Source:
-    try:
-        model = from_pretrained_config(config["pretrained_config"], str(path))
-        parameters = parameters_from(config["kv_compression"]["parameters"], str(path))
-        build = validated(BuildConfig, config["build_config"]["kvc_trt"], str(path))
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{path} is incomplete: {error}") from error
-    return Source(str(path), model, parameters, build.max_batch_size, _checkpoint(build))
+def _from_config(content: bytes, path: Path) -> Source:
+    config = EngineConfig.parse(content, path)
+    return Source(str(path), config.model, config.parameters, config.build.max_batch_size, _checkpoint(config.build))
 
 
 def _from_build(config: BuildConfig, path: Path) -> Source:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from kvc_trt.operators.dimensions import stored_pages
+from pydantic import Field
+
+from kvc_trt.operators.dimensions import INT32_MAX, stored_pages
 
 Positions = Literal["original", "cache"]
+Name = Annotated[str, Field(min_length=1, max_length=100)]
+Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Positive = Annotated[int, Field(ge=1, le=INT32_MAX)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Split = Annotated[str, Field(pattern="^(adaptive|even)$")] | Share
+Budgets = Annotated[tuple[Positive, ...], Field(max_length=1024)]
+Heads = Annotated[tuple[bool, ...], Field(max_length=1024)]
 ADDED_LATER = frozenset(("future_positions", "max_conversation_len", "fp8_bounds"))
 """Fields that engines built earlier do not record; they mean their defaults there."""
 
@@ -16,38 +25,38 @@ ADDED_LATER = frozenset(("future_positions", "max_conversation_len", "fp8_bounds
 class Constants:
     """The numbers of a policy without its kinds, so that a kind can take them without importing what finds kinds.
 
-    Counts are tokens per KV head unless the name says otherwise.
+    Counts are tokens per KV head unless the name says otherwise. The ranges hold for what an engine records.
     """
 
-    policy: str
-    prompt_eviction: str
+    policy: Name
+    prompt_eviction: Name
     """Name of the `PromptEviction`."""
-    decode_selection: str
+    decode_selection: Name
     """Name of the `DecodeSelection`."""
-    token_budget: int
-    max_input_len: int
-    max_output_len: int
-    capacity: int
+    token_budget: Positive
+    max_input_len: Positive
+    max_output_len: Positive
+    capacity: Positive
     """Cache slots of a compressed layer: the kept prompt tokens and max_output_len; all tokens if nothing is evicted;
     the budget if a step evicts."""
-    prompt_budget: int
+    prompt_budget: Positive
     """Prompt tokens kept, the observation window included."""
-    window: int
-    pool_kernel: int
-    page_size: int
-    top_r: int
+    window: Positive
+    pool_kernel: Positive
+    page_size: Positive
+    top_r: Positive
     """Channels that score a page."""
-    top_k: int
-    dense_until: int
+    top_k: Positive
+    dense_until: Count
     """A row with at most max(token_budget, dense_until) tokens is attended densely."""
-    skip_layers: int
+    skip_layers: Count
     """The first layers keep the full cache and attend densely."""
-    split: str | float
-    layer_budgets: tuple[int, ...] | None = None
+    split: Split
+    layer_budgets: Budgets | None = None
     """If layers differ: prompt_budget of each layer (capacity for a policy that evicts while decoding)."""
-    sinks: int = 0
+    sinks: Count = 0
     """First tokens of a prompt that are never evicted."""
-    recent: int = 0
+    recent: Count = 0
     """Last tokens that are never evicted while decoding."""
     positions: Positions = "original"
     """The unit of a cached key's rotary position: tokens of the text, or entries of the cache."""
@@ -55,13 +64,13 @@ class Constants:
     """True if each query head chooses its own tokens instead of sharing them with its group."""
     reallocate: bool = False
     """True if the mean value receives the attention share of unread tokens."""
-    retrieval_heads: tuple[tuple[bool, ...], ...] | None = None
+    retrieval_heads: Annotated[tuple[Heads, ...], Field(max_length=1024)] | None = None
     """Per layer and KV head: whether it keeps every token; the others keep only sinks and recent tokens."""
-    squeeze_share: float | None = None
+    squeeze_share: Share | None = None
     """If layer budgets are set per prompt: the share of prompt_budget that unimportant layers keep."""
-    future_positions: int = 0
+    future_positions: Count = 0
     """Positions after a prompt whose expected queries decide what is kept; 0 if the prompt's own queries decide."""
-    max_conversation_len: int = 0
+    max_conversation_len: Count = 0
     """Logical positions of a conversation of several turns; 0: those of one prompt and one answer."""
 
     fp8_bounds: bool = False

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection, decode_selection
 from kvc_trt.methods.base.prompt_eviction import PromptEviction, prompt_eviction
+from kvc_trt.models.config import ModelConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,10 +36,18 @@ class PolicyParameters(Constants):
         """The kind that chooses what a step reads."""
         return decode_selection(self.decode_selection)
 
-    def check_kinds(self) -> None:
-        """Raise InputError for a kind that no file of this package defines."""
+    def check(self, model: ModelConfig) -> None:
+        """Raise InputError for a kind that no file of this package defines, and for numbers of another model."""
         prompt_eviction(self.prompt_eviction)
         decode_selection(self.decode_selection)
+        layers, heads = model.num_hidden_layers, model.num_key_value_heads
+        if self.layer_budgets is not None and len(self.layer_budgets) != layers:
+            raise InputError(f"layer_budgets has {len(self.layer_budgets)} numbers; expected {layers}, one per layer")
+        if self.retrieval_heads is not None and [heads] * layers != list(map(len, self.retrieval_heads)):
+            raise InputError(f"retrieval_heads is no table of {layers} layers by {heads} KV heads")
+        for name, most in (("skip_layers", layers), ("top_r", model.head_size), ("page_size", self.max_sequence_len)):
+            if (found := getattr(self, name)) > most:
+                raise InputError(f"{name} is {found}; expected at most {most}")
 
     @property
     def evicts_while_decoding(self) -> bool:

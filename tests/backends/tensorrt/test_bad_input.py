@@ -33,7 +33,7 @@ MANIFEST = {
         "compatibility": "none",
     }
 }
-TARGET = BuiltFor.of(MANIFEST, "engine")
+TARGET = BuiltFor.of(MANIFEST["target"], "engine")
 
 MACHINES = {
     "TensorRT absent": (
@@ -191,7 +191,7 @@ def test_the_library_is_known_by_its_hash_whatever_kind_it_is():
 )
 def test_a_manifest_without_a_tensorrt_target(target):
     with pytest.raises(InputError, match="expected the target of a TensorRT engine, found") as caught:
-        BuiltFor.of({"target": target}, "engine")
+        BuiltFor.of(target, "engine")
     assert caught.value.exit_code == 2
 
 

@@ -185,8 +185,8 @@ def compiled(tiny_engine):
         for name in changes.pop("without", ()):
             (tiny_engine / name).unlink()
             del manifest["files"][name]
-        manifest["inputs"]["target"] = "digest of another one"
-        manifest |= {"target": TARGET | changes}
+        manifest["inputs"]["target"] = "0" * 64  # that of another target
+        manifest |= {"target": TARGET | changes, "build_config": config["build_config"]["kvc_trt"]}
         (tiny_engine / "manifest.json").write_bytes(sealed(manifest))
         return tiny_engine
 

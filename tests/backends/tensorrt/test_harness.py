@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -121,10 +123,8 @@ def test_the_dense_twin_is_built(engine, ask_parser):
 
 
 def test_an_engine_for_few_rows_is_refused_with_the_way_out(engine):
-    few = type(engine)(
-        engine.path, engine.config, engine.manifest, engine.files, engine.model, engine.parameters,
-        engine.build.model_copy(update={"max_batch_size": 4}),
-    )  # fmt: skip
+    build = engine.build.model_copy(update={"max_batch_size": 4})
+    few = replace(engine, config=replace(engine.config, build=build))
     with pytest.raises(InputError, match="takes 4 rows at once; verification needs 8") as caught:
         TensorRtHarness(few, RunOptions())
     assert "--max-batch-size 8" in caught.value.hint

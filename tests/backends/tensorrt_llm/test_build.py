@@ -156,7 +156,7 @@ def test_a_build_is_an_engine_directory_that_can_be_exported(request_and_source,
         assert (exported / "rank0.engine").read_bytes() == (engine.path / plan_file(phase)).read_bytes()
         config = json.loads((exported / "config.json").read_bytes())
         assert config["version"] == "1.2.1"
-        assert config["pretrained_config"] == engine.config["pretrained_config"]
+        assert config["pretrained_config"] == engine.config.to_json()["pretrained_config"]
         tokens.append(config["build_config"]["max_num_tokens"])
     assert tokens == [8 * 128, 8]
     assert run(["export", "llm-api", str(engine.path)]) == 0

@@ -89,7 +89,7 @@ def check_engine(engine: EngineDirectory, machine: GpuMachine) -> PluginLibrary:
     Raises for the first thing that keeps this machine from running it, with what was expected, what was found and what
     to do. Nothing is loaded.
     """
-    target = BuiltFor.of(engine.manifest, str(engine.path))
+    target = BuiltFor.of(engine.manifest.target, str(engine.path))
     refuse(missing_for(target, machine, rebuild_hint(engine.path)))
     return library_of(target, machine)
 

@@ -49,7 +49,7 @@ def answer(capsys, *given):
 
 def test_the_engine_records_its_ranks_and_answers_as_one_process(built, prompt, capsys):
     engine = open_engine(built)
-    assert engine.config["build_config"]["kvc_trt"]["tensor_parallel"] == engine.build.tensor_parallel == 2
+    assert engine.build.tensor_parallel == 2
     assert engine.backend == "torch"
     found = answer(capsys, built, "--prompt-ids", prompt)
     assert found["kernels"] == "2 ranks"
