@@ -11,9 +11,8 @@ from kvc_trt.errors import BarePromptWarning, InputError, describe
 from kvc_trt.runtime.chat.template import check_messages
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
     from kvc_trt.engine import EngineDirectory
+    from kvc_trt.models.sources.tokenizer_library import Tokenizer
     from kvc_trt.runtime.chat.template import ChatTemplate
 
 _BARE_PROMPT = (

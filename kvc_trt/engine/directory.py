@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.configuration import LARGEST_CONFIG, EngineConfig
@@ -40,10 +40,9 @@ from kvc_trt.runtime import load_tokenizer
 from kvc_trt.runtime.chat.template import ChatTemplate
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
     from kvc_trt.engine.backend import BuildBackend
     from kvc_trt.graph.weights import EngineWeights
+    from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ class EngineDirectory:
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer itself, loaded at the first use; None for an engine without one."""
-        return cast("Tokenizer | None", load_tokenizer(self.tokenizer_path))
+        return load_tokenizer(self.tokenizer_path)
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import Any
+from pathlib import Path
 
+from kvc_trt.models.sources.tokenizer import read_tokenizer
+from kvc_trt.models.sources.tokenizer_library import Tokenizer
 from kvc_trt.runtime.context import Context
 from kvc_trt.runtime.request import Event, Output, Request, Sampling
 from kvc_trt.runtime.scheduler.scheduler import Scheduler
@@ -28,16 +30,6 @@ __all__ = [
 ]
 
 
-def load_tokenizer(path: PathLike[str] | None) -> Any:
-    """Return the `tokenizers.Tokenizer` of the tokenizer.json at `path`; None without a path.
-
-    A prompt is encoded whole: what the file says of truncation and padding was meant for training.
-    """
-    if path is None:
-        return None
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+def load_tokenizer(path: PathLike[str] | None) -> Tokenizer | None:
+    """Return the tokenizer of the tokenizer.json at `path`; None without a path."""
+    return None if path is None else read_tokenizer(Path(path))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvc_trt.tasks.key_value import is_vocabulary
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 QUESTION = "What is the capital of France?"
 """For a model that chats."""

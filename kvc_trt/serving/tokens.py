@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvc_trt.errors import InputError
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 _LONGEST_TOKEN = 1024
 """Characters that one token may stand for on average; longer prompts are refused before they are tokenised."""

@@ -17,7 +17,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.tasks.task import TaskSample
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 FramingName = Literal["plain", "chat"]
 _PROBE = "Which words stand around this message?"

@@ -6,17 +6,15 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
 from kvc_trt.models.presets import list_presets, load_preset
 from kvc_trt.models.sources.hugging_face import read_json_object
 from kvc_trt.models.sources.tokenizer import read_tokenizer
+from kvc_trt.models.sources.tokenizer_library import Tokenizer
 from kvc_trt.tasks.task import TaskSample
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class TaskTokenizer:
     @property
     def vocabulary_size(self) -> int:
         """Return the size of the vocabulary: one more than the largest token id."""
-        return 1 + int(max(self.tokenizer.get_vocab(with_added_tokens=True).values()))
+        return 1 + int(max(self.tokenizer.get_vocab().values()))
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a whole prompt."""
@@ -85,22 +83,18 @@ def load_task_tokenizer(source: str) -> TaskTokenizer:
         file, positions = found[0], _positions(path / "config.json")
     else:
         file, positions = path, None
-    return _task_tokenizer(read_tokenizer(file), file.read_bytes(), positions)
+    return _task_tokenizer(read_tokenizer(file), positions)
 
 
 def _from_gguf(path: Path) -> TaskTokenizer:
-    from tokenizers import Tokenizer
-
     checkpoint = GgufCheckpoint(path)
     checkpoint.close()
     content = checkpoint.tokenizer_contents()["tokenizer.json"]
-    return _task_tokenizer(Tokenizer.from_buffer(content), content, checkpoint.config.max_position_embeddings)
+    return _task_tokenizer(Tokenizer(content, str(path)), checkpoint.config.max_position_embeddings)
 
 
-def _task_tokenizer(tokenizer: Tokenizer, content: bytes, positions: int | None) -> TaskTokenizer:
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return TaskTokenizer(tokenizer, hashlib.sha256(content).hexdigest(), positions)
+def _task_tokenizer(tokenizer: Tokenizer, positions: int | None) -> TaskTokenizer:
+    return TaskTokenizer(tokenizer, hashlib.sha256(tokenizer.to_str().encode()).hexdigest(), positions)
 
 
 def unknown_id(tokenizer: Tokenizer) -> int | None:

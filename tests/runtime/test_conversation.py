@@ -185,3 +185,29 @@ def test_an_engine_without_turns_says_what_to_do(tokenizer):
     with pytest.raises(InputError, match=re.escape("a conversation: the reason")) as error:
         Conversation(Session(executor, tokenizer, 1), TEMPLATES["plain"], tokenizer)
     assert error.value.hint == "what to do"
+
+
+class OnceFailing:
+    """A tokenizer that fails once, at the text of a whole answer."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer, self.fails = tokenizer, True
+
+    def encode(self, given, add_special_tokens):
+        return self._tokenizer.encode(given, add_special_tokens=add_special_tokens)
+
+    def decode(self, ids, skip_special_tokens):
+        if self.fails:
+            self.fails = False
+            raise InputError("tokenizer.json: the tokenizer cannot write these tokens as text")
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+def test_an_answer_that_the_tokenizer_cannot_write_is_not_part_of_the_conversation(tokenizer):
+    expected, _, _ = opened(tokenizer)
+    conversation, session, _ = opened(tokenizer)
+    conversation._tokenizer = OnceFailing(tokenizer)
+    with pytest.raises(InputError, match="cannot write these tokens"):
+        conversation.ask(text(20, 21))
+    assert (conversation.messages, session.rows) == ((), ())
+    assert conversation.ask(text(22)).output.token_ids == expected.ask(text(22)).output.token_ids

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, InputError, RequestFailed, UnsupportedEnvironment
 from kvc_trt.runtime import Request, Sampling, Session
 from kvc_trt.runtime.scheduler.scheduler import Scheduler
-from tests.runtime.fake_executor import EMPTY, FakePacking, FakeTurnExecutor
+from tests.runtime.choking_tokenizer import ChokingTokenizer
+from tests.runtime.fake_executor import EMPTY, FakeExecutor, FakePacking, FakeTurnExecutor
 from tests.runtime.scheduling import context_of, finish, scheduler, tokens_alone
 from tests.runtime.slicing_executor import FakeSlicingExecutor
 
@@ -47,6 +48,30 @@ def test_a_continuation_that_does_not_fit_ends_its_own_request():
     with pytest.raises(InputError, match="do not fit"):
         bad.result(0)
     assert len(good.result(0).token_ids) == 4
+
+
+def test_a_tokenizer_that_fails_at_a_token_ends_the_request_alone_that_drew_it():
+    prompts = [[1, 2], [3, 5, 7], [4] * 9]
+    expected = [tokens_alone(Request(ids, max_new_tokens=6)) for ids in prompts]
+    only = next(token for token in expected[1] if token not in {*expected[0], *expected[2]})
+    with Scheduler(Session(FakeExecutor(), ChokingTokenizer(only), 3)) as one:
+        tickets = [one.submit(Request(ids, max_new_tokens=6)) for ids in prompts]
+        with pytest.raises(InputError, match="cannot write these tokens as text"):
+            tickets[1].result(10)
+        assert [tickets[i].result(10).token_ids for i in (0, 2)] == [expected[0], expected[2]]
+        shown = [event.token_id for event in tickets[1]._events]
+        assert shown == [*expected[1][: expected[1].index(only)]]
+        assert one.submit(Request(prompts[0], max_new_tokens=6)).result(10).token_ids == expected[0]
+        assert (one.session.rows, one.session.free) == ((), 3)
+
+
+def test_without_a_scheduler_it_is_the_error_of_the_run_and_leaves_an_idle_session():
+    expected = tokens_alone(Request([1, 2], max_new_tokens=6))
+    session = Session(FakeExecutor(), ChokingTokenizer(expected[3]), 2)
+    with pytest.raises(InputError, match="cannot write these tokens as text"):
+        session.generate([Request([1, 2], max_new_tokens=6), Request([1, 2], max_new_tokens=6)])
+    assert session.rows == ()
+    assert session.generate([Request([1, 2], max_new_tokens=2)])[0].token_ids == expected[:2]
 
 
 class FailingRest(FakeTurnExecutor):

@@ -13,6 +13,7 @@ from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.runtime import Request, Sampling, Scheduler, Session, Speculation
 from kvc_trt.runtime.executor import NoDrafts
 from kvc_trt.runtime.session import drafting
+from tests.runtime.choking_tokenizer import ChokingTokenizer
 from tests.runtime.fake_drafts import FakeDraftExecutor
 from tests.runtime.fake_executor import FakeExecutor, FakePacking
 
@@ -185,6 +186,25 @@ def test_logits_that_are_not_finite_end_their_row_alone(poisoned):
 
     assert answers(True) == answers(False)
     assert "not finite" in str(answers(True)[0])
+
+
+def test_a_tokenizer_that_fails_at_a_drafted_token_ends_its_row_alone():
+    requests = [Request([0, 1] * 5, max_new_tokens=30), Request([2] * 30, max_new_tokens=2)]
+    choking, other = Session(FakeDraftExecutor(max_output_len=60), None, 2).generate(requests)
+    bad = next(token for token in choking.token_ids[2:] if token not in other.token_ids)
+    session = Session(FakeDraftExecutor(max_output_len=60), ChokingTokenizer(bad), 3, speculation=Speculation())
+    found = {row: [] for row in session.add(requests)}
+    ended = {}
+    while session.rows:
+        events, failed = session.sample_each()
+        for event in events:
+            found[event.row].append(event.token_id)
+        ended |= failed
+        ended |= session.advance_each()
+    assert [type(error) for error in ended.values()] == [InputError]
+    assert "cannot write these tokens" in str(ended[0])
+    assert found[1] == list(other.token_ids)
+    assert bad not in found[0]
 
 
 def test_a_scheduler_delivers_every_token():

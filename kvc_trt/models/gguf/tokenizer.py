@@ -16,6 +16,7 @@ from kvc_trt.models.gguf.architecture import end_tokens
 from kvc_trt.models.gguf.header import GgufHeader
 from kvc_trt.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from kvc_trt.models.sources.tokenizer import check_size
+from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 _PREFIX = "tokenizer.ggml."
 _BYTE_LEVEL = "gpt2"
@@ -69,7 +70,7 @@ class _TokenizerMetadata:
             files["chat_template.jinja"] = template.encode()
         for name, content in files.items():
             check_size(name, len(content), f"{self._header.source}: {name} of its metadata")
-        self._check_loads(files["tokenizer.json"])
+        Tokenizer(files["tokenizer.json"], f"{self._header.source}: what {_PREFIX}* describes")
         return files
 
     def _tokenizer(self) -> dict[str, Any]:
@@ -198,15 +199,6 @@ class _TokenizerMetadata:
 
     def _wrong(self, key: str, found: str, expected: str, *, hint: str | None = None) -> InputError:
         return InputError(f"{self._header.source}: {_PREFIX}{key} is {found}, expected {expected}", hint=hint)
-
-    def _check_loads(self, content: bytes) -> None:
-        from tokenizers import Tokenizer
-
-        try:
-            Tokenizer.from_buffer(content)
-        except Exception as error:  # the library raises plain Exception for whatever it does not take
-            problem = " ".join(str(error).split())
-            raise InputError(f"{self._header.source}: {_PREFIX}tokens make no tokenizer: {problem}") from error
 
 
 def _json(value: Any) -> bytes:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError
+from kvc_trt.input_files import read_input
 from kvc_trt.models.sources.containment import contained
+from kvc_trt.models.sources.tokenizer_library import Tokenizer
 from kvc_trt.sizes import readable_size
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 TOKENIZER_FILES = {
     "tokenizer.json": 128 << 20,
@@ -44,7 +42,7 @@ def check_tokenizer(files: Sequence[Path], vocab_size: int) -> None:
     path = next((path for path in files if path.name == "tokenizer.json"), None)
     if path is None:
         return
-    largest = max(read_tokenizer(path).get_vocab(with_added_tokens=True).values())
+    largest = max(read_tokenizer(path).get_vocab().values())
     if largest >= vocab_size:
         raise InputError(
             f"{path} does not belong to this model: it has token ids up to {largest}, vocab_size is {vocab_size}"
@@ -52,13 +50,5 @@ def check_tokenizer(files: Sequence[Path], vocab_size: int) -> None:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json; InputError when it is malformed or has no tokens."""
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception for whatever is wrong with a file
-        raise InputError(f"{path} is not a tokenizer: {' '.join(str(error).split())}") from error
-    if not tokenizer.get_vocab(with_added_tokens=True):
-        raise InputError(f"{path} has an empty vocabulary")
-    return tokenizer
+    """The tokenizer of a tokenizer.json; InputError when it is malformed, has no tokens, or fails when it is tried."""
+    return Tokenizer(read_input(path, TOKENIZER_FILES["tokenizer.json"]), str(path))

@@ -15,7 +15,7 @@ from kvc_trt.runtime.session.session import Session
 from kvc_trt.runtime.session.turn import check_takes_turns
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,12 @@ class Conversation:
         read = time.perf_counter()
         try:
             output = self._answer(row, on_token)
+            finished = time.perf_counter()
+            reply = Reply(output, bool(self._messages) and new is None, read - start, finished - read)
+            self._answered(asked, text, fed, output)
         except BaseException:
             self.close()
             raise
-        finished = time.perf_counter()
-        reply = Reply(output, bool(self._messages) and new is None, read - start, finished - read)
-        self._answered(asked, text, fed, output)
         return reply
 
     def close(self) -> None:

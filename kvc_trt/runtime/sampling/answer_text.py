@@ -11,7 +11,7 @@ from kvc_trt.runtime.request import FinishReason
 from kvc_trt.runtime.sampling.text import Detokeniser, StopStrings
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 
 @dataclass(frozen=True)

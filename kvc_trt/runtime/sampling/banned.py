@@ -12,7 +12,7 @@ from kvc_trt.runtime.kinds import MOST_LISTED, tokens_in
 from kvc_trt.runtime.request import Request, check_token_ids
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 TokenIds = tuple[int, ...]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _TRY_TO_CUT = 16

@@ -24,7 +24,7 @@ from kvc_trt.runtime.speculation.ngram import NgramText
 from kvc_trt.runtime.timings import Timings
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 
 class Joining:

@@ -22,7 +22,7 @@ from kvc_trt.runtime.speculation.drafts import Draft, Stored
 from kvc_trt.runtime.speculation.ngram import NgramText
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 
 class Row:

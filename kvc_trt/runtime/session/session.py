@@ -27,7 +27,8 @@ from kvc_trt.runtime.timings import Timings
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from tokenizers import Tokenizer
+
+    from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 
 class Session:

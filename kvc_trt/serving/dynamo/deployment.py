@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.models.sources.tokenizer import read_tokenizer
 from kvc_trt.serving.dynamo.environment import process_environment, require_dynamo
 from kvc_trt.serving.dynamo.model_directory import TEMPLATE_FILE
 from kvc_trt.serving.dynamo.records import forget_dead, read_record, status_urls
@@ -252,12 +253,10 @@ def _new_store() -> Path:
 
 def curl(address: str, name: str, model: Path, *, api_key: bool) -> str:
     """Return the command that asks a model, which the frontend reads from the directory `model`, what it can answer."""
-    from tokenizers import Tokenizer
-
     chat = (model / TEMPLATE_FILE).exists()
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}]}
     if not chat:
-        asked = {"prompt": example_text(Tokenizer.from_file(str(model / "tokenizer.json")))}
+        asked = {"prompt": example_text(read_tokenizer(model / "tokenizer.json"))}
     body = json.dumps({"model": name, **asked, "max_tokens": 32})
     key = ' -H "Authorization: Bearer $KVC_TRT_API_KEY"' if api_key else ""
     path = "chat/completions" if chat else "completions"

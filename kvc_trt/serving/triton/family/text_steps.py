@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.engine.files import sha256
 from kvc_trt.errors import InputError
-from kvc_trt.runtime import load_tokenizer
+from kvc_trt.models.sources.tokenizer import read_tokenizer
 from kvc_trt.serving.errors import invalid, serving_error
 from kvc_trt.serving.fields import FIELDS
 from kvc_trt.serving.tokens import token_ids
@@ -29,7 +29,7 @@ from kvc_trt.serving.triton.tensors import Outputs, array_of, response, tensors_
 from kvc_trt.serving.values import checked
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 
 class TextStep:
@@ -85,8 +85,7 @@ def _tokenizer(path: Path, digest: str) -> Tokenizer:
             f"{path} is another tokenizer than the one that was exported: its SHA-256 is {found}, expected {digest}",
             hint="export the engine again: kvc-trt export --help",
         )
-    loaded: Tokenizer = load_tokenizer(path)
-    return loaded
+    return read_tokenizer(path)
 
 
 def _preprocessed(request: Any, tokenizer: Tokenizer, settings: TextSettings) -> Outputs:
