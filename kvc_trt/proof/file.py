@@ -14,7 +14,7 @@ from pydantic import Field
 
 from kvc_trt.atomic_files import write_new_file
 from kvc_trt.errors import InputError, describe
-from kvc_trt.proof.lists import decode
+from kvc_trt.proof.lists import check_lists
 from kvc_trt.proof.record import CacheRecord, MadeBy, PrefillPrecision, PromptRecord, Proof, ProofKind, lists_of
 from kvc_trt.validation import OwnSchema, validated
 from kvc_trt.version import __version__
@@ -172,7 +172,7 @@ def _records(caches: Sequence[_Cache], kind: ProofKind, source: str) -> tuple[Ca
     for record in records:
         for step, _, lists in lists_of(record):
             try:
-                decode(lists)
+                check_lists(lists)
             except InputError as error:
                 raise InputError(f"{source}: cache {record.cache}, step {step}: {error.message}") from error
     return records

@@ -42,26 +42,7 @@ def encode(lists: Lists) -> bytes:
 
 def decode(data: bytes) -> Lists:
     """Return the lists [heads, longest] that these bytes are of; InputError for bytes that `encode` does not write."""
-    numbers = _read(np.frombuffer(data, np.uint8))
-    if not len(numbers) or numbers[0] > MOST_HEADS:
-        raise InputError(f"lists of tokens of {numbers[0] if len(numbers) else 0} heads, expected 1 to {MOST_HEADS}")
-    place = 1
-    rows: list[NDArray[np.int64]] = []
-    for _ in range(int(numbers[0])):
-        if place >= len(numbers):
-            raise InputError(f"lists of {numbers[0]} heads end after {len(rows)}")
-        count = int(numbers[place])
-        coded = numbers[place + 1 : place + 1 + count]
-        if len(coded) < count:
-            raise InputError(f"a list of {count} tokens ends after {len(coded)}")
-        steps = np.where(coded % 2 == 1, -((coded + 1) // 2), coded // 2)
-        row = np.cumsum(steps + 1) - 1
-        if count and (row[-1] < 0 or np.abs(row).max() > np.iinfo(np.int32).max):
-            raise InputError("a list of tokens holds what is no index")
-        rows.append(row)
-        place += 1 + count
-    if place != len(numbers):
-        raise InputError(f"lists of {numbers[0]} heads are followed by something else")
+    rows = decode_rows(data)
     longest = max(map(len, rows), default=0)
     if len(rows) * longest > MOST_ENTRIES:
         found = f"{len(rows)} heads and up to {longest} tokens"
@@ -70,6 +51,56 @@ def decode(data: bytes) -> Lists:
     for head, row in enumerate(rows):
         table[head, : len(row)] = row
     return table
+
+
+def decode_rows(data: bytes) -> list[NDArray[np.int64]]:
+    """Return the list of each head, without the -1 past its end; InputError for bytes that `encode` does not write.
+
+    It takes memory by the bytes. A table of the same lists can be a thousand times larger, if one of them is long.
+    """
+    entries, bounds = _entries(data)
+    return np.split(entries, bounds[1:-1])
+
+
+def check_lists(data: bytes) -> None:
+    """Raise InputError for bytes that `encode` does not write; its time grows with the bytes alone."""
+    _entries(data)
+
+
+def _entries(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the entries of all heads, one after the other, and where each head's begin and the last one's end."""
+    numbers = _read(np.frombuffer(data, np.uint8))
+    ends = _ends(numbers)
+    coded = np.delete(numbers, np.concatenate([[0], ends[:-1]]))
+    steps = np.where(coded % 2 == 1, -((coded + 1) // 2), coded // 2) + 1
+    summed = np.concatenate([[0], np.cumsum(steps)])
+    bounds = ends - np.arange(1, len(ends) + 1)
+    lengths = np.diff(bounds)
+    entries = summed[1:] - np.repeat(summed[bounds[:-1]], lengths) - 1
+    last = entries[bounds[1:][lengths > 0] - 1]
+    if (last < 0).any() or (np.abs(entries) > np.iinfo(np.int32).max).any():
+        raise InputError("a list of tokens holds what is no index")
+    return entries, bounds
+
+
+def _ends(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where the number of heads ends, and the list of each head; InputError unless these are all numbers."""
+    heads = int(numbers[0]) if len(numbers) else 0
+    if not 1 <= heads <= MOST_HEADS:
+        raise InputError(f"lists of tokens of {heads} heads, expected 1 to {MOST_HEADS}")
+    end, all_of_them = 1, len(numbers)
+    ends = [end]
+    for head in range(heads):
+        if end >= all_of_them:
+            raise InputError(f"lists of {heads} heads end after {head}")
+        count = numbers.item(end)
+        end += 1 + count
+        if end > all_of_them:
+            raise InputError(f"a list of {count} tokens ends after {count - end + all_of_them}")
+        ends.append(end)
+    if end != all_of_them:
+        raise InputError(f"lists of {heads} heads are followed by something else")
+    return np.array(ends)
 
 
 def digest_at(cache: int, step: int, data: bytes) -> bytes:

@@ -146,8 +146,9 @@ def root_of(made_by: MadeBy, prompt: str, answer: str, caches: Sequence[CacheRec
     chain = hashlib.sha256()
     for record in caches:
         chain.update(b"" if record.kept is None else record.kept)
-    for step in range(max((len(record.read) for record in caches), default=0)):
-        for record in caches:
+    reading = [record for record in caches if record.read]
+    for step in range(max((len(record.read) for record in reading), default=0)):
+        for record in reading:
             chain.update(record.read[step] if step < len(record.read) else b"")
     return _root(made_by, prompt, answer, caches, chain.digest())
 

@@ -22,7 +22,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.graph.state import cache_sites
 from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.progress import Progress
-from kvc_trt.proof.lists import Lists, decode, digest_at, encode
+from kvc_trt.proof.lists import Lists, decode, decode_rows, digest_at, encode
 from kvc_trt.runtime.request import check_token_ids
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.proofs.engine_replay import replay_by_engine
@@ -162,7 +162,7 @@ class _Replay:
     def _malformed(self, place: _Place) -> str | None:
         """Return what is wrong with a list that no near-tie explains; None if it may be one."""
         assert place.lists is not None
-        found, own = decode(place.lists), self._lists(place)
+        found, own = decode_rows(place.lists), self._lists(place)
         if len(found) != len(own):
             return f"{_at(place)}: lists of {len(found)} heads, expected {len(own)}"
         for head, (row, expected) in enumerate(zip(found, own, strict=True)):
@@ -170,7 +170,7 @@ class _Replay:
             if count != wanted:
                 everything = "all " if count in self._available(place) else ""
                 return f"{_at(place)}, head {head}: {everything}{count} tokens were taken, expected {wanted}"
-            entries = row[:count]
+            entries = row[:count]  # of a list with holes, its first ones
             if (entries < 0).any() or (np.diff(entries) <= 0).any() or (count and entries[-1] >= self._stored(place)):
                 return f"{_at(place)}, head {head}: the list does not ascend, or names tokens that are not there"
         return None
