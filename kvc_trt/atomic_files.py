@@ -127,7 +127,7 @@ def disk_error(error: OSError, doing: str) -> UnsupportedEnvironment:
     if error.errno in OUT_OF_SPACE:
         return UnsupportedEnvironment(
             f"no space left while {doing}: {error.strerror}",
-            hint="free some space and repeat the command: finished stages are kept",
+            hint="free some space, then repeat the command",
         )
     return UnsupportedEnvironment(f"failed while {doing}: {error.strerror or error}")
 

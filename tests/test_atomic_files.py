@@ -32,8 +32,9 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(call, fail)
-    with pytest.raises(UnsupportedEnvironment, match="no space left while writing"):
+    with pytest.raises(UnsupportedEnvironment, match="no space left while writing") as caught:
         write_whole(path, b"new")
+    assert caught.value.hint == "free some space, then repeat the command", "a single file has no stages to keep"
     with pytest.raises(UnsupportedEnvironment, match="no space left while writing"):
         write_new_file(path, "new", replace=True)
     assert path.read_bytes() == b"old"

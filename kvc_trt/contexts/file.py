@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvc_trt.atomic_files import write_new_pieces
+from kvc_trt.contexts.finite import not_finite
 from kvc_trt.contexts.header import FORMAT, ContextHeader, check_lengths, header_of
 from kvc_trt.contexts.packing import RowPacking
 from kvc_trt.errors import InputError, describe
@@ -47,8 +48,10 @@ class StoredTensor(NamedTuple):
 def write_context(path: Path, context: Context, *, replace: bool = False) -> None:
     """Write a context to a new file; with `replace` over an old one.
 
-    Raises InputError for a path that cannot be a new file, UnsupportedEnvironment for a disk that is full.
+    Raises InputError for a path that cannot be a new file and for a context that holds NaN or infinities,
+    UnsupportedEnvironment for a disk that is full.
     """
+    _check_finite(path, context)
     tensors = {LOGITS: context.logits, **context.tensors}
     plans = [
         TensorPlan(name, str(array.dtype), array.shape, lambda array=array: array)  # type: ignore[misc]
@@ -66,7 +69,8 @@ def write_context(path: Path, context: Context, *, replace: bool = False) -> Non
 def read_context(path: Path, packing: RowPacking) -> Context:
     """Read a context for the engine of `packing`.
 
-    Raises InputError for a file that is damaged, was changed or does not fit the engine, before its state is used.
+    Raises InputError for a file that is damaged, was changed, does not fit the engine or holds NaN, before its state
+    is used.
     """
     file = SafetensorsFile(path)
     try:
@@ -77,7 +81,7 @@ def read_context(path: Path, packing: RowPacking) -> Context:
         tensors = dict(_sealed_tensors(file))
     finally:
         file.close()
-    return Context(
+    context = Context(
         fingerprint=header.fingerprint,
         logical_length=header.logical_length,
         cache_lengths=tuple(header.cache_lengths),
@@ -85,6 +89,8 @@ def read_context(path: Path, packing: RowPacking) -> Context:
         logits=tensors.pop(LOGITS),
         tensors=tensors,
     )
+    _check_finite(path, context)
+    return context
 
 
 def inspect_context(path: Path) -> tuple[ContextHeader, list[StoredTensor]]:
@@ -102,6 +108,12 @@ def inspect_context(path: Path) -> tuple[ContextHeader, list[StoredTensor]]:
     finally:
         file.close()
     return header, [StoredTensor(name, one.dtype, one.shape, one.nbytes) for name, one in entries.items()]
+
+
+def _check_finite(path: Path, context: Context) -> None:
+    problem = not_finite(context)
+    if problem is not None:
+        raise InputError(f"{path}: {problem}", hint="check the engine that made it: kvc-trt verify ENGINE_DIR")
 
 
 def _check_names(file: SafetensorsFile, caches: int) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from kvc_trt.contexts.finite import not_finite
 from kvc_trt.contexts.header import ContextHeader, Count, Digest, check_lengths, header_of
 from kvc_trt.contexts.packing import RowPacking
 from kvc_trt.errors import HandoffRefused, InputError
@@ -77,7 +78,10 @@ def check_handoff(handoff: Handoff, packing: RowPacking, prompt: Sequence[int]) 
 
 
 def read_handoff(handoff: Handoff, packing: RowPacking, content: Bytes) -> Context:
-    """Return the context in the first bytes of `content` [n], copied; HandoffRefused where the checksum differs."""
+    """Return the context in the first bytes of `content` [n], copied.
+
+    HandoffRefused where the checksum differs, and where a tensor holds NaN or infinities.
+    """
     if hashlib.sha256(content[: handoff.nbytes].data).hexdigest() != handoff.checksum:
         raise HandoffRefused(
             f"{WHAT} has another checksum than was announced: it was overwritten, or changed on its way"
@@ -88,7 +92,7 @@ def read_handoff(handoff: Handoff, packing: RowPacking, content: Bytes) -> Conte
         element = numpy_dtype(dtype)
         start, end = end, end + element.itemsize * math.prod(shape)
         tensors[name] = content[start:end].copy().view(element).reshape(shape)
-    return Context(
+    context = Context(
         fingerprint=header.fingerprint,
         logical_length=header.logical_length,
         cache_lengths=tuple(header.cache_lengths),
@@ -96,6 +100,10 @@ def read_handoff(handoff: Handoff, packing: RowPacking, content: Bytes) -> Conte
         logits=tensors.pop(LOGITS),
         tensors=tensors,
     )
+    problem = not_finite(context)
+    if problem is not None:
+        raise HandoffRefused(f"{WHAT}: {problem}")
+    return context
 
 
 def _tensors(

@@ -18,6 +18,7 @@ from kvc_trt.cache import cache_root
 from kvc_trt.engine.files import listing
 from kvc_trt.engine.manifest import MANIFEST_FILE
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.sizes import readable_size
 from kvc_trt.unfinished import abandoned, kind_of, locked_directory, remove, unfinished_directory
 
 
@@ -62,7 +63,7 @@ def check_space(target: Path, needed: int) -> None:
         free = shutil.disk_usage(directory).free
         if free < needed:
             raise UnsupportedEnvironment(
-                f"the engine needs {needed / 1e9:.1f} GB, {directory} has {free / 1e9:.1f} GB left",
+                f"the engine needs {readable_size(needed)}, {directory} has {readable_size(free)} left",
                 hint="free some space, or set KVC_TRT_CACHE and -o to a larger disk",
             )
 

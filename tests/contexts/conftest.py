@@ -24,7 +24,7 @@ def packing_without_graphs(policy: str, dtype: str = "float32") -> RowPacking:
 
 
 def random_context(packing: RowPacking, tokens: int, seed: int) -> Context:
-    """A context of any bits at all, NaN included, with the lengths of a row after `tokens` tokens."""
+    """A context of any numbers at all, with the lengths of a row after `tokens` tokens; none of them is NaN."""
     random = np.random.default_rng(seed)
     evicting = packing.limits.evicting
     lengths = [
@@ -34,7 +34,11 @@ def random_context(packing: RowPacking, tokens: int, seed: int) -> Context:
 
     def bits(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         count = int(np.prod(shape)) * numpy_dtype(dtype).itemsize
-        return np.frombuffer(random.bytes(count), numpy_dtype(dtype)).reshape(shape)
+        content = np.frombuffer(random.bytes(count), numpy_dtype(dtype)).reshape(shape)
+        if content.dtype.kind == "i":
+            return content
+        with np.errstate(invalid="ignore"):
+            return np.where(np.isfinite(content), content, content.dtype.type(1))
 
     return Context(
         fingerprint=packing.fingerprint,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -157,5 +158,11 @@ def test_a_target_that_can_never_be_made_is_refused_before_the_work(tmp_path):
 
 def test_too_little_space_is_noticed_before_the_work(tmp_path, monkeypatch):
     check_space(tmp_path / "new" / "engine", 1)
-    with pytest.raises(UnsupportedEnvironment, match=r"needs 1000000000\.0 GB"):
+    with pytest.raises(UnsupportedEnvironment, match=r"needs 909494\.7 TiB"):
         check_space(tmp_path / "new" / "engine", 10**18)
+
+
+def test_small_amounts_of_space_are_not_rounded_to_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    with pytest.raises(UnsupportedEnvironment, match=r"needs 1\.5 KiB, .* has 10 B left"):
+        check_space(tmp_path / "engine", 1536)

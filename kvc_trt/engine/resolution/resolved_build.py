@@ -15,6 +15,7 @@ from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import count_parameters
+from kvc_trt.sizes import readable_size
 from kvc_trt.validation import validated
 
 USABLE_MEMORY = 0.8
@@ -116,11 +117,11 @@ def host_weights(choice: ModelChoice) -> WeightKind:
     memory = psutil.virtual_memory().total
     if weight_bytes(choice.config, "fp32") <= USABLE_MEMORY * memory:
         return "fp32"
-    sizes = {kind: weight_bytes(choice.config, kind) / 1e9 for kind in ("fp32", "int8", "int4")}
+    sizes = {kind: readable_size(weight_bytes(choice.config, kind)) for kind in ("fp32", "int8", "int4")}
     raise UnsupportedEnvironment(
-        f"{choice.name} in fp32 needs {sizes['fp32']:.0f} GB for its weights; "
-        f"this machine has {memory / 1e9:.0f} GB, of which {USABLE_MEMORY:.0%} may be used",
-        hint=f"--weights int8 ({sizes['int8']:.0f} GB) or --weights int4 ({sizes['int4']:.0f} GB)",
+        f"{choice.name} in fp32 needs {sizes['fp32']} for its weights; "
+        f"this machine has {readable_size(memory)}, of which {USABLE_MEMORY:.0%} may be used",
+        hint=f"--weights int8 ({sizes['int8']}) or --weights int4 ({sizes['int4']})",
     )
 
 
