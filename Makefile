@@ -41,7 +41,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native native-if-possible emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving soak peers-env dynamo-env triton-env aiperf-env serve clean generate lock
+.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native native-if-possible emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving soak peers-env dynamo-env triton-env aiperf-env serve clean generate lock faults
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of retrieval-tiny (under ten minutes)"
@@ -60,6 +60,7 @@ help:
 	@echo "make predict    times on an H100 and H200, predicted from the kernels' machine code, into docs/kernels.md (no GPU)"
 	@echo "make gpu        on a GPU: build, compare, verify and profile an engine, timings, compute-sanitizer (under ten minutes)"
 	@echo "make gpu-bundle  a folder under 60 MB that does the same on a machine with a GPU, torch and no internet (docs/gpu-day.md)"
+	@echo "make faults     every command that writes, killed, on full disks, with little memory, ended by signals (half an hour)"
 	@echo "make bench      the CPU benchmarks; results go to benchmarks/results/"
 	@echo "make bench-accuracy  every policy at equal token budgets on retrieval-text, in answers (12 minutes of processor time)"
 	@echo "make bench-peers  beside OpenVINO GenAI, onnxruntime-genai, llama.cpp and transformers (20 minutes, after 30 for the others' environment and models)"
@@ -221,6 +222,10 @@ gpu-bundle: $(VENV)/.cuda-build
 	$(NATIVE) cmake -S . -B $(BUILD) -DKVC_CUDA=ON
 	$(NATIVE) cmake --build $(BUILD) --target kvc_kernels
 	$(NATIVE) python -m benchmarks.bundle.make $(BUNDLE) --library $(BUILD)/libkvc_kernels.so $(if $(PYTHONS),--pythons $(PYTHONS))
+
+# Commands under kill -9, on full disks, with little memory, ended by signals. ARGUMENTS: --select kills,disks and so on.
+faults: env
+	$(RUN)/python -m tests.hostile.faults $(ARGUMENTS)
 
 bench: env
 	$(RUN)/python -m benchmarks.decode_onnxruntime

@@ -10,7 +10,6 @@ is the union of intervals, never their sum.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -37,7 +36,7 @@ from kvc_trt.backends.break_even import attention_only, compared, remembered
 from kvc_trt.backends.host_memory import measure_copy_bandwidth, watch_memory
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.native import native_operators
-from kvc_trt.backends.onnxruntime.operator_times import is_node, operator_of, operator_times
+from kvc_trt.backends.onnxruntime.operator_times import is_node, operator_of, operator_times, read_events
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.cache import scratch_directory
 from kvc_trt.engine.format import WEIGHTS_FILE
@@ -162,7 +161,7 @@ def function_times(profile: Path, *functions: str) -> list[PartOfRun]:
 
     A call is a native operator's node, or the nodes that its body was inlined to.
     """
-    events = json.loads(profile.read_text(encoding="utf-8"))
+    events = read_events(profile)
     runs = [_interval(event) for event in events if event.get("name") == "model_run"]
     inside = [_interval(event) for event in events if is_node(event) and operator_of(event) in functions]
     return [

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt.backends.benchmark import OperatorTime
+from kvc_trt.errors import UnsupportedEnvironment
 
 INLINED = "_inlfunc_"
 BETWEEN = "between operators"
@@ -22,7 +23,7 @@ BETWEEN = "between operators"
 
 def operator_times(profile: Path, warm_up: int = 1) -> list[OperatorTime]:
     """Return the means over the runs after the first `warm_up`, slowest operator first."""
-    events = json.loads(profile.read_text(encoding="utf-8"))
+    events = read_events(profile)
     runs = sorted(_span(event) for event in events if event.get("name") == "model_run")[warm_up:]
     nodes = sorted(filter(is_node, events), key=lambda event: (event["ts"], -event["dur"]))
     seconds: defaultdict[str, float] = defaultdict(float)
@@ -39,6 +40,21 @@ def operator_times(profile: Path, warm_up: int = 1) -> list[OperatorTime]:
 
 def _span(event: Mapping[str, Any]) -> tuple[float, float]:
     return event["ts"], event["ts"] + event["dur"]
+
+
+def read_events(profile: Path) -> list[dict[str, Any]]:
+    """Return the events of a profile that ONNX Runtime has written; it says nothing of a disk that was full by then.
+
+    Raises UnsupportedEnvironment for a profile that was cut short.
+    """
+    try:
+        events: list[dict[str, Any]] = json.loads(profile.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UnsupportedEnvironment(
+            f"onnxruntime could not write its profile {profile} to the end; no space left?",
+            hint="free some space, or set KVC_TRT_CACHE to a directory on a larger disk",
+        ) from error
+    return events
 
 
 def is_node(event: Mapping[str, Any]) -> bool:

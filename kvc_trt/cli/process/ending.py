@@ -29,7 +29,8 @@ def end_in_time() -> None:
     heard, told = os.pipe()
     os.set_blocking(told, False)
     signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-    threading.Thread(target=_end_what_lasts, args=(heard,), name="kvc-trt signals", daemon=True).start()
+    with contextlib.suppress(RuntimeError):  # no memory for a thread: Python alone answers
+        threading.Thread(target=_end_what_lasts, args=(heard,), name="kvc-trt signals", daemon=True).start()
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

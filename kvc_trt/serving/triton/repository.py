@@ -9,12 +9,15 @@ REPO/NAME/warmup/             the request that has to be answered before the mod
 from __future__ import annotations
 
 import contextlib
+import filecmp
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvc_trt.atomic_files import write_durably
+from kvc_trt.engine.files import listing
 from kvc_trt.engine.manifest import MANIFEST_FILE
 from kvc_trt.engine.writer import new_directory, place, writable_target
 from kvc_trt.errors import InputError
@@ -22,6 +25,7 @@ from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.triton.config import VERSION, PythonModel, WarmupTensor, check_model_name
 from kvc_trt.serving.triton.settings import ENGINE, ModelSettings
 from kvc_trt.serving.triton.tensors import INPUTS, OUTPUTS
+from kvc_trt.unfinished import unfinished_directory
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
@@ -66,17 +70,27 @@ def engine_files(engine: EngineDirectory) -> dict[str, Path]:
 def write_models(repository: Path, models: Sequence[RepositoryModel], instead: str) -> list[Path]:
     """Write models into a repository, the last one of them last, and return their paths.
 
+    Where the last one is missing, others are kept if they are the same byte for byte: a killed process left them.
     Raises InputError, with `instead` as what to do, for a name that is taken; nothing is written then.
     """
     targets = [writable_target(repository / model.name) for model in models]
-    for target in targets:
-        if target.exists() or target.is_symlink():
-            raise InputError(f"{target} exists and is not replaced", hint=f"{instead}, or remove it")
     with contextlib.ExitStack() as stack:
         # What is entered last is put in place first.
         for model, target in reversed(list(zip(models, targets, strict=True))):
-            _write(model, stack.enter_context(new_directory(target)))
+            if not os.path.lexists(target):
+                _write(model, stack.enter_context(new_directory(target)))
+            elif target == targets[-1] or not _is_written(model, target):
+                raise InputError(f"{target} exists and is not replaced", hint=f"{instead}, or remove it")
     return targets
+
+
+def _is_written(model: RepositoryModel, target: Path) -> bool:
+    """Return whether `target` is the model, byte for byte."""
+    with unfinished_directory(target) as directory:
+        _write(model, directory)
+        names = listing(directory)
+        same = target.is_dir() and listing(target) == names
+        return same and all(filecmp.cmp(directory / name, target / name, shallow=False) for name in names)
 
 
 def _write(model: RepositoryModel, directory: Path) -> None:

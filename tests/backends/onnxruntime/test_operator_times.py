@@ -7,6 +7,7 @@ import json
 import pytest
 
 from kvc_trt.backends.onnxruntime.operator_times import BETWEEN, operator_times
+from kvc_trt.errors import UnsupportedEnvironment
 
 
 def node(name, operator, start, duration):
@@ -45,3 +46,11 @@ def test_runs_after_the_first_are_averaged(tmp_path):
     events = [run(start, 10) for start in (0, 100, 200)]
     events += [node("/a", "Add", start, duration) for start, duration in ((0, 9), (100, 2), (200, 4))]
     assert recorded(tmp_path, *events)["Add"].seconds == pytest.approx(3e-6)
+
+
+def test_a_profile_that_a_full_disk_cut_short_is_no_bug(tmp_path):
+    recorded(tmp_path, run(0, 50), node("/a", "Add", 0, 9))
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(UnsupportedEnvironment, match="no space left"):
+        operator_times(path)

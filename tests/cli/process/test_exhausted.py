@@ -53,7 +53,7 @@ def test_a_bug_stays_a_bug(error):
     assert exhaustion(error) is None
 
 
-@pytest.mark.parametrize("mebibytes", [64, (LEAST_ADDRESS_SPACE >> 20) - 1])
+@pytest.mark.parametrize("mebibytes", [32, (LEAST_ADDRESS_SPACE >> 20) - 1])
 def test_too_low_a_limit_is_said_before_libraries_die_of_it(mebibytes):
     limit = mebibytes << 20
     done = subprocess.run(

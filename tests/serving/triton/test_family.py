@@ -233,6 +233,23 @@ def test_nothing_is_written_where_a_name_is_taken(retrieval_engine, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["postprocessing"]
 
 
+def test_what_a_killed_export_left_is_kept_where_it_is_the_same(retrieval_engine, tmp_path):
+    engine = open_engine(retrieval_engine)
+    export_ensemble(engine, tmp_path)
+    whole = sorted(path.name for path in tmp_path.iterdir())
+    for name in ("ensemble", "preprocessing"):
+        shutil.rmtree(tmp_path / name)
+    kept = (tmp_path / "postprocessing").stat().st_ino
+    export_ensemble(engine, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == whole
+    assert (tmp_path / "postprocessing").stat().st_ino == kept
+    shutil.rmtree(tmp_path / "ensemble")
+    (tmp_path / "postprocessing" / "config.pbtxt").write_text("another")
+    with pytest.raises(InputError, match="postprocessing exists and is not replaced"):
+        export_ensemble(engine, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name for name in whole if name != "ensemble"]
+
+
 def test_an_engine_without_a_tokenizer_is_refused(tiny_engine, tmp_path):
     with pytest.raises(InputError, match="has no tokenizer"):
         export_ensemble(open_engine(tiny_engine), tmp_path / "repo")
