@@ -21,14 +21,16 @@ TARGETS = {
 def as_compiled(engine: Path, backend: str, library_sha256: str = "ab" * 32) -> Path:
     """Turn the directory of any engine into one of `backend`, all hashes right."""
     files = backend_of(backend).files
+    config = json.loads((engine / "config.json").read_text())
     if "extend" not in files:
         (engine / EXTEND_FILE).unlink(missing_ok=True)
+        compression = config["kv_compression"]
+        compression["state"] = [tensor for tensor in compression["state"] if tensor["in_step"]]
     for graph in (graph for graph in GRAPHS if f"{graph}.engine" in files):
         (engine / plan_file(graph)).write_bytes(b"no plan of TensorRT's" * 100)
         if f"{graph}.inspector" in files:
             (engine / INSPECTOR_DIRECTORY).mkdir(exist_ok=True)
             (engine / inspector_file(graph)).write_bytes(b"{}\n")
-    config = json.loads((engine / "config.json").read_text())
     config["build_config"]["kvc_trt"]["backend"] = backend
     (engine / "config.json").write_bytes(canonical(config))
     manifest = json.loads((engine / "manifest.json").read_text())
