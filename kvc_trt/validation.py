@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from kvc_trt.errors import InputError, describe, did_you_mean
 
 Schema = TypeVar("Schema", bound=BaseModel)
+Document = TypeVar("Document")
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 LARGEST_CONFIGURATION = 4 << 20
 """Bytes; a configuration file beyond this is not one."""
 
@@ -86,10 +89,14 @@ def validated(
         raise InputError(f"{source}: {_first_problem(error, schema, spelling or {})}") from error
 
 
-def validated_document(schema: type[Schema], document: Mapping[str, Any], source: str) -> Schema:
-    """Return `schema` filled from a JSON document, in which lists are tuples; errors name the whole path of a key."""
+def validated_document(schema: type[Document], document: object, source: str) -> Document:
+    """Return a model or a dataclass filled from a JSON document, in which lists are tuples, and nothing is converted.
+
+    Every problem becomes an InputError that names `source` and the whole path of the key.
+    """
     try:
-        return schema.model_validate_json(json.dumps(document))
+        filled: Document = _adapter(schema).validate_json(json.dumps(document), strict=True)
+        return filled
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
         path, found = _followed(problem["loc"], document)

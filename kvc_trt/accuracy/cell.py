@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
 
 from kvc_trt.accuracy.grid import PLAIN, QuestionGroup, Variant
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, describe
 from kvc_trt.tasks.task import ScoredBy
+from kvc_trt.validation import validated_document
 
 ANSWERED = 1.0
 """The score of a question that is answered: every value that was asked for."""
 ENOUGH_ANSWERED = 16
 """Questions that the full cache must answer before a cell says something about a method; all, where fewer are asked."""
+Number = Annotated[int, Field(ge=0, lt=1 << 63)]
+Score = Annotated[float, Field(ge=0, le=1e9)]
+Depth = Annotated[float, Field(ge=0, le=1)]
 _CONFIDENCE = 1.959964
 """Half the width of a 95 % interval, in standard errors."""
 
@@ -90,29 +96,29 @@ class Cell:
     task: str
     family: str
     mode: str
-    length: int
+    length: Number
     """Tokens of prompt and answer together."""
     policy: str
-    token_budget: int | None
+    token_budget: Number | None
     seed: int
     dataset: str
     """SHA-256 of the data set that the questions come from."""
-    max_new_tokens: int
+    max_new_tokens: Number
     framing: str = PLAIN
     scored_by: ScoredBy = "answer"
-    scores: tuple[float, ...] = ()
+    scores: tuple[Score, ...] = ()
     """In the order of the questions: between 0 and 1, or negative log-likelihoods per token in nats."""
-    full_scores: tuple[float, ...] = ()
+    full_scores: tuple[Score, ...] = ()
     """The full cache's, of the same questions; empty where scores are likelihoods."""
-    depths: tuple[float, ...] = ()
+    depths: tuple[Depth, ...] = ()
     """The depth of each question's needle, 0 at the start and 1 at the end; empty where the task has no single one."""
     executor: str = ""
     """onnxruntime, another backend, or reference (PyTorch) for policies that have no engine."""
-    row_bytes: int | None = None
+    row_bytes: Number | None = None
     """Bytes of cache allocated for one sequence."""
     parameters: dict[str, Any] = field(default_factory=dict)
     """The policy's parameters, resolved for this length."""
-    seconds: float = 0.0
+    seconds: Annotated[float, Field(ge=0, le=1e12)] = 0.0
     reason: str = ""
 
     @property
@@ -183,17 +189,16 @@ class Cell:
         }
 
     @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> Cell:
+    def from_json(cls, stored: Any) -> Cell:
         """The cell that `to_json` wrote; InputError for anything else."""
-        known = {name: stored[name] for name in cls.__dataclass_fields__ if name in stored}
-        try:
-            numbers = {"scores": tuple(known["scores"]), "depths": tuple(known["depths"])}
-            cell = cls(**{**known, **numbers, "full_scores": tuple(known.get("full_scores", ()))})
-            highest = 1 if cell.scored_by == "answer" else math.inf
-            if not all(0 <= score <= highest for score in (*cell.scores, *cell.full_scores)):
-                raise ValueError(f"scores outside 0..{highest}")
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"not a cell of results: {error}") from error
+        cell = validated_document(cls, stored, "not a cell of results")
+        if (said := stored.get("samples")) != cell.samples:
+            raise InputError(f"not a cell of results: {cell.samples} scores, samples is {describe(said)}")
+        if cell.scored_by == "answer" and any(score > ANSWERED for score in (*cell.scores, *cell.full_scores)):
+            raise InputError("not a cell of results: scores outside 0..1")
+        for name in ("depths", "full_scores") if cell.scores else ():
+            if len(getattr(cell, name)) not in (0, cell.samples):
+                raise InputError(f"not a cell of results: {len(getattr(cell, name))} {name}, {cell.samples} scores")
         return cell
 
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from kvc_trt.accuracy.cell import Cell, CellKey
 from kvc_trt.atomic_files import disk_error
-from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.errors import InputError, UnsupportedEnvironment, describe
 
 FORMAT = "kvc-trt accuracy 1"
 
@@ -88,7 +88,7 @@ class Results:
         for number, line in enumerate(lines[1:], 2):
             try:
                 cell = Cell.from_json(json.loads(line))
-            except (ValueError, TypeError, InputError) as error:
+            except (ValueError, RecursionError, InputError) as error:
                 raise InputError(
                     f"{self.path}, line {number}: expected a cell of results ({error})",
                     hint="give another --output-dir, or remove that line: its cell is then asked again",
@@ -103,7 +103,7 @@ class Results:
         """The settings that a first line says. InputError for a file of something else."""
         try:
             found = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._not_ours() from error
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise self._not_ours()
@@ -113,9 +113,9 @@ class Results:
         expected = json.loads(json.dumps(self._settings))
         for name in sorted(expected.keys() | found.keys()):
             if found.get(name) != expected.get(name):
+                there, here = describe(found.get(name)), describe(expected.get(name))
                 raise InputError(
-                    f"{self.path} holds results of other settings: {name} is {found.get(name)!r} there, "
-                    f"{expected.get(name)!r} here",
+                    f"{self.path} holds results of other settings: {name[:60]} is {there} there, {here} here",
                     hint="give another --output-dir",
                 )
 

@@ -7,9 +7,9 @@ directory: building the same engine again must give the same engine.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
@@ -20,13 +20,17 @@ import numpy as np
 from kvc_trt.atomic_files import write_whole
 from kvc_trt.cache import cache_root
 from kvc_trt.engine.manifest import canonical
+from kvc_trt.errors import InputError
+from kvc_trt.input_files import read_json_input
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype
+from kvc_trt.operators.dimensions import INT32_MAX
 
 if TYPE_CHECKING:
     from kvc_trt.runtime.executor import Executor
 
+_LARGEST_FILE = 64
 GROWTH = 1.25
 """Ratio of consecutive lengths that are tried."""
 REPEATS = 9
@@ -38,10 +42,10 @@ def remembered(identity: Mapping[str, Any], measure: Callable[[], int]) -> int:
     directory = cache_root() / "break-even"
     directory.mkdir(mode=0o700, exist_ok=True)
     path = directory / f"{hashlib.sha256(canonical(identity)).hexdigest()}.json"
-    try:
-        return int(json.loads(path.read_bytes()))
-    except (OSError, ValueError):
-        pass
+    with contextlib.suppress(InputError):
+        kept = read_json_input(path, _LARGEST_FILE)
+        if type(kept) is int and 0 <= kept <= INT32_MAX:
+            return kept
     measured = measure()
     write_whole(path, f"{measured}\n".encode())
     return measured

@@ -11,15 +11,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from kvc_trt.errors import InputError
+from pydantic import Field
+
+from kvc_trt.errors import InputError, describe
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.tasks.associative_recall import ids_of
 from kvc_trt.tasks.framing import Framing
 from kvc_trt.tasks.registry import task
 from kvc_trt.tasks.task import Encode, Task, TaskSample
 from kvc_trt.tasks.tokenizer import TaskTokenizer
+from kvc_trt.validation import OwnSchema, validated_document
 
 VERSION = 2
 """The version of the file's layout and of the generators: raised when equal arguments give other samples."""
@@ -54,6 +57,35 @@ class DataSet:
     def digest(self) -> str:
         """SHA-256 of the file, hexadecimal."""
         return hashlib.sha256(self.to_jsonl().encode()).hexdigest()
+
+
+class _Header(OwnSchema):
+    """The first line of the file."""
+
+    task: str
+    seed: int
+    target_tokens: Annotated[int, Field(ge=1, lt=1 << 63)]
+    max_new_tokens: Annotated[int, Field(ge=1, lt=1 << 63)]
+    tokenizer: str | None
+    options: dict[str, Any]
+    version: int
+    count: Annotated[int, Field(ge=0, lt=1 << 63)]
+    frame: tuple[str, str] | None = None
+
+
+class _Sample(OwnSchema):
+    """Any other line: a `TaskSample`."""
+
+    task: str
+    seed: int
+    index: Annotated[int, Field(ge=0, lt=1 << 63)]
+    context: str
+    question: str
+    answers: tuple[str, ...]
+    meta: dict[str, Any]
+
+    def sample(self) -> TaskSample:
+        return TaskSample(**dict(self))
 
 
 def draw_data_set(
@@ -105,23 +137,21 @@ def read_data_set(path: Path) -> DataSet:
     """The data set of a file; InputError where it cannot be read, is not whole, or is of another version."""
     try:
         header, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        count = header.pop("count")
-        if (version := header.get("version")) != VERSION:
-            raise InputError(
-                f"{path} is of version {version}, expected {VERSION}", hint=f"write it again: {_again(path)}"
-            )
-        if "frame" in header:
-            header["frame"] = tuple(header["frame"])
-        samples = tuple(TaskSample(**{**line, "answers": tuple(line["answers"])}) for line in lines)
-        found = DataSet(samples=samples, **header)
+        version = header["version"]
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is not a data set of kvc-trt", hint=f"write one: {_again(path)}") from error
-    if len(samples) != count:
-        raise InputError(f"{path} has {len(samples)} samples, its header says {count}", hint=_again(path))
-    task(found.task)
-    return found
+    if version != VERSION:
+        message = f"{path} is of version {describe(version)}, expected {VERSION}"
+        raise InputError(message, hint=f"write it again: {_again(path)}")
+    source = f"{path} is not a data set of kvc-trt: line"
+    said = validated_document(_Header, header, f"{source} 1")
+    samples = tuple(validated_document(_Sample, line, f"{source} {at}").sample() for at, line in enumerate(lines, 2))
+    if len(samples) != said.count:
+        raise InputError(f"{path} has {len(samples)} samples, its header says {said.count}", hint=_again(path))
+    task(said.task)
+    return DataSet(samples=samples, **said.model_dump(exclude={"count"}))
 
 
 def _again(path: Path) -> str:

@@ -7,7 +7,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from kvc_trt import tasks
-from kvc_trt.errors import InputError, did_you_mean
+from kvc_trt.errors import InputError, describe, did_you_mean
 from kvc_trt.tasks.task import Task
 
 
@@ -22,5 +22,7 @@ def task(name: str) -> Task:
     """The task of that name; InputError names the nearest one."""
     known = all_tasks()
     if name not in known:
-        raise InputError(f"unknown task {name!r}{did_you_mean(name.lower(), known)}", hint="kvc-trt tasks lists them")
+        raise InputError(
+            f"unknown task {describe(name)}{did_you_mean(name.lower(), known)}", hint="kvc-trt tasks lists them"
+        )
     return known[name]

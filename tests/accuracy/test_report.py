@@ -40,7 +40,7 @@ def test_a_cell_is_stored_with_its_figures_and_read_again():
 
 
 def test_a_likelihood_is_no_accuracy():
-    one = replace(cell("hybrid", 64), scored_by="likelihood", scores=(1.5, 2.5), full_scores=())
+    one = replace(cell("hybrid", 64), scored_by="likelihood", scores=(1.5, 2.5), full_scores=(), depths=(0.0, 1.0))
     stored = one.to_json()
     assert (stored["accuracy"], stored["negative_log_likelihood"], stored["evidence"]) == (None, 2.0, False)
     assert one.figure == "2.000 ± 0.500 nats"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kvc_trt.accuracy.results import Results
+from kvc_trt.accuracy.results import FORMAT, Results
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from tests.accuracy.cells import SETTINGS, cell
+from tests.mutated_json import mutations, replaced
 
 FIRST, SECOND = cell("full"), cell("hybrid", 64, 8)
 
@@ -84,6 +86,30 @@ def test_a_line_in_the_middle_that_is_wrong_is_named(path: Path, line: str):
     path.write_text("\n".join([lines[0], line, *lines[2:]]) + "\n")
     with pytest.raises(InputError, match="line 2: expected a cell of results"), Results(path, SETTINGS):
         pass
+
+
+@pytest.mark.parametrize("scored_by", ["answer", "likelihood"])
+def test_a_cell_with_any_value_replaced_is_refused_or_has_figures(tmp_path: Path, scored_by: str):
+    honest = cell("hybrid", 64, 1)
+    if scored_by == "likelihood":
+        honest = replace(honest, scored_by="likelihood", full_scores=())
+    honest = replace(honest, **{name: getattr(honest, name)[:3] for name in ("scores", "full_scores", "depths")})
+    stored, refused = json.loads(json.dumps(honest.to_json())), []
+    for path, value in list(mutations(stored))[::5]:
+        line = json.dumps(replaced(stored, path, value))
+        file = tmp_path / "results.jsonl"
+        file.write_text(f"{json.dumps({'format': FORMAT, **SETTINGS})}\n{line}\n")
+        try:
+            with Results(file, SETTINGS) as results:
+                (found,) = results.cells.values()
+        except InputError as error:
+            refused.append(error.message)
+            continue
+        assert (found.figure if found.scores else found.reason) is not None
+        assert len(found.depths) in (0, 3) or not found.scores
+        assert [found.lost, found.on_answered, found.to_json()]
+    assert all("line 2: expected a cell of results" in message and len(message) < 500 for message in refused)
+    assert len(refused) > 50
 
 
 def test_scores_outside_their_range_are_no_cell(path: Path):

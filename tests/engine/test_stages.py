@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 
@@ -8,8 +9,10 @@ import pytest
 
 from kvc_trt.cache import cache_root
 from kvc_trt.engine import stages as module
+from kvc_trt.engine.manifest import FileRecord, FinishedStage
 from kvc_trt.engine.stages import Stages
 from kvc_trt.errors import UnsupportedEnvironment
+from tests.mutated_json import mutations, replaced
 
 DIGEST = "0" * 64
 
@@ -68,6 +71,22 @@ def test_a_damaged_stage_is_made_again(damage):
         stages.run("weights", "w", write("again"))
         assert stages.resumed == []
     assert file.read_text() == "again"
+
+
+def test_a_receipt_with_any_value_replaced_is_made_again_or_whole():
+    with Stages.open(DIGEST) as stages:
+        stages.run("weights", "w", write("heavy"))
+        honest = stages.receipts[0].model_dump()
+    resumed = 0
+    for path, value in list(mutations(honest))[::4]:
+        (entry() / "weights.receipt.json").write_text(json.dumps(replaced(honest, path, value)))
+        with Stages.open(DIGEST) as stages:
+            stages.run("weights", "w", write("heavy"))
+            receipt = stages.receipts[0]
+            assert FinishedStage(**dict(receipt), resumed=False).files == {"w": FileRecord(**honest["files"]["w"])}
+            assert (receipt.name, receipt.inputs) == ("weights", DIGEST)
+            resumed += stages.resumed == ["weights"]
+    assert 0 < resumed < 10  # another time, or another peak of memory
 
 
 def test_a_failed_first_stage_leaves_nothing():

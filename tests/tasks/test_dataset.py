@@ -9,6 +9,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.tasks.dataset import DataSet, draw_data_set, read_data_set
 from kvc_trt.tasks.registry import task
 from kvc_trt.tasks.tokenizer import TaskTokenizer, load_task_tokenizer
+from tests.mutated_json import mutations, replaced
 from tests.tasks.conftest import byte_tokenizer, word_tokenizer
 
 BYTES = TaskTokenizer(byte_tokenizer(), "0123", positions=4096)
@@ -93,6 +94,27 @@ def test_a_damaged_file_is_refused(change, message, tmp_path):
     path.write_text(change(draw().to_jsonl()), encoding="utf-8")
     with pytest.raises(InputError, match=message):
         read_data_set(path)
+
+
+@pytest.mark.parametrize("line", [0, 2])
+def test_a_line_with_any_value_replaced_is_refused_or_a_data_set(line, tmp_path):
+    lines = draw("associative-recall", target_tokens=300, samples=2).to_jsonl().splitlines()
+    stored, path = json.loads(lines[line]), tmp_path / "set.jsonl"
+    stored = {name: value for name, value in stored.items() if name != "meta"} | ({"meta": {"a": 1}} if line else {})
+    works, refused = 0, []
+    for place, value in mutations(stored):
+        path.write_text("\n".join([*lines[:line], json.dumps(replaced(stored, place, value)), *lines[line + 1 :], ""]))
+        try:
+            found = read_data_set(path)
+        except InputError as error:
+            refused.append(error.message)
+            continue
+        works += 1
+        assert [sample.prompt + sample.answer_prefix + " ".join(sample.answers) for sample in found.samples]
+        assert max(found.target_tokens, found.max_new_tokens) < 2**63
+    assert works > 10
+    assert refused
+    assert all(len(message) < 500 for message in refused)
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):

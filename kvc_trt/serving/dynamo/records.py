@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvc_trt.atomic_files import write_whole
+from kvc_trt.errors import InputError
+from kvc_trt.input_files import read_text_input
 from kvc_trt.serving.owners import is_gone, owner
+
+_LARGEST = 4096
 
 
 class Record(NamedTuple):
@@ -28,9 +32,11 @@ def write_record(path: Path, number: int, port: str | None) -> None:
 
 def read_record(path: Path) -> Record | None:
     """Return a record; None where there is none, or something else."""
-    with contextlib.suppress(OSError, ValueError):
-        number, port, *described = path.read_text().split(maxsplit=2)
-        return Record(int(number), None if port == "-" else int(port), "".join(described))
+    with contextlib.suppress(InputError, ValueError):
+        number, port, *described = read_text_input(path, _LARGEST).split(maxsplit=2)
+        record = Record(int(number), None if port == "-" else int(port), "".join(described))
+        if 0 <= record.number < 1 << 64 and (record.port is None or 0 < record.port < 1 << 16):
+            return record
     return None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from kvc_trt.errors import InputError, did_you_mean
+from kvc_trt.errors import InputError, describe, did_you_mean
 from kvc_trt.serving.engine import ServingSettings
 
 Role = Literal["model", "engine", "preprocessing", "postprocessing"]
@@ -19,6 +19,7 @@ _NUMBERS = {"rows": int, "queue_limit": int, "memory_bytes": int, "prefix_bytes"
 _SWITCHES = {"kv_proofs": {"True": True, "False": False}.__getitem__}
 _READ: Mapping[str, Callable[[str], object]] = {**_NUMBERS, **_SWITCHES, "prefill_slice_ms": float, "backend": str}
 _LENGTHS = {"max_input_len": int, "max_output_len": int}
+_LARGEST = 2**63 - 1
 _SAID = ("role", "kvc_trt_version", "kv_policy", "kv_token_budget")
 """The role, and what is written for people."""
 _OF_TRITON = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
@@ -75,14 +76,14 @@ def _role(given: str) -> Role:
     for role in ROLES:
         if given == role:
             return role
-    raise InputError(f"config.pbtxt: parameter 'role' is {given!r}, expected {', '.join(ROLES)}")
+    raise InputError(f"config.pbtxt: parameter 'role' is {describe(given)}, expected {', '.join(ROLES)}")
 
 
 def _check_names(given: Mapping[str, str], own: Iterable[str], needed: Iterable[str]) -> None:
     known = (*own, *_SAID, *_OF_TRITON)
     for name in given:
         if name not in known:
-            raise InputError(f"config.pbtxt: unknown parameter {name!r}{did_you_mean(name, known)}")
+            raise InputError(f"config.pbtxt: unknown parameter {describe(name)}{did_you_mean(name, known)}")
     for name in needed:
         if name not in given:
             raise InputError(f"config.pbtxt: parameter {name!r} is missing")
@@ -90,7 +91,11 @@ def _check_names(given: Mapping[str, str], own: Iterable[str], needed: Iterable[
 
 def _read(name: str, text: str, read: Callable[[str], object]) -> object:
     try:
-        return read(text)
+        value = read(text)
+        if isinstance(value, (int, float)) and not 0 <= value <= _LARGEST:  # false for NaN too
+            raise ValueError
     except (ValueError, KeyError) as error:
-        expected = "an integer" if read is int else "True or False" if name in _SWITCHES else "a number"
-        raise InputError(f"config.pbtxt: parameter {name!r} is {text!r}, expected {expected}") from error
+        kind = "an integer" if read is int else "a number"
+        expected = "True or False" if name in _SWITCHES else f"{kind} in 0..2^63-1"
+        raise InputError(f"config.pbtxt: parameter {name!r} is {describe(text)}, expected {expected}") from error
+    return value

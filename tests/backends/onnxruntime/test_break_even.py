@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 
 from kvc_trt import policies
-from kvc_trt.backends.break_even import first_length_won, lengths_to_try
+from kvc_trt.backends.break_even import first_length_won, lengths_to_try, remembered
 from kvc_trt.backends.onnxruntime import benchmark as module
 from kvc_trt.backends.onnxruntime.benchmark import break_even
+from kvc_trt.cache import cache_root
 from kvc_trt.models.sources.hugging_face import read_config
 
 
@@ -45,6 +46,17 @@ def test_sparse_and_dense_steps_are_measured_and_the_answer_is_kept(model, param
     other = dataclasses.replace(parameters, top_k=parameters.top_k + 1)
     with pytest.raises(pytest.fail.Exception):
         break_even(model, other, "float32")
+
+
+@pytest.mark.parametrize(
+    "content", ["[1]", "true", "-3", "1e999", "NaN", str(10**18), "9" * 5000, '"33"', "", "[" * 60]
+)
+def test_what_is_no_length_is_measured_again(content):
+    remembered({"machine": 1}, lambda: 33)
+    (kept,) = (cache_root() / "break-even").iterdir()
+    kept.write_text(content)
+    assert remembered({"machine": 1}, lambda: 40) == 40
+    assert remembered({"machine": 1}, lambda: pytest.fail("measured again")) == 40
 
 
 def test_a_cache_within_the_budget_needs_no_measurement(model, parameters):

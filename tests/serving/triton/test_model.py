@@ -174,6 +174,11 @@ def test_an_engine_that_was_changed_is_not_loaded(exported):
     [
         ({"rwos": "3"}, "unknown parameter 'rwos'; did you mean 'rows'?"),
         ({"rows": "three"}, "parameter 'rows' is 'three', expected an integer"),
+        ({"rows": "-1"}, "parameter 'rows' is '-1', expected an integer in 0"),
+        ({"memory_bytes": "9" * 30}, "parameter 'memory_bytes' is '9"),
+        ({"rows": "9" * 5000}, "parameter 'rows' is '9"),
+        ({"prefill_slice_ms": "nan"}, "parameter 'prefill_slice_ms' is 'nan', expected a number in 0"),
+        ({"prefill_slice_ms": "-inf"}, "parameter 'prefill_slice_ms' is '-inf'"),
         ({"kv_proofs": "yes"}, "parameter 'kv_proofs' is 'yes', expected True or False"),
         ({"engine_sha256": None}, "parameter 'engine_sha256' is missing"),
     ],
