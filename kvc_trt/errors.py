@@ -2,11 +2,20 @@
 
 Every message is one line: what is wrong, where, what was expected against what was found.
 `hint` is the next command or another remedy; the CLI prints it on a separate line.
+
+A message may quote what a stranger wrote (names of files, tensors and policies, whole values), and goes to terminals,
+logs and clients. So `KvcError` makes it safe itself: bounded, and without a character that a terminal obeys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+LONGEST_MESSAGE = 2000
+"""Characters of a message or a hint; of a longer one the middle is left out."""
+_CUT = " [...] "
+_CUT_END = 500
+"""Characters of its end that a message which is cut keeps: it often says there what was expected."""
 
 
 class KvcError(Exception):
@@ -15,9 +24,9 @@ class KvcError(Exception):
     exit_code = 2
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = one_line(message)
+        self.hint = None if hint is None else one_line(hint)
+        super().__init__(self.message)
 
 
 class VerificationFailed(KvcError):
@@ -62,6 +71,30 @@ class RequestFailed(KvcError):
 
 class BarePromptWarning(UserWarning):
     """Text goes to a model with a chat template without it, from Python. Silenced as any warning, by its category."""
+
+
+def escaped(text: str, keep: str = "") -> str:
+    r"""Return a text whose characters can all be seen: others become `\x1b`, `\n` or `\u202e`, unless in `keep`.
+
+    These are control characters, line breaks, marks that turn the direction of writing or take no space, halves of
+    characters, and spaces that are not a plain one.
+    """
+    if text.isprintable():
+        return text
+    seen = (one if one.isprintable() or one in keep else one.encode("unicode_escape").decode() for one in text)
+    return "".join(seen)
+
+
+def one_line(text: str) -> str:
+    """Return the text of a message as one line of at most `LONGEST_MESSAGE` characters, all of which can be seen."""
+    if len(text) > LONGEST_MESSAGE:  # before and after: a character that is escaped takes up to ten
+        text = _cut(text)
+    text = escaped(text)
+    return text if len(text) <= LONGEST_MESSAGE else _cut(text)
+
+
+def _cut(text: str) -> str:
+    return text[: LONGEST_MESSAGE - _CUT_END - len(_CUT)] + _CUT + text[-_CUT_END:]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

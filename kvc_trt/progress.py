@@ -1,6 +1,7 @@
 """Progress of long work: the protocol, and its silent, plain and animated forms.
 
-Libraries take a `Progress` and never print themselves; the command line chooses the form (`progress_on`).
+Libraries take a `Progress` and never print themselves; the command line chooses the form (`progress_on`). What is shown
+may name files and tensors of strangers, so characters that a terminal obeys are escaped.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol, TextIO
+
+from kvc_trt.errors import escaped
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichBar
@@ -73,7 +76,7 @@ class LineProgress:
 
     def note(self, message: str) -> None:
         """Print one line."""
-        print(message, file=self._stream, flush=True)
+        print(escaped(message), file=self._stream, flush=True)
 
 
 class RichProgress:
@@ -89,7 +92,7 @@ class RichProgress:
         if outermost:
             bar.start()
             self._bar = bar
-        identifier = bar.add_task(description, total=total)
+        identifier = bar.add_task(escaped(description), total=total)
         try:
             yield lambda amount: bar.advance(identifier, amount)
         finally:
@@ -100,6 +103,7 @@ class RichProgress:
 
     def note(self, message: str) -> None:
         """Print one line above the bars."""
+        message = escaped(message)
         if self._bar is None:
             print(message, file=sys.stderr, flush=True)
         else:
@@ -117,7 +121,7 @@ def _new_bar() -> RichBar:
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as RichBar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     return RichBar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
 
 

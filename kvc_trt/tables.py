@@ -1,4 +1,7 @@
-"""Tables in plain text, for a terminal, a pipe or a log: no colours, and no cell is ever cut short."""
+"""Tables in plain text, for a terminal, a pipe or a log: no colours, and no cell is ever cut short.
+
+A cell may hold what a stranger wrote; characters that a terminal obeys are escaped in it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import shutil
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from io import StringIO
+
+from kvc_trt.errors import escaped
 
 WIDEST = 10_000
 """Columns that a table may take where no terminal bounds it."""
@@ -27,9 +32,9 @@ def text_table(
 
     table = Table(box=Box(_RULED, ascii=True), show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
     for index, header in enumerate(headers):
-        table.add_column(Text(header), justify="right" if index in right else "left", overflow="fold")
+        table.add_column(Text(escaped(header)), justify="right" if index in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(escaped(str(cell))) for cell in row))
     buffer = StringIO()
     Console(file=buffer, width=min(widest, terminal_columns()), color_system=None).print(table)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())

@@ -61,3 +61,22 @@ def test_tasks_nest(progress, capsys):
         inner(1)
         progress.note("a note")
     assert capsys.readouterr().out == ""
+
+
+HOSTILE = "k.\x1b]0;title\x07\n\u202e[/red] done"
+
+
+@pytest.mark.parametrize("kind", ["lines", "bars"])
+def test_names_of_strangers_control_no_terminal(kind, clock, capfd, monkeypatch):
+    stream = io.StringIO()
+    if kind == "bars":
+        monkeypatch.setattr(module.sys, "stderr", stream)
+    shown = LineProgress(stream) if kind == "lines" else RichProgress()
+    with shown.task(HOSTILE, 10) as advance:
+        clock[0] = 9.0
+        advance(5)
+        shown.note(HOSTILE)
+    shown.note(HOSTILE)
+    said = stream.getvalue()
+    assert said.count("k.\\x1b]0;title\\x07\\n\\u202e[/red] done") >= 2
+    assert not {"\x1b]", "\x07", "\u202e"} & {said[i : i + n] for n in (1, 2) for i in range(len(said))}

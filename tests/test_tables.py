@@ -53,3 +53,10 @@ def test_every_cell_is_printed_whole(rows):
     printed = text_table(("a", "b"), rows)
     assert all(cell in printed for row in rows for cell in row)
     assert "\x1b" not in printed
+
+
+@given(st.lists(st.lists(st.text(), min_size=2, max_size=2), max_size=4), st.text())
+def test_a_terminal_finds_nothing_to_obey_in_a_cell(rows, header):
+    printed = text_table((header, "b"), rows)
+    assert all(line.isprintable() for line in printed.split("\n"))
+    assert len(printed.split("\n")) == 2 + len(rows)

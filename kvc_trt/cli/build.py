@@ -15,6 +15,7 @@ from kvc_trt.cli.option_types import NumberOr
 from kvc_trt.cli.text import printing
 from kvc_trt.cli.text.policy import describe_parameters
 from kvc_trt.config import configured, parse_settings
+from kvc_trt.errors import escaped
 from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
@@ -109,9 +110,9 @@ def command(
     if as_json:
         printing.print_json(_as_json(built))
     else:
-        click.echo(_summary(built))
+        printing.show(_summary(built))
         if built.report is not None:
-            click.echo(built.report.as_text())
+            printing.show(built.report.as_text())
     built.require_verified()
 
 
@@ -127,7 +128,7 @@ def _summary(built: Built) -> str:
         lines.append(slow)
     if result.resumed:
         lines.append(f"resumed an interrupted build: kept {', '.join(result.resumed)}")
-    return "\n".join(lines)
+    return "\n".join(map(escaped, lines))
 
 
 def _without_kernels(built: Built) -> str | None:

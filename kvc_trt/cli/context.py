@@ -15,7 +15,7 @@ from kvc_trt.atomic_files import check_new_file
 from kvc_trt.backends.registry import names
 from kvc_trt.cli.prompts import read_prompts, warn_of_bare_text
 from kvc_trt.cli.text import printing
-from kvc_trt.errors import BarePromptWarning, InputError
+from kvc_trt.errors import BarePromptWarning, InputError, escaped
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
 
@@ -85,7 +85,7 @@ def save(
         document = {"context": str(file), "bytes": size, "seconds": seconds, "logical_length": context.logical_length}
         printing.print_json({**document, "cache_lengths": list(context.cache_lengths), "tokens": context.token_digest})
     else:
-        click.echo(f"{file}: {context.logical_length} tokens in {readable_size(size)}, {seconds:.2f} s")
+        printing.show(f"{file}: {context.logical_length} tokens in {readable_size(size)}, {seconds:.2f} s")
 
 
 @command.command()
@@ -99,19 +99,18 @@ def inspect(context: Path, as_json: bool) -> None:
     if as_json:
         printing.print_json({"context": str(context), "intact": True, **_as_json(header, tensors)})
     else:
-        click.echo(f"{_heading(context, header)}\n\n{_table(header, tensors)}")
+        printing.show(f"{_heading(context, header)}\n\n{_table(header, tensors)}")
 
 
 def _heading(context: Path, header: ContextHeader) -> str:
-    return "\n".join(
-        (
-            f"{context}: intact, written by {header.written_by}",
-            f"model   {header.model_name}",
-            f"policy  {header.policy_name}",
-            f"text    {header.logical_length} tokens, digest {header.tokens[:12]}",
-            f"fits    engines of compatibility digest {header.compatibility[:12]}; made by engine {header.engine[:12]}",
-        )
+    lines = (
+        f"{context}: intact, written by {header.written_by}",
+        f"model   {header.model_name}",
+        f"policy  {header.policy_name}",
+        f"text    {header.logical_length} tokens, digest {header.tokens[:12]}",
+        f"fits    engines of compatibility digest {header.compatibility[:12]}; made by engine {header.engine[:12]}",
     )
+    return "\n".join(map(escaped, lines))
 
 
 def _table(header: ContextHeader, tensors: list[StoredTensor]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import click
 
 from kvc_trt.cli.prompts import read_text
 from kvc_trt.cli.run_arguments import RunArguments
+from kvc_trt.cli.text.printing import answer_text, json_text, show
 from kvc_trt.cli.text.run_report import cache_of, held, logprobs_of
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.session.turn import takes_turns
@@ -49,10 +49,10 @@ def converse(engine: Engine, given: RunArguments) -> None:
             reply = conversation.ask(before + question, None if given.as_json else _show)
             before = ""
             if given.as_json:
-                click.echo(json.dumps(_report(question, reply, engine), ensure_ascii=False, allow_nan=False))
+                click.echo(json_text(_report(question, reply, engine)))
             else:
                 click.echo()
-                click.echo(_line(reply, engine), err=True)
+                show(_line(reply, engine), err=True)
             sys.stdout.flush()
 
 
@@ -87,7 +87,7 @@ def _piped() -> Iterator[str]:
 
 
 def _show(event: Event) -> None:
-    sys.stdout.write(event.text)
+    sys.stdout.write(answer_text(event.text))
     sys.stdout.flush()
 
 

@@ -40,14 +40,14 @@ def command(as_json: bool) -> None:
             }
         )
         return
-    click.echo(
+    printing.show(
         f"kvc-trt {__version__}, Python {platform.python_version()}, {platform.machine()}, "
         f"{cores} cores, {readable_size(memory)} memory; cache {cache}\n"
     )
     rows = [(probe.name, "yes" if probe.usable else "no", probe.purpose) for probe in probes]
-    click.echo(text_table(("backend", "usable", "for"), rows))
+    printing.show(text_table(("backend", "usable", "for"), rows))
     for probe in probes:
-        click.echo(f"\n{describe(probe)}")
+        printing.show(f"\n{describe(probe)}")
 
 
 def describe(probe: Probe) -> str:

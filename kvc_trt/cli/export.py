@@ -94,7 +94,7 @@ def llm_api(
     elif file == "-":
         click.echo(text, nl=False)
     else:
-        click.echo(_llm_api_summary(export, file))
+        printing.show(_llm_api_summary(export, file))
 
 
 @command.command(name="tensorrt-llm")
@@ -106,7 +106,7 @@ def tensorrt_llm(engine_dir: Path, directory: Path) -> None:
     DIRECTORY/prefill and DIRECTORY/decode, each with config.json and rank0.engine, for TensorRT-LLM 1.2 and older.
     """
     export_engine(open_engine(engine_dir, progress=printing.progress()), directory)
-    click.echo(f"{directory}: {' and '.join(PHASES)}, each with config.json and rank0.engine")
+    printing.show(f"{directory}: {' and '.join(PHASES)}, each with config.json and rank0.engine")
 
 
 def _llm_api_summary(export: Export, file: str) -> str:
@@ -194,7 +194,7 @@ def triton(
     if as_json:
         printing.print_json(_triton_json(engine, model))
     else:
-        click.echo(_triton_summary(engine, model, settings.rows or engine.build.max_batch_size))
+        printing.show(_triton_summary(engine, model, settings.rows or engine.build.max_batch_size))
 
 
 def _start_line(repository: Path) -> str:
@@ -255,6 +255,6 @@ def dynamo(
     if as_json:
         printing.print_json({"directory": str(path), "name": chosen, "image": made_of, "engine_sha256": engine.digest})
         return
-    click.echo(f"{path}: {DEPLOYMENT_FILE}, {CONTAINER_FILE} and the engine; not run on a cluster")
-    click.echo(f"build: podman build -t {made_of} {path}   # after putting kvc-trt's wheel there")
-    click.echo(f"start: kubectl apply -f {path / DEPLOYMENT_FILE}")
+    printing.show(f"{path}: {DEPLOYMENT_FILE}, {CONTAINER_FILE} and the engine; not run on a cluster")
+    printing.show(f"build: podman build -t {made_of} {path}   # after putting kvc-trt's wheel there")
+    printing.show(f"start: kubectl apply -f {path / DEPLOYMENT_FILE}")

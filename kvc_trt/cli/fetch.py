@@ -28,4 +28,4 @@ def command(model: str, as_json: bool) -> None:
             {"model": model, "package": file.package, "member": file.member, "sha256": file.sha256, "path": str(path)}
         )
     else:
-        click.echo(path)
+        printing.show(str(path))

@@ -12,6 +12,7 @@ from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.text import printing
 from kvc_trt.cli.text.policy import describe_parameters
 from kvc_trt.cli.text.printing import ranges
+from kvc_trt.errors import escaped
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
 
@@ -28,24 +29,23 @@ def command(engine_dir: Path, as_json: bool) -> None:
     if as_json:
         printing.print_json(_as_json(engine))
     else:
-        click.echo("\n\n".join((_heading(engine), _files(engine), _state(engine))))
+        printing.show("\n\n".join((_heading(engine), _files(engine), _state(engine))))
 
 
 def _heading(engine: EngineDirectory) -> str:
     model, checkpoint = engine.model, engine.manifest.checkpoint
     commit = f", commit {checkpoint.commit}" if checkpoint.commit else ""
-    return "\n".join(
-        (
-            f"{engine.path}: intact, built by kvc-trt {engine.manifest.version} for {engine.backend}",
-            f"model   {engine.build.model}: {model.architecture}, {model.num_hidden_layers} layers, "
-            f"{model.num_attention_heads} heads on {model.num_key_value_heads} KV heads of {model.head_size}, "
-            f"{engine.build.weights} weights, computes in {model.dtype}",
-            f"source  {checkpoint.source}{commit}",
-            f"policy  {engine.parameters.policy}, token budget {engine.parameters.token_budget}: "
-            f"{describe_parameters(engine.parameters)}",
-            f"tokenizer  {_tokenizer(engine)}",
-        )
+    lines = (
+        f"{engine.path}: intact, built by kvc-trt {engine.manifest.version} for {engine.backend}",
+        f"model   {engine.build.model}: {model.architecture}, {model.num_hidden_layers} layers, "
+        f"{model.num_attention_heads} heads on {model.num_key_value_heads} KV heads of {model.head_size}, "
+        f"{engine.build.weights} weights, computes in {model.dtype}",
+        f"source  {checkpoint.source}{commit}",
+        f"policy  {engine.parameters.policy}, token budget {engine.parameters.token_budget}: "
+        f"{describe_parameters(engine.parameters)}",
+        f"tokenizer  {_tokenizer(engine)}",
     )
+    return "\n".join(map(escaped, lines))
 
 
 def _tokenizer(engine: EngineDirectory) -> str:

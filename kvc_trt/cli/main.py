@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 import click
@@ -15,7 +16,7 @@ import click
 from kvc_trt.cli.process.ending import INTERRUPTED, end_in_time
 from kvc_trt.cli.process.exhausted import check_address_space, exhaustion
 from kvc_trt.cli.process.streams import drop_unwritten, prepare_streams
-from kvc_trt.errors import KvcError, did_you_mean
+from kvc_trt.errors import KvcError, did_you_mean, one_line
 from kvc_trt.version import __version__
 
 COMMANDS = {
@@ -109,30 +110,33 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f"{context.command_path} --help" if context is not None else None
-        return _report(error.format_message(), hint, error.exit_code)
+        return _report(_without_line_breaks(error.format_message()), hint, error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return _report("interrupted", None, INTERRUPTED)
     except BrokenPipeError:
         return 0  # the reader of our output went away (`| head`): stop quietly
-    except Exception as error:
+    except SystemExit:
+        raise
+    except BaseException as error:  # a panic of a Rust library is no Exception, and Python would exit with 1 for it
         lacking = exhaustion(error)
         if lacking is not None:
             return _report(lacking.message, lacking.hint, lacking.exit_code)
         if os.environ.get("KVC_TRT_TRACEBACK") == "1":
-            raise
+            traceback.print_exception(error)
         return _report(
-            f"internal error: {type(error).__name__}: {error}",
+            _without_line_breaks(f"internal error: {type(error).__name__}: {error}"),
             "this is a bug in kvc-trt; set KVC_TRT_TRACEBACK=1 to see the traceback and report it",
             INTERNAL_ERROR,
         )
 
 
 def _report(message: str, hint: str | None, code: int) -> int:
-    print(f"error: {_one_line(message)}", file=sys.stderr)
+    print(f"error: {one_line(message)}", file=sys.stderr)
     if hint:
-        print(f"hint: {_one_line(hint)}", file=sys.stderr)
+        print(f"hint: {one_line(hint)}", file=sys.stderr)
     return code
 
 
-def _one_line(text: str) -> str:
+def _without_line_breaks(text: str) -> str:
+    """Join the lines of a message that is not ours."""
     return " ".join(text.split())

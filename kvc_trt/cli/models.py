@@ -28,7 +28,7 @@ def command(as_json: bool) -> None:
         + [preset["hugging_face_id"] or preset["package"] or "shipped"]
         for preset in presets
     ]
-    click.echo(text_table(headers, rows, right=(2, 3, 4, 5)))
+    printing.show(text_table(headers, rows, right=(2, 3, 4, 5)))
 
 
 def _names() -> list[str]:

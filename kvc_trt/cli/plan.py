@@ -11,7 +11,7 @@ import cloup
 from kvc_trt.backends.registry import names
 from kvc_trt.cli.build_options import TENSOR_PARALLEL, WEIGHTS, policy_options
 from kvc_trt.cli.option_types import Bandwidth
-from kvc_trt.cli.text.printing import json_option, print_json
+from kvc_trt.cli.text.printing import json_option, print_json, show
 from kvc_trt.config import configured, parse_settings
 
 DEFAULT_BANDWIDTH = 12.5e9
@@ -74,8 +74,8 @@ def command(
     elif compare:
         from kvc_trt.cli.text.plan import compare_text
 
-        click.echo(compare_text(plan))
+        show(compare_text(plan))
     else:
         from kvc_trt.cli.text.plan import plan_text
 
-        click.echo(plan_text(plan))
+        show(plan_text(plan))

@@ -28,13 +28,13 @@ _TOKEN_BUDGET, _MAX_INPUT_LEN, _MAX_OUTPUT_LEN = 512, 4096, 64
 def command(as_json: bool, turns: bool, drafts: bool, kernels: bool) -> None:
     """List the KV-cache policies."""
     if turns:
-        click.echo(turn_table())
+        printing.show(turn_table())
         return
     if drafts:
-        click.echo(draft_table())
+        printing.show(draft_table())
         return
     if kernels:
-        click.echo(kernel_table())
+        printing.show(kernel_table())
         return
     policies = [(one, engines(one.name)) for one in describe()]
     if as_json:
@@ -47,7 +47,7 @@ def command(as_json: bool, turns: bool, drafts: bool, kernels: bool) -> None:
         for one, able in policies
         if (kinds := named(one.name))
     ]
-    click.echo(text_table(headers, rows))
+    printing.show(text_table(headers, rows))
 
 
 def turn_table() -> str:

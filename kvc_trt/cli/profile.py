@@ -14,7 +14,8 @@ from kvc_trt import Engine
 from kvc_trt.atomic_files import json_bytes, write_together, write_whole
 from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.cli.option_types import PREFILL_PRECISION, Counts
-from kvc_trt.cli.text.printing import json_option, print_json, progress
+from kvc_trt.cli.text.printing import json_option, print_json, progress, show
+from kvc_trt.errors import escaped
 from kvc_trt.machine import place
 from kvc_trt.profile.pages.files import csv_bytes, png_bytes
 from kvc_trt.profile.pages.report_page import html_bytes
@@ -91,7 +92,7 @@ def command(
     if as_json:
         print_json(result)
     else:
-        click.echo(_profile_text(result))
+        show(_profile_text(result))
 
 
 def _write_files(result: dict[str, Any], csv_file: Path | None, png_file: Path | None, directory: Path | None) -> None:
@@ -115,15 +116,14 @@ def _profile_text(result: Result) -> str:
 def _head(result: Result) -> str:
     engine, machine, copy = result["engine"], result["machine"], result["floor"]["copy_bandwidth"]
     policy = engine["policy"]
-    return "\n".join(
-        [
-            f"{engine['directory']}: {engine['model']}, policy {policy['policy']}, token budget "
-            f"{policy['token_budget']:,}, weights {engine['weights']}, backend {engine['backend']}",
-            f"machine: {place(machine)}",
-            f"copy bandwidth (measured, read and written): {copy['median_gb_s']:.1f} GB/s +- {copy['std_gb_s']:.1f} "
-            f"over {copy['samples']} copies of {readable_size(copy['buffer_bytes'])}",
-        ]
+    lines = (
+        f"{engine['directory']}: {engine['model']}, policy {policy['policy']}, token budget "
+        f"{policy['token_budget']:,}, weights {engine['weights']}, backend {engine['backend']}",
+        f"machine: {place(machine)}",
+        f"copy bandwidth (measured, read and written): {copy['median_gb_s']:.1f} GB/s +- {copy['std_gb_s']:.1f} "
+        f"over {copy['samples']} copies of {readable_size(copy['buffer_bytes'])}",
     )
+    return "\n".join(map(escaped, lines))
 
 
 def _decode(result: Result) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvc_trt.cli.text.printing import show
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.chat.template import check_messages
 
@@ -75,7 +76,7 @@ def warn_of_bare_text(asked: Prompts, engine: Engine, hint: str) -> None:
     """Say on stderr that a text bypasses the model's chat template, if that is so."""
     if asked.is_bare_text and engine.directory.chat_template is not None:
         message = "the model has a chat template, and this prompt bypasses it: chat models often give no answer then"
-        click.echo(f"warning: {message}\nhint: {hint}", err=True)
+        show(f"warning: {message}\nhint: {hint}", err=True)
 
 
 def read_text(path: Path) -> str:

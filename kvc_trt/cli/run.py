@@ -19,7 +19,7 @@ from kvc_trt.cli.conversation import END, converse, is_conversation
 from kvc_trt.cli.option_types import PREFILL_PRECISION
 from kvc_trt.cli.prompts import warn_of_bare_text
 from kvc_trt.cli.run_arguments import FROM_INPUT, RunArguments
-from kvc_trt.cli.text.printing import json_option, print_json, progress
+from kvc_trt.cli.text.printing import answer_text, json_option, print_json, progress, show
 from kvc_trt.cli.text.run_report import report, summary
 from kvc_trt.errors import BarePromptWarning
 from kvc_trt.proof import write_proof
@@ -136,7 +136,7 @@ def command(**parameters: Any) -> None:
     if not given.stream:
         _print_answers(outputs)
     kernels = f" | {engine.kernels}" if engine.kernels else ""
-    click.echo(summary(outputs, engine) + kernels, err=True)
+    show(summary(outputs, engine) + kernels, err=True)
 
 
 def _open(given: RunArguments) -> Engine:
@@ -166,7 +166,7 @@ def _answers(engine: Engine, prompts: Sequence[Any], given: RunArguments, contex
 def _shown(events: Iterable[Event], session: Session) -> list[Output]:
     outputs = []
     for event in events:
-        sys.stdout.write(event.text if session.tokenizer is not None else f"{event.token_id} ")
+        sys.stdout.write(answer_text(event.text) if session.tokenizer is not None else f"{event.token_id} ")
         sys.stdout.flush()
         if event.output is not None:
             outputs.append(event.output)
@@ -178,4 +178,4 @@ def _print_answers(outputs: list[Output]) -> None:
     for index, output in enumerate(outputs):
         if len(outputs) > 1:
             click.echo(f"{'' if index == 0 else chr(10)}== prompt {index} ==")
-        click.echo(" ".join(map(str, output.token_ids)) if output.text is None else output.text)
+        click.echo(" ".join(map(str, output.token_ids)) if output.text is None else answer_text(output.text))

@@ -13,6 +13,7 @@ import cloup
 
 from kvc_trt.backends.registry import names
 from kvc_trt.cache import cache_root
+from kvc_trt.cli.text.printing import show
 from kvc_trt.errors import InputError
 from kvc_trt.serving.dynamo.deployment import Deployment, Running, Served
 from kvc_trt.serving.dynamo.environment import require_dynamo
@@ -122,7 +123,7 @@ def command(
         threads=threads,
         kv_proofs=kv_proofs,
     )
-    asyncio.run(Running(deployment, click.echo).run())
+    asyncio.run(Running(deployment, show).run())
 
 
 def _serve_triton(engines: tuple[str, ...], host: str, port: int, settings: ServingSettings, *, apart: bool) -> None:
@@ -134,7 +135,7 @@ def _serve_triton(engines: tuple[str, ...], host: str, port: int, settings: Serv
             hint="put a proxy that asks for one in front",
         )
     served = [(one.name, one.engine) for one in served_engines(engines)]
-    serve_triton(TritonDeployment(served, port, settings), find_triton(), click.echo)
+    serve_triton(TritonDeployment(served, port, settings), find_triton(), show)
 
 
 def is_loopback(host: str) -> bool:

@@ -33,7 +33,7 @@ def command(context: click.Context, as_json: bool) -> None:
         printing.print_json({"tasks": entries})
         return
     rows = [(task.name, task.family, task.summary, task.scored) for task in all_tasks().values()]
-    click.echo(text_table(("name", "family", "what it asks for", "score"), rows))
+    printing.show(text_table(("name", "family", "what it asks for", "score"), rows))
 
 
 @command.command()
@@ -90,4 +90,4 @@ def write(
         summary = {"task": chosen.name, "seed": seed, "target_tokens": target_tokens, "samples": samples}
         printing.print_json({"file": str(file), "sha256": data_set.digest, **summary})
     else:
-        click.echo(f"{data_set.digest}  {file}")
+        printing.show(f"{data_set.digest}  {file}")

@@ -165,7 +165,7 @@ def command(
     if as_json:
         printing.print_json(report.to_json())
     else:
-        click.echo(report.as_text())
+        printing.show(report.as_text())
     if not report.passed:
         reason = report.failures[0] if report.failures else "nothing could be checked"
         raise VerificationFailed(f"{engine} did not pass verification: {reason}")
@@ -183,7 +183,7 @@ def _replay(engine: Path | None, proof: Path, file: Path | None, as_json: bool) 
     if as_json:
         printing.print_json(report.to_json())
     else:
-        click.echo(report.as_text())
+        printing.show(report.as_text())
     if not report.passed:
         if report.problems:
             raise VerificationFailed(f"{proof} is not true of {engine}: {report.problems[0]}")
@@ -237,7 +237,7 @@ def _run_tasks(engine: Path | None, file: Path | None, as_json: bool, **given: A
     if as_json:
         printing.print_json(report.to_json())
     else:
-        click.echo(_accuracy_text(report, asked.directory_for(name)))
+        printing.show(_accuracy_text(report, asked.directory_for(name)))
     if not report.passed:
         reason = report.failures[0] if report.failures else "no policy applies to any question"
         raise VerificationFailed(f"{name}: {reason}")

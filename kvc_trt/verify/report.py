@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvc_trt.errors import escaped
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
 from kvc_trt.verify.checks import Check, Rung, format_measured, json_number
@@ -105,10 +106,10 @@ class Report:
         """Aligned tables for people, at most `WIDTH` columns wide; the verdict comes last."""
         about = self.description
         title = f"verify {self.engine}: {about['policy']} on {about['model']}, {about['weights']} weights, {self.level}"
-        parts = [title, _ladder(self.rungs)]
+        parts = [escaped(title), _ladder(self.rungs)]
         if any((self.halves.engine, self.halves.compression, self.halves.quantisation)):
             parts += ["The two halves of an engine's error (and what its weights cost)", _halves(self)]
-        return "\n".join([*parts, *_lines(self), _verdict(self)])
+        return "\n".join([*parts, *map(escaped, _lines(self)), _verdict(self)])
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain dictionaries and lists, ready for `json.dumps`."""
@@ -191,4 +192,4 @@ def _verdict(report: Report) -> str:
     if report.passed:
         return f"PASSED in {report.seconds:.1f} s"
     reasons = report.failures or ["nothing could be checked"]
-    return "\n".join([f"FAILED in {report.seconds:.1f} s", *(f"  {reason}" for reason in reasons)])
+    return "\n".join([f"FAILED in {report.seconds:.1f} s", *(f"  {escaped(reason)}" for reason in reasons)])

@@ -25,6 +25,10 @@ HEAVY = {
 }
 
 
+class PanicException(BaseException):  # as the libraries in Rust call it
+    """What a library in Rust raises when it panics."""
+
+
 def python(code, *arguments):
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -88,7 +92,8 @@ def test_wrong_usage_is_one_line_and_a_hint(arguments, message, capfd):
         (UnsupportedEnvironment("wrong"), 3),
         (KeyboardInterrupt(), 130),
         (click.Abort(), 130),
-        (RuntimeError("wrong"), 70),
+        (RuntimeError("wrong\nin two lines"), 70),
+        (PanicException("wrong"), 70),
         (click.exceptions.Exit(1), 1),
     ],
 )
@@ -114,8 +119,30 @@ def test_an_internal_error_says_how_to_see_the_traceback(monkeypatch, capfd):
     assert run(["models"]) == 70
     assert "KVC_TRT_TRACEBACK=1" in capfd.readouterr().err
     monkeypatch.setenv("KVC_TRT_TRACEBACK", "1")
-    with pytest.raises(ZeroDivisionError):
+    assert run(["models"]) == 70, "and not 1, which means that verification failed"
+    said = capfd.readouterr().err
+    assert "Traceback" in said
+    assert "ZeroDivisionError: oh" in said
+
+
+def test_a_signal_ends_the_command_with_its_own_code(monkeypatch):
+    def fail():
+        raise SystemExit(143)
+
+    monkeypatch.setattr(module.group, "get_command", lambda context, name: click.Command("models", callback=fail))
+    with pytest.raises(SystemExit) as caught:
         run(["models"])
+    assert caught.value.code == 143
+
+
+@pytest.mark.parametrize("arguments", [["inspect"], ["run", "--prompt", "a"], ["verify"], ["context", "inspect"], []])
+def test_names_of_files_control_no_terminal(arguments, capfd):
+    assert run([*arguments, "none\x1b[2J\u202e\nerror: it is yours\udcff"]) == 2
+    error, *rest = capfd.readouterr().err.splitlines()
+    assert r"none\x1b[2J\u202e" in error
+    assert r"error: it is yours\udcff" in error
+    assert all(line.startswith("hint: ") for line in rest)
+    assert all(line.isprintable() for line in (error, *rest))
 
 
 def test_a_reader_that_goes_away_is_no_error():

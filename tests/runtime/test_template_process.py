@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -88,6 +89,28 @@ def test_endless_work_ends(template, seconds, monkeypatch, tmp_path):
     process = process_of(template)
     with pytest.raises(InputError, match=f"took more than {seconds} s of processor time"):
         process.render(NAMES)
+
+
+@pytest.mark.slow
+def test_no_template_keeps_its_caller_waiting_for_ten_seconds():
+    process, started = process_of("{{ lipsum(10 ** 8) }}"), time.monotonic()
+    with pytest.raises(InputError, match="took more than "):
+        process.render(NAMES)
+    assert time.monotonic() - started < 10
+
+
+def test_one_deadline_is_for_a_template_that_has_to_be_compiled_first(monkeypatch):
+    asked = []
+
+    def exchanged(process, request, limit):
+        asked.append(limit.deadline - time.monotonic())
+        time.sleep(0.1)
+        return {}
+
+    monkeypatch.setattr(template_process, "_exchanged", exchanged)
+    process_of("a").render(NAMES)
+    assert len(asked) == 2
+    assert asked[1] <= asked[0] - 0.1
 
 
 def test_the_deadline_holds_where_no_time_is_spent(monkeypatch):

@@ -1,14 +1,22 @@
-"""How commands print: JSON alone on stdout, ranges of numbers; progress goes to stderr."""
+"""How commands print: JSON alone on stdout, ranges of numbers; progress goes to stderr.
+
+What is printed may hold what a stranger wrote. Characters that a terminal obeys are escaped everywhere: in texts as
+`\\x1b`, in JSON as `\\u001b`. A model's answer is the product: it goes into a pipe or a file as it is, and only a
+terminal gets it with its control characters escaped.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
+import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
 
+from kvc_trt.errors import escaped
 from kvc_trt.progress import Progress, progress_on
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -19,6 +27,7 @@ def json_option(function: Function) -> Function:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON alone on stdout.")(function)
 
 
+_BEYOND_ASCII = re.compile(r"[^\n -~]")
 _FLAT_LIST = re.compile(r'\[\n\s*([^\[\]{}"]*?)\n\s*\]')  # no string contains a line break in JSON
 
 
@@ -27,8 +36,30 @@ def print_json(value: object) -> None:
 
     A list of numbers takes one line: a prompt's token ids would fill a screen otherwise.
     """
-    document = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    document = json_text(value, indent=2)
     click.echo(_FLAT_LIST.sub(lambda found: "[" + re.sub(r"\s+", " ", found[1]) + "]", document))
+
+
+def json_text(value: object, *, indent: int | None = None) -> str:
+    """Return a JSON document whose characters can all be seen; ValueError for NaN and infinities."""
+    document = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    return _BEYOND_ASCII.sub(lambda found: found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1], document)
+
+
+def show(text: str, *, err: bool = False) -> None:
+    """Print lines for people, on stdout or on stderr."""
+    click.echo(escaped(text, keep="\n"), err=err)
+
+
+def answer_text(text: str) -> str:
+    """Return a model's text as stdout gets it.
+
+    On a terminal its control characters become visible, but for line breaks and tabs; text that is written from right
+    to left, and the marks in it, stay as they are.
+    """
+    if not sys.stdout.isatty():
+        return text
+    return "".join(escaped(one, "\n\t") if unicodedata.category(one) in ("Cc", "Cs") else one for one in text)
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -18,14 +18,16 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvc_trt.errors import InputError, UnsupportedEnvironment, describe
 from kvc_trt.runtime.chat import template_worker
 from kvc_trt.runtime.chat.template_worker import CPU_SECONDS, LONGEST_TEXT, as_line
 
-WALL_SECONDS = 30.0
-"""Time for one answer, on a machine that is busy with other things too."""
+WALL_SECONDS = 9.0
+"""Time for one text, the template's compilation included: three times its processor time, for a busy machine."""
+_SECONDS_PER_MIB = 0.25
+"""Time besides for each MiB of a conversation, which goes to the process and back."""
 _LONGEST_ANSWER = 6 * LONGEST_TEXT + 1024
 """Bytes: a control character is six in JSON."""
 _SECONDS_TO_END = 1.0
@@ -45,16 +47,19 @@ class TemplateProcess:
 
     def render(self, names: Mapping[str, Any]) -> str:
         """Return the template's text for these names (plain values); InputError, one line, if there is none."""
+        conversation = as_line(names)
+        seconds = WALL_SECONDS + _SECONDS_PER_MIB * len(conversation) / (1 << 20)
         with self._lock:
+            limit = _Limit(seconds, time.monotonic() + seconds)
             if self._process is None:
                 self._process = _start()
                 self._ending = weakref.finalize(self, _end, self._process)
-                self._ask(self._process, self._first)
-            return self._ask(self._process, names).get("text", "")
+                self._ask(self._process, as_line(self._first), limit)
+            return self._ask(self._process, conversation, limit).get("text", "")
 
-    def _ask(self, process: subprocess.Popen[bytes], request: Mapping[str, Any]) -> dict[str, str]:
+    def _ask(self, process: subprocess.Popen[bytes], request: bytes, limit: _Limit) -> dict[str, str]:
         try:
-            answer = _exchanged(process, as_line(request))
+            answer = _exchanged(process, request, limit)
         except _Ended as ended:
             self._give_up()
             raise InputError(f"{self._source}: the chat template {ended}", hint=_WITHOUT_IT) from None
@@ -111,7 +116,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-def _exchanged(process: subprocess.Popen[bytes], request: bytes) -> dict[str, str]:
+class _Limit(NamedTuple):
+    seconds: float
+    deadline: float
+    """The end of these seconds, on the monotonic clock."""
+
+
+def _exchanged(process: subprocess.Popen[bytes], request: bytes, limit: _Limit) -> dict[str, str]:
     """Write one line and read one, until the deadline; `_Ended` says why there is no answer."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -121,11 +132,10 @@ def _exchanged(process: subprocess.Popen[bytes], request: bytes) -> dict[str, st
     waiting = select.poll()
     waiting.register(source, select.POLLIN)
     waiting.register(sink, select.POLLOUT)
-    deadline = time.monotonic() + WALL_SECONDS
     while not answer.endswith(b"\n"):
-        ready = dict(waiting.poll(max(0, int(1000 * (deadline - time.monotonic())))))
+        ready = dict(waiting.poll(max(0, int(1000 * (limit.deadline - time.monotonic())))))
         if not ready:
-            raise _Ended(f"took more than {WALL_SECONDS:g} s")
+            raise _Ended(f"took more than {limit.seconds:.0f} s")
         if ready.get(sink) == select.POLLOUT:
             with contextlib.suppress(BrokenPipeError):
                 to_write = to_write[os.write(sink, to_write[: 1 << 16]) :]

@@ -25,8 +25,8 @@ LONGEST_TEXT = 16 << 20
 """Characters of a rendered conversation."""
 _LONGEST_PROBLEM = 10_000
 """Characters of what went wrong; a few hundred are shown."""
-CPU_SECONDS = 5
-"""Processor time for one answer; the kernel ends the process that takes more."""
+CPU_SECONDS = 3
+"""Processor time for one answer; the kernel ends the process that takes more. The longest conversation takes one."""
 
 
 def main() -> None:
