@@ -7,6 +7,7 @@ change it while it is read; `docs/security.md` says what that means.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -18,62 +19,91 @@ from kvc_trt.errors import InputError
 from kvc_trt.sizes import readable_size
 
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+_NOT_REGULAR = "write its content to a file first, and name that"
+_PIECE = 4 << 20
 
 
-def open_input(path: str | Path, largest: int | None = None, *, follow_links: bool = True) -> io.FileIO:
+def open_input(
+    path: str | Path, largest: int | None = None, *, follow_links: bool = True, hint: str | None = None
+) -> io.FileIO:
     """Open a regular file for reading, unbuffered; the caller closes it.
 
     `largest` is the most bytes it may have; without `follow_links` a final symbolic link is refused.
-    Raises InputError for whatever cannot be opened, is not a regular file, or is larger.
+    Raises InputError, with `hint`, for whatever cannot be opened, is not a regular file, or is larger.
     """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW)
-    try:
-        descriptor = os.open(path, flags)
-    except (OSError, ValueError) as error:  # a null byte, or a lone surrogate, in the name
-        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    status = os.fstat(descriptor)
-    problem = _problem(status, largest)
-    if problem is not None:
-        os.close(descriptor)
-        raise InputError(f"{path}: {problem}")
+    descriptor = _open(path, os.O_RDONLY | (0 if follow_links else os.O_NOFOLLOW), largest, hint, "read")
     return io.FileIO(descriptor, "rb", closefd=True)
 
 
-def read_input(path: str | Path, largest: int, *, follow_links: bool = True) -> bytes:
+def open_appended(path: str | Path, largest: int, *, hint: str | None = None) -> io.BufferedRandom:
+    """Open a regular file, made if there is none, to read it and to append to it; the caller closes it.
+
+    Raises InputError as `open_input` does.
+    """
+    descriptor = _open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, largest, hint, "write")
+    return io.BufferedRandom(io.FileIO(descriptor, "rb+", closefd=True))
+
+
+def read_input(path: str | Path, largest: int, *, follow_links: bool = True, hint: str | None = None) -> bytes:
     """Return the bytes of a regular file; InputError where `open_input` raises it, or where it grows meanwhile."""
-    with open_input(path, largest, follow_links=follow_links) as file, io.BufferedReader(file) as reader:
+    with open_input(path, largest, follow_links=follow_links, hint=hint) as file, io.BufferedReader(file) as reader:
         try:
             content = reader.read(largest + 1)
         except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror}") from error
+            raise InputError(f"cannot read {path}: {error.strerror}", hint=hint) from error
     if len(content) > largest:
         raise InputError(f"{path}: grew beyond {readable_size(largest)} while it was read")
     return content
 
 
-def read_text_input(path: str | Path, largest: int) -> str:
+def read_text_input(path: str | Path, largest: int, *, hint: str | None = None) -> str:
     """Return the text of a UTF-8 file; InputError where `read_input` raises it, or for the first byte that is not."""
-    content = read_input(path, largest)
+    content = read_input(path, largest, hint=hint)
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         found = f"byte {error.start} is 0x{content[error.start]:02x}"
-        raise InputError(f"{path} is not UTF-8 text: {found}") from error
+        raise InputError(f"{path} is not UTF-8 text: {found}", hint=hint) from error
 
 
 def read_json_input(path: str | Path, largest: int, *, follow_links: bool = True, hint: str | None = None) -> Any:
     """Return what a JSON file holds; InputError where `read_input` raises it, or for what is not JSON."""
-    content = read_input(path, largest, follow_links=follow_links)
+    return parsed_json(read_input(path, largest, follow_links=follow_links, hint=hint), path, hint=hint)
+
+
+def parsed_json(content: bytes | str, source: str | Path, *, hint: str | None = None) -> Any:
+    """Return what the content of the JSON file `source` says; InputError for what is not JSON."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid JSON: {error}", hint=hint) from error
+        raise InputError(f"{source} is not valid JSON: {error}", hint=hint) from error
 
 
-def _problem(status: os.stat_result, largest: int | None) -> str | None:
-    """Return why a file is not read; None if it is."""
+def sha256_of_input(path: str | Path, *, follow_links: bool = True) -> str:
+    """Return the SHA-256 (hex) of a regular file, read in pieces; InputError where `open_input` raises it."""
+    digest = hashlib.sha256()
+    with open_input(path, follow_links=follow_links) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _open(path: str | Path, flags: int, largest: int | None, hint: str | None, purpose: str) -> int:
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
+    except (OSError, ValueError) as error:  # ValueError: a null byte, or a lone surrogate, in the name
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot {purpose} {path}: {reason}", hint=hint) from error
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and (largest is None or status.st_size <= largest):
+        return descriptor
+    os.close(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        return f"{_KINDS.get(stat.S_IFMT(status.st_mode), 'something else')}; expected a regular file"
-    if largest is not None and status.st_size > largest:
-        return f"{readable_size(status.st_size)}; expected at most {readable_size(largest)}"
-    return None
+        kind = stat.S_IFMT(status.st_mode)
+        found = f"{_KINDS.get(kind, 'something else')}; expected a regular file"
+        raise InputError(f"{path}: {found}", hint=_NOT_REGULAR if kind == stat.S_IFIFO else hint)
+    assert largest is not None
+    sizes = [readable_size(status.st_size), readable_size(largest)]
+    if sizes[0] == sizes[1]:
+        sizes = [f"{status.st_size} B", f"{largest} B"]
+    raise InputError(f"{path}: {sizes[0]}; expected at most {sizes[1]}", hint=hint)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from kvc_trt.errors import InputError, describe, did_you_mean
+from kvc_trt.input_files import read_text_input
 
 Schema = TypeVar("Schema", bound=BaseModel)
 Document = TypeVar("Document")
@@ -62,12 +63,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        if path.stat().st_size > LARGEST_CONFIGURATION:
-            raise InputError(f"{path}: a configuration file of more than {LARGEST_CONFIGURATION >> 20} MiB")
-        value = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader())
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        value = yaml.load(read_text_input(path, LARGEST_CONFIGURATION), Loader=_loader())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise InputError(f"{path} must hold one mapping of names to values")

@@ -2,13 +2,52 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from kvc_trt.accuracy.results import Results
+from kvc_trt.cli.prompts import read_messages, read_prompt_ids, read_text
+from kvc_trt.config import read_configuration
+from kvc_trt.contexts.file import inspect_context
+from kvc_trt.engine.resolution.head_pattern import read_head_pattern
 from kvc_trt.errors import InputError
-from kvc_trt.input_files import open_input, read_input, read_json_input, read_text_input
+from kvc_trt.input_files import (
+    open_appended,
+    open_input,
+    read_input,
+    read_json_input,
+    read_text_input,
+    sha256_of_input,
+)
+from kvc_trt.models.formats import is_path, open_checkpoint, read_model_config
+from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
+from kvc_trt.models.sources.checkpoint import Checkpoint
+from kvc_trt.models.sources.containment import contained
+from kvc_trt.models.sources.tokenizer import read_tokenizer
+from kvc_trt.proof.file import read_proof
+from kvc_trt.tasks.dataset import read_data_set
+from kvc_trt.tasks.tokenizer import load_task_tokenizer
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "configuration": read_configuration,
+    "head pattern": read_head_pattern,
+    "prompt": read_text,
+    "prompt ids": read_prompt_ids,
+    "messages": read_messages,
+    "proof": read_proof,
+    "context": inspect_context,
+    "data set": read_data_set,
+    "tokenizer": read_tokenizer,
+    "tokenizer of a data set": lambda path: load_task_tokenizer(str(path)),
+    "GGUF": GgufCheckpoint,
+    "results": lambda path: Results(path, {}).__enter__(),
+    "digest": sha256_of_input,
+}
+"""The doors through which a file comes in, by what it is."""
 
 
 def test_a_regular_file_is_read_whole(tmp_path: Path) -> None:
@@ -61,3 +100,64 @@ def test_text_names_the_first_byte_that_is_not_utf8(tmp_path: Path) -> None:
     path.write_bytes(b"ab\xffc")
     with pytest.raises(InputError, match="byte 2 is 0xff"):
         read_text_input(path, 10)
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_no_reader_waits_for_a_pipe_or_reads_a_device(
+    tmp_path: Path, kind: str, reader: Callable[[Path], object]
+) -> None:
+    path = Path("/dev/zero")
+    if kind == "pipe":
+        os.mkfifo(path := tmp_path / "pipe")
+    with pytest.raises(InputError, match=f"a {kind}; expected a regular file") as caught:
+        reader(path)
+    assert (kind == "pipe") == ("write its content to a file first" in (caught.value.hint or ""))
+
+
+@pytest.mark.parametrize("reader", [reader for what, reader in READERS.items() if what != "results"])
+@pytest.mark.parametrize("name", ["nothing\0here", "\ud800", "a" * 300, "\x1b[31m"])
+def test_no_name_is_more_than_an_error_of_one_plain_line(
+    tmp_path: Path, name: str, reader: Callable[[Path], object]
+) -> None:
+    with pytest.raises(InputError) as caught:
+        reader(tmp_path / "absent" / name)
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 900
+
+
+@pytest.mark.parametrize("name", ["nothing\0here", "\ud800", "a" * 5000])
+def test_names_of_checkpoints_are_one_line(tmp_path: Path, name: str) -> None:
+    assert not is_path(name)
+    for reader in (open_checkpoint, read_model_config, Checkpoint):
+        with pytest.raises(InputError):
+            reader(tmp_path / name)
+    with pytest.raises(InputError):
+        contained(tmp_path, name)
+
+
+def test_a_process_substitution_is_called_a_pipe() -> None:
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(InputError, match="a pipe; expected a regular file") as caught:
+            read_input(f"/proc/self/fd/{reading}", 10)
+        assert "write its content to a file first" in (caught.value.hint or "")
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_file_is_made_or_continued_by_appending(tmp_path: Path) -> None:
+    for line in (b"one\n", b"two\n"):
+        with open_appended(tmp_path / "lines", 100) as file:
+            file.write(line)
+    with open_appended(tmp_path / "lines", 100) as file:
+        file.seek(0)
+        assert file.read() == b"one\ntwo\n"
+    with pytest.raises(InputError, match="expected at most 7 B"):
+        open_appended(tmp_path / "lines", 7)
+
+
+def test_a_digest_is_that_of_the_bytes(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(content := os.urandom((4 << 20) + 17))
+    assert sha256_of_input(tmp_path / "file") == hashlib.sha256(content).hexdigest()

@@ -11,14 +11,19 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping
+from io import BufferedRandom
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from kvc_trt.accuracy.cell import Cell, CellKey
 from kvc_trt.atomic_files import disk_error
 from kvc_trt.errors import InputError, UnsupportedEnvironment, describe
+from kvc_trt.input_files import open_appended
 
 FORMAT = "kvc-trt accuracy 1"
+LARGEST_RESULTS = 256 << 20
+"""Bytes; a cell has some 200 for each question that it asked."""
+_ANOTHER = "--output-dir another directory"
 
 
 class Results:
@@ -30,16 +35,16 @@ class Results:
         self.dropped = False
         """True if the file's last line was cut short and dropped."""
         self._settings = {"format": FORMAT, **settings}
-        self._file: IO[bytes] | None = None
+        self._file: BufferedRandom | None = None
 
     def __enter__(self) -> Results:
         """Open the file, or make it. InputError for another file, or results under other settings."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.path, "a+b")
         except OSError as error:
             message = f"cannot write the results file {self.path}: {error.strerror}"
-            raise InputError(message, hint="--output-dir another directory") from error
+            raise InputError(message, hint=_ANOTHER) from error
+        self._file = open_appended(self.path, LARGEST_RESULTS, hint=_ANOTHER)
         try:
             self._lock()
             self._read()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvc_trt.cli.text.printing import show
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, describe
+from kvc_trt.input_files import read_json_input, read_text_input
 from kvc_trt.runtime.chat.template import check_messages
 
 if TYPE_CHECKING:
     from kvc_trt import Engine
 
 PROMPT_OPTIONS = "--prompt TEXT, --prompt-file FILE, --prompt-ids FILE, --chat TEXT or --messages FILE"
+LARGEST_PROMPT = 64 << 20
+"""Bytes of a file of a prompt, a document, token ids or messages: some sixteen million tokens."""
 
 
 @dataclass(frozen=True)
@@ -81,14 +83,7 @@ def warn_of_bare_text(asked: Prompts, engine: Engine, hint: str) -> None:
 
 def read_text(path: Path) -> str:
     """Read a UTF-8 text file; InputError says what is wrong with it."""
-    try:
-        return path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read the prompt file {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
-        ) from error
+    return read_text_input(path, LARGEST_PROMPT)
 
 
 def read_prompt_ids(path: Path) -> list[list[Any]]:
@@ -96,25 +91,17 @@ def read_prompt_ids(path: Path) -> list[list[Any]]:
 
     Whether the ids are tokens of the model is checked by the session.
     """
-    found = _read_json(path)
+    found = read_json_input(path, LARGEST_PROMPT)
     lists = [isinstance(item, list) for item in found] if isinstance(found, list) else []
     if not isinstance(found, list) or any(lists) != (bool(lists) and all(lists)):
-        shown = json.dumps(found)[:60]
-        raise InputError(f"{path}: expected a list of token ids, or a list of such lists, found {shown}")
+        raise InputError(f"{path}: expected a list of token ids, or a list of such lists, found {describe(found)}")
     return found if any(lists) else [found]
 
 
 def read_messages(path: Path, system: str | None = None) -> list[list[dict[str, str]]]:
     """Read one conversation, a list of messages, or a list of conversations; InputError for anything else."""
-    found = _read_json(path)
+    found = read_json_input(path, LARGEST_PROMPT)
     if isinstance(found, list) and found and all(isinstance(item, list) for item in found):
         places = enumerate(found)
         return [check_messages(item, f"{path}: conversation {index}", system=system) for index, item in places]
     return [check_messages(found, str(path), system=system)]
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid JSON: {error}") from error

@@ -35,7 +35,8 @@ from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, weight_bytes
 from kvc_trt.engine.stages import Stages
 from kvc_trt.engine.writer import check_replaceable, check_space, new_directory, place, writable_target
 from kvc_trt.errors import InputError, KvcError
-from kvc_trt.models.sources.tokenizer import check_tokenizer
+from kvc_trt.input_files import read_input
+from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES, check_tokenizer
 from kvc_trt.progress import Progress
 from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.version import __version__
@@ -158,7 +159,10 @@ def _entries(backends: Mapping[str, BuildBackend]) -> frozenset[str]:
 
 def _small_files(config: EngineConfig, source: ModelSource) -> dict[str, bytes]:
     """Return the content of the files that are written directly, without a stage."""
-    tokenizer = {f"{TOKENIZER_DIRECTORY}/{path.name}": path.read_bytes() for path in source.tokenizer_files}
+    tokenizer = {
+        f"{TOKENIZER_DIRECTORY}/{path.name}": read_input(path, TOKENIZER_FILES[path.name])
+        for path in source.tokenizer_files
+    }
     return {CONFIG_FILE: canonical(config.to_json()), **tokenizer}
 
 

@@ -24,7 +24,7 @@ def is_path(model: str) -> bool:
 
 def is_file(path: Path) -> bool:
     """True if the checkpoint is one GGUF file: what is there decides, and the suffix where nothing is."""
-    return path.is_file() or (path.suffix == GGUF_SUFFIX and not path.is_dir())
+    return os.path.isfile(path) or (path.suffix == GGUF_SUFFIX and not os.path.isdir(path))
 
 
 def open_checkpoint(path: Path) -> AnyCheckpoint:

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from kvc_trt.atomic_files import write_new_file
 from kvc_trt.errors import InputError, describe
+from kvc_trt.input_files import read_json_input
 from kvc_trt.proof.lists import check_lists
 from kvc_trt.proof.record import CacheRecord, MadeBy, PrefillPrecision, PromptRecord, Proof, ProofKind, lists_of
 from kvc_trt.validation import OwnSchema, validated
@@ -114,15 +115,7 @@ def read_proof(path: Path) -> Proof:
 
     Whether its digests belong together is for `Proof.problems` to say, whether they are true for a replay.
     """
-    try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise InputError(f"{path}: a proof of more than {LARGEST_FILE >> 20} MiB")
-        found = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"cannot read the proof {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid JSON ({describe(str(error))})") from error
-    return proof_of(found, str(path))
+    return proof_of(read_json_input(path, LARGEST_FILE), str(path))
 
 
 def proof_of(found: object, source: str) -> Proof:

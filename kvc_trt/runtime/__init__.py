@@ -27,6 +27,7 @@ __all__ = [
     "Ticket",
     "Timings",
     "load_tokenizer",
+    "tokenizer_of",
 ]
 
 

@@ -15,9 +15,11 @@ import tempfile
 from pathlib import Path
 
 from kvc_trt.atomic_files import write_whole
+from kvc_trt.errors import InputError
+from kvc_trt.input_files import read_input
 
 OWNER_FILE = "owner"
-_LONGEST = 256
+_LARGEST_OWNER = 256
 _PROC = Path("/proc")
 
 
@@ -62,13 +64,10 @@ def remove_abandoned(parent: Path, prefix: str) -> list[int]:
 
 def _owner_of(path: Path) -> str | None:
     """Return what a directory of this user says of its owner; None if it is none, or says nothing."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
+    with contextlib.suppress(InputError, OSError, UnicodeDecodeError):
         found = path.lstat()
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-            descriptor = os.open(path / OWNER_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(descriptor, "rb") as file:
-                if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    return file.read(_LONGEST).decode("ascii")
+            return read_input(path / OWNER_FILE, _LARGEST_OWNER, follow_links=False).decode("ascii")
     return None
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from kvc_trt.errors import InputError, describe
+from kvc_trt.input_files import read_text_input
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.tasks.associative_recall import ids_of
 from kvc_trt.tasks.framing import Framing
@@ -26,6 +27,8 @@ from kvc_trt.validation import OwnSchema, validated_document
 
 VERSION = 2
 """The version of the file's layout and of the generators: raised when equal arguments give other samples."""
+LARGEST_DATA_SET = 1 << 30
+"""Bytes; a thousand samples of 128K tokens have some 600 million."""
 
 
 @dataclass(frozen=True)
@@ -135,11 +138,10 @@ def draw_data_set(
 
 def read_data_set(path: Path) -> DataSet:
     """The data set of a file; InputError where it cannot be read, is not whole, or is of another version."""
+    text = read_text_input(path, LARGEST_DATA_SET)
     try:
-        header, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        header, *lines = [json.loads(line) for line in text.splitlines()]
         version = header["version"]
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is not a data set of kvc-trt", hint=f"write one: {_again(path)}") from error
     if version != VERSION:

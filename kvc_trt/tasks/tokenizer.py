@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,11 +74,11 @@ def load_task_tokenizer(source: str) -> TaskTokenizer:
     """
     from kvc_trt.models.formats import GGUF_SUFFIX
 
-    path = Path(source) if Path(source).exists() else _of_preset(source)
+    path = Path(source) if os.path.exists(source) else _of_preset(source)
     if path.suffix == GGUF_SUFFIX and path.is_file():
         return _from_gguf(path)
     if path.is_dir():
-        found = [path / name for name in ("tokenizer.json", "tokenizer/tokenizer.json") if (path / name).is_file()]
+        found = [path / name for name in ("tokenizer.json", "tokenizer/tokenizer.json") if os.path.isfile(path / name)]
         if not found:
             raise InputError(f"{path} has no tokenizer.json")
         file, positions = found[0], _positions(path / "config.json")
@@ -123,7 +124,7 @@ def _of_preset(name: str) -> Path:
 
 def _positions(config: Path) -> int | None:
     """`max_position_embeddings` of a checkpoint's or an engine's config.json, if it says."""
-    if not config.is_file():
+    if not os.path.isfile(config):
         return None
     content = read_json_object(config)
     described: Any = content.get("pretrained_config", content)

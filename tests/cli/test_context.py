@@ -141,7 +141,7 @@ def test_contexts_of_other_engines_and_changed_files_are_refused(engines, engine
     for command in (["run", engine, "--context"], ["context", "inspect"]):
         assert "changed was changed: its checksum" in failure(*command, changed, capfd=capfd)
         assert "damaged" in failure(*command, short, capfd=capfd)
-        assert "cannot be read" in failure(*command, tmp_path / "absent", capfd=capfd)
+        assert "cannot read" in failure(*command, tmp_path / "absent", capfd=capfd)
         assert "not a context" in failure(*command, engines / "rocketkv" / "weights.safetensors", capfd=capfd)
 
 

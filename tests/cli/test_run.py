@@ -188,8 +188,8 @@ class TestBadInput:
     def test_prompts(self, engine, tmp_path, capfd):
         assert "the prompt is empty" in failure(engine, "--prompt", "", capfd=capfd)
         assert "prompt has 400 tokens, expected at most 256" in failure(engine, "--prompt", PROMPT * 2, capfd=capfd)
-        assert "cannot read the prompt file" in failure(engine, "--prompt-file", str(tmp_path / "no"), capfd=capfd)
-        assert "cannot read the prompt file" in failure(engine, "--prompt-file", str(tmp_path), capfd=capfd)
+        assert "cannot read" in failure(engine, "--prompt-file", str(tmp_path / "no"), capfd=capfd)
+        assert "a directory; expected a regular" in failure(engine, "--prompt-file", str(tmp_path), capfd=capfd)
         (tmp_path / "latin.txt").write_bytes("naïve".encode("latin-1"))
         error = failure(engine, "--prompt-file", str(tmp_path / "latin.txt"), capfd=capfd)
         assert "is not UTF-8 text: byte 2 is 0xef" in error

@@ -108,7 +108,7 @@ def test_a_turn_that_does_not_fit_ends_it_with_the_numbers(talk):
         (("--chat", "--context", "a"), b"", "--context goes with"),
         (("--chat", "--stream", "--json"), b"", "exclude each other"),
         (("--chat",), b"a\n\xff\n", "standard input: line 2 is not UTF-8 text (byte 0)"),
-        (("--chat", "--document", "nowhere.txt"), b"", "cannot read the prompt file"),
+        (("--chat", "--document", "nowhere.txt"), b"", "cannot read nowhere.txt"),
     ],
 )
 def test_bad_input(talk, arguments, content, message):

@@ -115,7 +115,7 @@ class TestReplay:
         file = proof(engine, "digest")
         (tmp_path / "broken.json").write_text(Path(file).read_text()[:-100])
         for arguments, message in (
-            ([str(engine), "--replay", str(tmp_path / "none.json")], "cannot read the proof"),
+            ([str(engine), "--replay", str(tmp_path / "none.json")], "cannot read"),
             ([str(engine), "--replay", str(tmp_path / "broken.json")], "is not valid JSON"),
             ([str(engine), "--replay", file, "--level", "full"], "--replay goes with ENGINE, -o and --json"),
             ([str(engine), "--replay", file, "--seed", "0"], "found --seed"),

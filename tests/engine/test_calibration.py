@@ -41,16 +41,22 @@ def test_measured_budgets_are_recorded_and_replayed(prompts: Path, tmp_path: Pat
     ("arguments", "message"),
     [
         (SQUEEZE, "cannot spell any of the tasks"),
-        ([*SQUEEZE, "--set", "calibration=nowhere.txt"], "nowhere.txt cannot be read"),
-        ([*SQUEEZE, "--set", "calibration=/dev/null"], "has no prompt"),
+        ([*SQUEEZE, "--set", "calibration=nowhere.txt"], "cannot read nowhere.txt"),
+        ([*SQUEEZE, "--set", "calibration=empty.txt"], "has no prompt"),
         ([*BUILD, "--set", "squeeze_share=0.5"], "no use without --layer-budget"),
         ([*BUILD, "--set", "calibration=/dev/null"], "calibration has no use without --layer-budget squeeze"),
         ([*SQUEEZE, "--set", f"calibration={__file__}"], "is an unknown token of the model's tokenizer"),
     ],
 )
 def test_calibrations_that_cannot_be_measured_are_refused(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert run([*arguments, "-o", str(tmp_path / "engine")]) == 2
+    monkeypatch.chdir(tmp_path)
+    Path("empty.txt").write_text("\n")
+    assert run([*arguments, "-o", "engine"]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "engine").exists()

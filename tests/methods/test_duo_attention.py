@@ -91,7 +91,7 @@ def test_a_pattern_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("0.1\tx\n", "line 1: 'x'; expected a number"), ("nan\n", "line 1: 'nan'"), (None, "cannot be read")],
+    [("0.1\tx\n", "line 1: 'x'; expected a number"), ("nan\n", "line 1: 'nan'"), (None, "cannot read")],
 )
 def test_a_pattern_file_that_is_none(tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "pattern.tsv"

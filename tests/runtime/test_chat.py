@@ -91,7 +91,7 @@ class TestLoad:
         ("name", "content", "message"),
         [
             ("chat_template.jinja", b"\xff", "not UTF-8 text"),
-            ("chat_template.jinja", b" " * (1 << 20) + b" ", "more than 1048576 bytes"),
+            ("chat_template.jinja", b" " * (1 << 20) + b" ", "1048577 B; expected at most 1048576 B"),
             ("tokenizer_config.json", b"[]", "expected a JSON object"),
             ("tokenizer_config.json", b"{", "not valid JSON"),
             ("tokenizer_config.json", b"[" * 100_000, "not valid JSON"),

@@ -121,5 +121,5 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"cannot read .*none\.jsonl"):
         read_data_set(tmp_path / "none.jsonl")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match="is not a data set"):
+    with pytest.raises(InputError, match="is not UTF-8 text"):
         read_data_set(tmp_path / "binary")

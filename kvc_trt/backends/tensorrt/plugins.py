@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvc_trt.backends.trusted_files import check_writers
-from kvc_trt.engine.files import sha256
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.input_files import sha256_of_input
 from kvc_trt.kernels.loading import VARIABLE as KERNELS_VARIABLE
 from kvc_trt.kernels.loading import library_path as kernel_library_path
 from kvc_trt.operators import KVC_DOMAIN
@@ -76,7 +76,7 @@ def named_path(named: str | None, packaged: Path) -> Path | None:
 def fingerprint(path: Path, kind: Kind) -> PluginLibrary:
     """Hash a library file without executing it."""
     check_trusted(path)
-    return PluginLibrary(kind, path, sha256(path.resolve()))
+    return PluginLibrary(kind, path, sha256_of_input(path.resolve(), follow_links=False))
 
 
 def asked(library: PluginLibrary) -> PluginLibrary:

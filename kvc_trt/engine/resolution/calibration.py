@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvc_trt import policies
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, describe
+from kvc_trt.input_files import read_text_input
 from kvc_trt.methods.base.layer_budget import DEFAULT_SHARE, largest_budget, smallest_budget, uniform_budget
 from kvc_trt.reference.squeeze import squeeze
 from kvc_trt.runtime.session.batch import batch_of
@@ -27,6 +28,8 @@ TASKS = ("passkey", "lines")
 SEEDS = (0, 1)
 LONGEST, ANSWER = 1024, 16
 """Tokens of a calibration prompt and of its answer."""
+LARGEST_CALIBRATION = 64 << 20
+"""Bytes of a file of calibration prompts."""
 _ONE_PER_LINE = "--set calibration=FILE, one prompt per line"
 
 
@@ -86,15 +89,12 @@ def _prompts(resolved: ResolvedBuild, source: ModelSource) -> list[list[int]]:
 
 
 def _of_file(path: Path, tokenizer: TaskTokenizer, longest: int) -> list[list[int]]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise InputError(f"calibration: {path} cannot be read as text: {reason}", hint=_ONE_PER_LINE) from error
+    lines = read_text_input(path, LARGEST_CALIBRATION, hint=_ONE_PER_LINE).splitlines()
     for number, line in enumerate(lines, start=1):
         if (word := tokenizer.unknown_word(line)) is not None:
+            where = f"calibration: {path}, line {number}"
             raise InputError(
-                f"calibration: {path}, line {number}: {word!r} is an unknown token of the model's tokenizer",
+                f"{where}: {describe(word)} is an unknown token of the model's tokenizer",
                 hint="give prompts in the model's vocabulary",
             )
     prompts = [tokenizer.encode(line)[:longest] for line in lines if line.strip()]

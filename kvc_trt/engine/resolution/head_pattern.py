@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, describe
+from kvc_trt.input_files import read_text_input
 
-_LARGEST_BYTES = 1 << 20
+_LARGEST_PATTERN = 1 << 20
+"""Bytes; a table of 128 layers of 128 heads has some 300 KiB."""
 _EXPECTED = "--set head_pattern=FILE.tsv: one line per layer, one score in 0..1 per KV head"
 
 
 def read_head_pattern(path: Path) -> tuple[tuple[float, ...], ...]:
     """Read scores by layer and KV head, clipped to 0..1 (published patterns slightly exceed that range)."""
-    try:
-        if path.stat().st_size > _LARGEST_BYTES:
-            raise InputError(f"head_pattern: {path} has {path.stat().st_size} bytes; expected a table of a few KB")
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise InputError(f"head_pattern: {path} cannot be read: {reason}", hint=_EXPECTED) from error
+    lines = read_text_input(path, _LARGEST_PATTERN, hint=_EXPECTED).splitlines()
     rows = [line.replace(",", " ").split() for line in lines if line.strip()]
     return tuple(tuple(_score(path, number, text) for text in row) for number, row in enumerate(rows, start=1))
 
@@ -29,5 +25,5 @@ def _score(path: Path, line: int, text: str) -> float:
     except ValueError:
         score = float("nan")
     if score != score:
-        raise InputError(f"head_pattern: {path}, line {line}: {text!r}; expected a number", hint=_EXPECTED)
+        raise InputError(f"head_pattern: {path}, line {line}: {describe(text)}; expected a number", hint=_EXPECTED)
     return min(max(score, 0.0), 1.0)

@@ -7,13 +7,14 @@ stays inside the directory, or, in the Hub's cache, leads from a snapshot to the
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError, describe
+from kvc_trt.input_files import read_json_input
 from kvc_trt.models.sources.containment import contained
 from kvc_trt.models.sources.hugging_face import read_config
 from kvc_trt.models.sources.safetensors_file import SafetensorsFile
@@ -21,7 +22,8 @@ from kvc_trt.models.sources.tokenizer import tokenizer_files
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_MAX_INDEX_BYTES = 100_000_000
+_LARGEST_INDEX = 32 << 20
+"""Bytes; the index of 100,000 tensors has some 10 MiB."""
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -33,7 +35,7 @@ class Checkpoint:
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
-        if not self.directory.is_dir():
+        if not os.path.isdir(self.directory):
             raise InputError(f"{self.directory}: not a directory; expected a Hugging Face checkpoint")
         self.config = read_config(contained(self.directory, "config.json").parent)
         self._files, self._home = _open_weights(self.directory)
@@ -85,9 +87,9 @@ class Checkpoint:
 
 def _open_weights(directory: Path) -> tuple[dict[str, SafetensorsFile], dict[str, SafetensorsFile]]:
     """Open the weight files; returns them by name, and the file of each tensor."""
-    if (directory / INDEX_FILE).exists():
+    if os.path.exists(directory / INDEX_FILE):
         return _open_shards(directory)
-    if not (directory / SINGLE_FILE).exists():
+    if not os.path.exists(directory / SINGLE_FILE):
         pickled = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLE_SUFFIXES)
         if pickled:
             raise InputError(
@@ -109,19 +111,14 @@ def _open_shards(directory: Path) -> tuple[dict[str, SafetensorsFile], dict[str,
         raise InputError(f"{index}: a tensor is stored in two shards")
     for name, shard in weight_map.items():
         if home.get(name) is not files[shard]:
-            raise InputError(f"{index}: tensor {describe(name)} is not in {shard}")
+            raise InputError(f"{index}: tensor {describe(name)} is not in {describe(shard)}")
     if unlisted := sorted(set(home) - set(weight_map)):
         raise InputError(f"{index}: tensor {describe(unlisted[0])} is in a shard but not in the index")
     return files, home
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
-    if index.stat().st_size > _MAX_INDEX_BYTES:
-        raise InputError(f"{index}: {index.stat().st_size} bytes, expected at most {_MAX_INDEX_BYTES}")
-    try:
-        content = json.loads(index.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{index}: not valid JSON ({describe(str(error))})") from error
+    content = read_json_input(index, _LARGEST_INDEX)
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map or any(not isinstance(v, str) for v in weight_map.values()):
         raise InputError(f"{index}: expected a weight_map from tensor to file name")

@@ -14,7 +14,7 @@ def contained(directory: Path, name: str) -> Path:
     path = directory / name
     try:
         root, target = directory.resolve(strict=True), path.resolve(strict=True)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:  # ValueError: half of a character in the name
         raise InputError(f"{path}: missing, or a link that leads nowhere") from error
     # Hub cache: models--ORGANISATION--NAME/{blobs,snapshots/COMMIT}; files of a snapshot link to ../../blobs.
     in_hub_cache = root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--")

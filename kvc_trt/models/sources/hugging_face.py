@@ -6,8 +6,7 @@ Both spellings of the rotary settings are read: `rope_theta` + `rope_scaling {ty
 
 from __future__ import annotations
 
-import json
-import stat
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from kvc_trt.errors import InputError, describe
+from kvc_trt.input_files import read_json_input
 from kvc_trt.models.config import ModelConfig, RopeScaling
 from kvc_trt.models.sources.containment import contained
 from kvc_trt.models.sources.fp8 import check_quantisation
@@ -23,7 +23,8 @@ from kvc_trt.validation import ForeignSchema, validated
 _Architecture = Literal["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
 _DType = Literal["float32", "float16", "bfloat16"]
 _RopeKind = Literal["default", "linear", "llama3"]
-_MAX_CONFIG_BYTES = 1 << 20
+_LARGEST_CONFIG = 1 << 20
+"""Bytes of config.json or generation_config.json."""
 _MAX_LENGTH = 1 << 26
 _MAX_EOS_IDS = 64
 _Length = Annotated[int, Field(ge=1, le=_MAX_LENGTH)]
@@ -93,10 +94,10 @@ def read_config(directory: str | Path) -> ModelConfig:
     directory = Path(directory)
     generation = directory / "generation_config.json"
     for path in (directory / "config.json", generation):
-        if path.is_symlink():
+        if os.path.islink(path):
             contained(directory, path.name)
     config = dict(read_json_object(directory / "config.json"))
-    if generation.is_file():
+    if os.path.isfile(generation):
         extra = read_json_object(generation).get("eos_token_id")
         ids = (_as_list(config.get("eos_token_id")) + _as_list(extra))[: _MAX_EOS_IDS + 1]
         config["eos_token_id"] = [token for position, token in enumerate(ids) if token not in ids[:position]]
@@ -105,17 +106,7 @@ def read_config(directory: str | Path) -> ModelConfig:
 
 def read_json_object(path: Path) -> Mapping[str, Any]:
     """Read a small file that holds one JSON object; anything else is an `InputError`."""
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"{path}: not a regular file")
-        if status.st_size > _MAX_CONFIG_BYTES:
-            raise InputError(f"{path}: {status.st_size} bytes, expected at most {_MAX_CONFIG_BYTES}")
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not valid JSON ({describe(str(error))})") from error
+    value = read_json_input(path, _LARGEST_CONFIG)
     if not isinstance(value, dict):
         raise InputError(f"{path}: expected a JSON object, found {describe(value)}")
     return value

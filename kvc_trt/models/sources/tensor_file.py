@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
+from kvc_trt.input_files import open_input
 
 
 class TensorFile:
@@ -19,14 +18,13 @@ class TensorFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._file = _open_regular(self.path)
+        self._file = open_input(self.path)
         self.size = os.fstat(self.descriptor).st_size
 
     @property
     def descriptor(self) -> int:
         """The number of the open file; ValueError once it is closed."""
-        number: int = self._file.fileno()
-        return number
+        return self._file.fileno()
 
     def read(self, offset: int, nbytes: int, what: str) -> NDArray[np.uint8]:
         """`nbytes` bytes from `offset` on; InputError, naming `what`, where the file ends before them.
@@ -53,15 +51,3 @@ class TensorFile:
     def close(self) -> None:
         """Close the file; it cannot be read afterwards."""
         self._file.close()
-
-
-def _open_regular(path: Path) -> Any:
-    """Open for reading without ever blocking on a pipe or device."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', error)})") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise InputError(f"{path}: not a regular file")
-    return os.fdopen(descriptor, "rb", buffering=0)

@@ -7,7 +7,7 @@ model's special tokens, so it is encoded without adding any.
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from os import PathLike
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt.errors import InputError, describe
+from kvc_trt.input_files import parsed_json, read_text_input
 from kvc_trt.models.sources.containment import contained
 from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES
 from kvc_trt.runtime.chat.template_process import TemplateProcess
@@ -124,19 +125,9 @@ def _is_unicode(text: str) -> bool:
 
 def _text(directory: Path, name: str) -> str | None:
     """The text of one of `TOKENIZER_FILES`; None where there is no such file."""
-    if not (directory / name).exists():
+    if not os.path.exists(directory / name):
         return None
-    path, largest = contained(directory, name), TOKENIZER_FILES[name]
-    try:
-        with path.open("rb") as file:
-            content = file.read(largest + 1)
-        if len(content) > largest:
-            raise InputError(f"{path}: more than {largest} bytes")
-        return content.decode()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    return read_text_input(contained(directory, name), TOKENIZER_FILES[name])
 
 
 def _json_object(directory: Path, name: str) -> dict[str, Any]:
@@ -144,10 +135,7 @@ def _json_object(directory: Path, name: str) -> dict[str, Any]:
     text = _text(directory, name)
     if text is None:
         return {}
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{directory / name}: not valid JSON ({describe(str(error))})") from error
+    value = parsed_json(text, directory / name)
     if not isinstance(value, dict):
         raise InputError(f"{directory / name}: expected a JSON object, found {describe(value)}")
     return value

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.atomic_files import write_whole
-from kvc_trt.engine.files import read_bytes
 from kvc_trt.engine.format import TOKENIZER_DIRECTORY
 from kvc_trt.errors import InputError
+from kvc_trt.input_files import read_json_input
 from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES
 
 if TYPE_CHECKING:
@@ -92,10 +92,7 @@ def _read(engine: EngineDirectory, name: str) -> dict[str, Any]:
     if f"{TOKENIZER_DIRECTORY}/{name}" not in engine.files:
         return {}
     path = engine.path / TOKENIZER_DIRECTORY / name
-    try:
-        value = json.loads(read_bytes(path, TOKENIZER_FILES[name]))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid JSON") from error
+    value = read_json_input(path, TOKENIZER_FILES[name], follow_links=False)
     if not isinstance(value, dict):
         raise InputError(f"{path}: expected a JSON object")
     return value

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.engine.files import sha256
 from kvc_trt.errors import InputError
+from kvc_trt.input_files import sha256_of_input
 from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.triton.config import PythonModel, WarmupTensor, finished_config, new_model_config
 from kvc_trt.serving.triton.family import model_names as family
@@ -90,7 +90,7 @@ def _text_model(
     lengths = engine.parameters.max_input_len, engine.parameters.max_output_len
     model = PythonModel(
         PREPROCESSING if before else POSTPROCESSING,
-        TextSettings(role, sha256(tokenizer), *lengths),
+        TextSettings(role, sha256_of_input(tokenizer, follow_links=False), *lengths),
         family.PREPROCESSING_INPUTS if before else family.POSTPROCESSING_INPUTS,
         family.PREPROCESSING_OUTPUTS if before else family.POSTPROCESSING_OUTPUTS,
         warmup,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.engine.files import sha256
 from kvc_trt.errors import InputError
-from kvc_trt.models.sources.tokenizer import read_tokenizer
+from kvc_trt.input_files import read_input
+from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES
+from kvc_trt.models.sources.tokenizer_library import Tokenizer
 from kvc_trt.serving.errors import invalid, serving_error
 from kvc_trt.serving.fields import FIELDS
 from kvc_trt.serving.tokens import token_ids
@@ -77,15 +79,14 @@ class TextStep:
 
 
 def _tokenizer(path: Path, digest: str) -> Tokenizer:
-    if not path.is_file():
-        raise InputError(f"{path} is missing", hint="export the engine again: kvc-trt export --help")
-    found = sha256(path)
-    if found != digest:
+    again = "export the engine again: kvc-trt export --help"
+    content = read_input(path, TOKENIZER_FILES["tokenizer.json"], hint=again)
+    if (found := hashlib.sha256(content).hexdigest()) != digest:
         raise InputError(
             f"{path} is another tokenizer than the one that was exported: its SHA-256 is {found}, expected {digest}",
-            hint="export the engine again: kvc-trt export --help",
+            hint=again,
         )
-    return read_tokenizer(path)
+    return Tokenizer(content, str(path))
 
 
 def _preprocessed(request: Any, tokenizer: Tokenizer, settings: TextSettings) -> Outputs:
