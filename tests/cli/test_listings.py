@@ -10,6 +10,7 @@ from kvc_trt.backends import onnxruntime, probes, torch
 from kvc_trt.backends.registry import names
 from kvc_trt.cli.main import run
 from kvc_trt.cli.text.printing import ranges
+from tests.engine.test_manifest import fields_of, reseal
 
 
 def json_of(capfd, arguments):
@@ -87,6 +88,18 @@ def test_inspect_refuses_a_damaged_engine(tiny_engine, capfd):
     assert "weights.safetensors was changed" in streams.err
     assert "hint: rebuild it: kvc-trt build --config" in streams.err
     assert streams.out == ""
+
+
+def test_inspect_of_a_strangers_engine_controls_no_terminal(tiny_engine, capfd):
+    manifest = fields_of(tiny_engine)
+    source = "a model\x1b]0;title\x07\ntokenizer  \u202eyes"
+    reseal(tiny_engine, checkpoint={**manifest["checkpoint"], "source": source})
+    directory = tiny_engine.rename(tiny_engine.with_name("engine\x1b[2J\nintact"))
+    text = text_of(capfd, ["inspect", str(directory)])
+    assert r"source  a model\x1b]0;title\x07\ntokenizer  \u202eyes" in text
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert len([line for line in text.split("\n") if line.startswith("tokenizer")]) == 1
+    assert json_of(capfd, ["inspect", str(directory)])["checkpoint"]["source"] == source
 
 
 def test_layers_are_written_as_ranges():

@@ -19,6 +19,7 @@ from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sources.safetensors_file import TensorPlan, write_safetensors
+from tests.models.hostile_tokenizers import PANICS
 
 
 def digests(engine):
@@ -268,7 +269,9 @@ def test_a_tokenizer_of_another_model_is_refused(tiny_model, tmp_path, capfd):
     assert "token ids up to 50, vocab_size is 50" in error_of(capfd)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "not json", '{"model": {"type": "WordLevel"}}'])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "not json", '{"model": {"type": "WordLevel"}}', *(one.decode() for one in PANICS.values())]
+)
 def test_a_malformed_tokenizer_is_refused(tiny_model, tmp_path, capfd, text):
     directory = checkpoint(tmp_path / "model", tiny_model)
     (directory / "tokenizer.json").write_text(text)

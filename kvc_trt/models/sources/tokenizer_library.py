@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.errors import InputError
@@ -35,7 +36,10 @@ class Tokenizer:
         """Load a file's content and try it; `source` names it. InputError for what the library does not take."""
         from tokenizers import Tokenizer as Library
 
-        self._content, self._source = content, source
+        self._content = content
+        self._name = PurePath(
+            source
+        ).name  # what fails in use may be told to a client, who needs no path of this machine
         with _failures_named(f"{source} is not a tokenizer", at_loading=True), _panics_off_stderr():
             self._library = Library.from_buffer(content)
             self._library.no_truncation()
@@ -47,7 +51,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> Encoding:
         """Return the tokens of a text: `ids`, and for each its `offsets` in the text."""
-        with _failures_named(f"{self._source}: the tokenizer cannot read this text"):
+        with _failures_named(f"{self._name}: the tokenizer cannot read this text"):
             try:
                 return self._library.encode(text, add_special_tokens=add_special_tokens)
             except TypeError as error:
@@ -57,7 +61,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of these tokens; of ids that are no tokens, nothing."""
-        with _failures_named(f"{self._source}: the tokenizer cannot write these tokens as text"):
+        with _failures_named(f"{self._name}: the tokenizer cannot write these tokens as text"):
             return str(self._library.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def get_vocab(self, *, with_added_tokens: bool = True) -> dict[str, int]:
