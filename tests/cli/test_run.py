@@ -303,3 +303,23 @@ def test_an_engine_without_drafts_says_how_to_build_it(engine, capfd):
     said = failure(engine, "--prompt", PROMPT, "--speculate", "ngram", capfd=capfd)
     assert "the engine has no draft graph" in said
     assert "--draft-tokens 4" in said
+
+
+def test_a_tokenizer_that_panics_at_the_prompt_is_one_error(tiny_model, tmp_path, capfd):
+    """A regular expression of its file backtracks until the library gives up, and gives up by a panic."""
+    model = with_tokenizer(tiny_model, tmp_path / "model")
+    file = model / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    endless = {"type": "Split", "pattern": {"Regex": f"({text(7)}+)+$"}, "behavior": "Isolated", "invert": False}
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [endless, content["pre_tokenizer"]]}
+    file.write_text(json.dumps(content))
+    limits = ("--token-budget", "32", "--max-input-len", "256", "--max-output-len", "32", "--no-verify")
+    assert run(["build", "--model", str(model), *limits, "-o", str(tmp_path / "engine")]) == 0
+    said = failure(str(tmp_path / "engine"), "--prompt", text(*[7] * 30, 8), capfd=capfd)
+    errors = [line for line in said.splitlines() if line.startswith(("error: ", "hint: "))]
+    assert errors == [
+        "error: tokenizer.json: the tokenizer cannot read this text: "
+        "Onig: Regex search error: retry-limit-in-match over"
+    ]
+    assert "this is a bug" not in said
+    assert outputs(str(tmp_path / "engine"), "--prompt", text(7, 8), "--max-new-tokens", "2", capfd=capfd)
