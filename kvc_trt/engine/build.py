@@ -32,8 +32,8 @@ from kvc_trt.engine.manifest import (
 )
 from kvc_trt.engine.resolution.model_choice import ModelSource
 from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, weight_bytes
-from kvc_trt.engine.stages import Stages
-from kvc_trt.engine.writer import check_replaceable, check_space, new_directory, place, writable_target
+from kvc_trt.engine.stages import Stages, drop_entry
+from kvc_trt.engine.writer import check_replaceable, check_space, clear_leftovers, new_directory, place, writable_target
 from kvc_trt.errors import InputError, KvcError
 from kvc_trt.input_files import read_input
 from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES, check_tokenizer
@@ -83,10 +83,13 @@ def build_engine(
     with progress.task("reading the inputs", None):
         inputs = inputs_of(config, source, target, backend.sources())
     existing = _existing(output, inputs, backends, force=force, progress=progress)
+    entry = digest_of(inputs.model_dump())
     if existing is not None:
+        drop_entry(entry)
+        clear_leftovers(output)
         return BuildResult(existing, "up to date", (), time.monotonic() - started)
     check_space(output, backend.weight_copies * weight_bytes(resolved.model, resolved.config.weights))
-    with Stages.open(digest_of(inputs.model_dump()), progress) as stages:
+    with Stages.open(entry, progress) as stages:
         for name, file in ((name, file) for name, file in backend.files.items() if name in makers):
             stages.run(name, file, partial(makers[name], finished=stages.directory))
         try:

@@ -122,6 +122,13 @@ class Stages:
         shutil.rmtree(self.directory / "partial", ignore_errors=True)
 
 
+def drop_entry(digest: str) -> None:
+    """Remove what a build killed at its very end left of an engine that is there, unless another build works on it."""
+    directory = cache_root() / "stages" / digest
+    with contextlib.suppress(OSError), locked(directory):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def peak_rss_bytes() -> int:
     """Return the peak resident size of this process so far, in bytes (Linux reports KiB)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -75,7 +75,7 @@ def new_directory(target: Path, *, replaceable: frozenset[str] | None = None) ->
     Raises InputError if `target` exists by then, unless it is a directory that holds only names in `replaceable`.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    _clear_leftovers(target)
+    clear_leftovers(target)
     with unfinished_directory(target) as temporary:
         yield temporary
         for name in listing(temporary):
@@ -84,6 +84,15 @@ def new_directory(target: Path, *, replaceable: frozenset[str] | None = None) ->
             make_durable(directory)
         _put_in_place(temporary, target, replaceable)
         make_durable(target.parent)
+
+
+def clear_leftovers(target: Path) -> None:
+    """Remove what killed builds left beside `target`; a previous engine that one had set aside comes back."""
+    for leftover in abandoned(target):
+        if kind_of(leftover) == "old" and (leftover / target.name).is_dir() and not os.path.lexists(target):
+            # Killed between the two renames: put the previous engine back.
+            os.rename(leftover / target.name, target)
+        remove(leftover)
 
 
 def place(source: Path, destination: Path) -> None:
@@ -114,11 +123,3 @@ def _put_in_place(new: Path, target: Path, replaceable: frozenset[str] | None) -
             raise
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-
-
-def _clear_leftovers(target: Path) -> None:
-    for leftover in abandoned(target):
-        if kind_of(leftover) == "old" and (leftover / target.name).is_dir() and not os.path.lexists(target):
-            # Killed between the two renames: put the previous engine back.
-            os.rename(leftover / target.name, target)
-        remove(leftover)

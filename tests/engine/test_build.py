@@ -17,8 +17,10 @@ import pytest
 
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
+from kvc_trt.engine.stages import Stages
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sources.safetensors_file import TensorPlan, write_safetensors
+from kvc_trt.unfinished import locked
 from tests.models.hostile_tokenizers import PANICS
 
 
@@ -135,6 +137,23 @@ def test_an_interrupted_build_leaves_nothing_and_resumes(tiny_arguments, tmp_pat
     result = json.loads(capfd.readouterr().out)
     assert result["resumed"] == ["weights", "prefill"]
     assert not [path for path in Path(os.environ["KVC_TRT_CACHE"]).rglob("*") if path.is_file()]
+
+
+def test_a_build_killed_after_its_last_rename_leaves_nothing_to_the_next(tiny_arguments, tmp_path, monkeypatch, capfd):
+    arguments = [*tiny_arguments, "-o", str(tmp_path / "engine")]
+    monkeypatch.setattr(Stages, "discard", lambda stages: None)
+    assert run(arguments) == 0
+    stages = Path(os.environ["KVC_TRT_CACHE"]) / "stages"
+    (entry,) = stages.iterdir()
+    aside = tmp_path / ".engine.old-0123456789abcdef"
+    aside.mkdir()
+    with locked(entry), locked(aside):
+        assert run(arguments) == 0
+        assert list(stages.iterdir()) == [entry]
+        assert aside.exists()
+    assert run(arguments) == 0
+    assert list(stages.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["engine"]
 
 
 def test_a_full_disk_leaves_nothing(tiny_arguments, tmp_path):

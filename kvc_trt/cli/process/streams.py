@@ -36,7 +36,8 @@ def prepare_streams() -> None:
     if sys.stdout is None:
         sys.stdout = os.fdopen(1, "w", closefd=False)
     buffered = io.BufferedWriter(_Lossy(2, "wb", closefd=False))
-    sys.stderr = io.TextIOWrapper(buffered, sys.getdefaultencoding(), "backslashreplace", line_buffering=True)
+    encoding = "utf-8" if sys.stderr is None else sys.stderr.encoding
+    sys.stderr = io.TextIOWrapper(buffered, encoding, "backslashreplace", line_buffering=True)
 
 
 def drop_unwritten() -> None:
