@@ -109,6 +109,7 @@ def describe(value: object, limit: int = 60) -> str:
     """Return a foreign value as one short line for an error message."""
     try:
         text = ascii(value)
-    except (ValueError, RecursionError):  # an integer too long to print, or absurd nesting
-        return f"a {type(value).__name__} too large to print"
+    except Exception:  # an integer too long to print, absurd nesting, or a caller's own type
+        return f"a {type(value).__name__} that cannot be printed"
+    text = " ".join(text[: 4 * limit].split())  # of NumPy's arrays, several lines
     return text if len(text) <= limit else text[: limit - 3] + "..."

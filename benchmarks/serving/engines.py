@@ -32,12 +32,24 @@ class Kind:
     max_input_len: int
     max_output_len: int
     load: Shape
+    more: tuple[str, ...] = ()
+    """Other options of its build."""
 
     def arguments(self) -> list[str]:
         """Return the options of `kvc-trt build`."""
         budget = [] if self.token_budget is None else ["--token-budget", str(self.token_budget)]
         lengths = ["--max-input-len", str(self.max_input_len), "--max-output-len", str(self.max_output_len)]
-        return ["--model", self.model, "--policy", self.policy, *budget, *lengths, "--max-batch-size", str(ROWS)]
+        return [
+            "--model",
+            self.model,
+            "--policy",
+            self.policy,
+            *budget,
+            *lengths,
+            "--max-batch-size",
+            str(ROWS),
+            *self.more,
+        ]
 
 
 _CHAT = Shape((256, 2048), (32, 64), 32)

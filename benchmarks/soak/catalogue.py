@@ -19,6 +19,11 @@ ENGINES = {
     TINY: Kind("soak-tiny", "retrieval-tiny", "rocketkv", 64, 1536, 512, _UNUSED),
     CHAT: Kind("soak-chat", "smollm2-135m-instruct", "rocketkv", 128, 768, 64, _UNUSED),
 }
+TURNS = Kind(
+    "soak-turns", "retrieval-tiny", "rocketkv", 64, 512, 128, _UNUSED,
+    ("--max-conversation-len", "2048", "--draft-tokens", "4"),
+)  # fmt: skip
+"""The engine of callers in this process: it takes turns and checks drafts."""
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 _WORDS = ("lamp", "scarlet", "tiger", "lagos", "eight", "bear", "hanoi", "fourteen", "fork", "green", "horse", "cairo")
 _LOG = ROOT / "docs" / "demo" / "harbour-log.txt"

@@ -11,32 +11,48 @@ from benchmarks.soak.outcomes import BROKEN, BUSY, DIFFERENT, EQUAL, LEFT, LOST,
 
 PAGE = DOCS / "reliability.md"
 MARKS = Marks.of("soak/page.py")
+_MUST_NOT = (DIFFERENT, UNEXPLAINED, LOST)
 _COLUMNS = (EQUAL, DIFFERENT, REFUSED, BUSY, LEFT, BROKEN, UNEXPLAINED, LOST)
 
 
-def write(data: Mapping[str, Any]) -> None:
+def write(server: Mapping[str, Any], in_process: Mapping[str, Any]) -> None:
     """Write the part into the page."""
-    MARKS.replace(PAGE, text(data))
+    MARKS.replace(PAGE, text(server, in_process))
 
 
-def text(data: Mapping[str, Any]) -> str:
+def text(server: Mapping[str, Any], in_process: Mapping[str, Any]) -> str:
     """Return the part."""
-    sections = [_head(data), _requests(data["requests"]), _rows(data), _memory(data["memory"])]
+    sections = [
+        "### The server", _head(server, f"{server['clients']} clients"), _requests(server["requests"]), _rows(server),
+        _memory(server["memory"]),
+        "### A scheduler in a process", _head(in_process, "6 callers"), _requests(in_process["requests"]),
+        _left(in_process), _memory(in_process["memory"]),
+    ]  # fmt: skip
     return "\n\n".join(sections)
 
 
-def _head(data: Mapping[str, Any]) -> str:
+def _left(data: Mapping[str, Any]) -> str:
+    thread = "ran" if data["thread_lives"] else "had ended"
     return paragraph(
-        f"{measured_by(data['command'], data['machine'])}; {data['minutes']:g} minutes, seed {data['seed']}, "
-        f"{data['clients']} clients, other processes of the machine took up to {data['others_share']:.0%} of it."
+        f"At the end the scheduler's thread {thread}, {data['rows_free']} of {data['rows']} rows were free, and "
+        f"{data['without_an_end']} requests had no end, after {data['steps']:,} steps, {data['turns']:,} turns and "
+        f"{data['slices']:,} slices; of {data['drafted_tokens']:,} tokens of drafts {data['accepted_tokens']:,} held."
+    )
+
+
+def _head(data: Mapping[str, Any], who: str) -> str:
+    return paragraph(
+        f"{measured_by(data['command'], data['machine'])}; {data['minutes']:g} minutes, seed {data['seed']}, {who}; "
+        f"other work took {data['others_share']:.0%} of the machine."
     )
 
 
 def _requests(requests: Mapping[str, Mapping[str, int]]) -> str:
-    rows = [[kind, *(f"{counted.get(one, 0):,}" for one in _COLUMNS)] for kind, counted in _by_kind(requests).items()]
     total = sum((Counter(one) for one in requests.values()), Counter[str]())
-    rows.append(["**all**", *(f"{total[one]:,}" for one in _COLUMNS)])
-    return table(["requests", *_COLUMNS], rows)
+    columns = [one for one in _COLUMNS if total[one] or one in _MUST_NOT]
+    counts = {**_by_kind(requests), "**all**": total}
+    rows = [[kind, *(f"{counted[one]:,}" for one in columns)] for kind, counted in counts.items()]
+    return table(["requests", *columns], rows)
 
 
 def _by_kind(requests: Mapping[str, Mapping[str, int]]) -> dict[str, Counter[str]]:
@@ -51,12 +67,12 @@ def _rows(data: Mapping[str, Any]) -> str:
     looks, kills = data["checkpoints"], data["kills"]
     left = sum(sum(one["left"].values()) for one in looks)
     open_ = sum(sum(one["without_an_end"].values()) for one in looks)
-    fewest = min(rows for one in looks for rows in one["rows_that_answer"].values())
+    fewest = min(rows for one in looks for rows in one["rows_taken_at_once"].values())
     slowest = max((one["answers_after_seconds"] for one in kills), default=0.0)
     return paragraph(
         f"{len(kills)} processes were killed by SIGKILL (workers and the frontend in turn); each time every engine "
         f"answered again, after {slowest:g} s at most. The server was left in peace {len(looks)} times: {left:g} "
-        f"requests were still in a worker, {open_:g} had no end, and {fewest} of {data['rows']} rows answered at once."
+        f"requests were still in a worker, {open_:g} had no end, and at least {fewest} of {data['rows']} rows were there."
     )
 
 

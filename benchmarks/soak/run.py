@@ -133,7 +133,7 @@ class Soak:
                     name: one.get("kvc_trt_submitted_total", 0.0) - one.get("kvc_trt_ended_total", 0.0)
                     for name, one in figures.items()
                 },
-                "rows_that_answer": rows,
+                "rows_taken_at_once": rows,
             }
         )
         self.record.memory = self._watch.figures(settled)
@@ -151,12 +151,16 @@ class Soak:
             time.sleep(0.2)
 
     def _rows_at_once(self, engine: str) -> int:
-        """Return how many rows of an engine still answer at once: a row that leaked is missing."""
+        """Return how many rows of an engine are taken at once, that of a prompt being read included.
+
+        A row that leaked is missing. More than fit are asked for, so that others wait for each that ends.
+        """
         asked = catalogue.long_request(engine)
         most = 0.0
         with ThreadPoolExecutor(ROWS + 2) as threads:
             answers = [threads.submit(ask, self._server.port, asked, stream=False) for _ in range(ROWS + 2)]
             while not all(one.done() for one in answers):
-                most = max(most, self._server.figures()[engine].get("kvc_trt_running", 0.0))
+                figures = self._server.figures()[engine]
+                most = max(most, figures.get("kvc_trt_running", 0.0) + figures.get("kvc_trt_joining", 0.0))
                 time.sleep(0.02)
         return int(most)

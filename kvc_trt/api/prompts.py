@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvc_trt.errors import BarePromptWarning, InputError, describe
 from kvc_trt.runtime.chat.template import check_messages
+from kvc_trt.runtime.kinds import Kind, listed
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
@@ -29,7 +30,7 @@ def prompt_ids(engine: EngineDirectory, prompts: Any, *, continues: bool = False
     Text that `continues` another may be empty and gets no start token. Warns of other text for a model with a chat
     template; InputError for anything else than text or ids.
     """
-    if isinstance(prompts, Mapping) or not hasattr(prompts, "__len__"):
+    if not isinstance(prompts, str) and listed(prompts) is None:
         raise InputError(f"prompts: expected text, token ids or a list of prompts, found {describe(prompts)}")
     is_batch = not isinstance(prompts, str) and len(prompts) > 0 and not isinstance(prompts[0], numbers.Integral)
     batch = prompts if is_batch else [prompts]
@@ -84,7 +85,10 @@ def _is_list(found: object) -> bool:
 
 def _ids_of(engine: EngineDirectory, prompt: Any, continues: bool) -> Sequence[int]:
     if not isinstance(prompt, str):
+        if listed(prompt) is None:
+            raise InputError(f"a prompt is {describe(prompt)}, expected text or token ids")
         return list(prompt)
+    prompt = Kind.TEXT.plain(prompt, "the prompt")
     if continues and not prompt:
         return []
     tokenizer = _tokenizer(engine)

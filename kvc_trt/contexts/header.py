@@ -8,7 +8,6 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from kvc_trt.contexts.packing import RowPacking
-from kvc_trt.errors import InputError
 from kvc_trt.runtime.context import Context, Fingerprint
 from kvc_trt.validation import OwnSchema
 from kvc_trt.version import __version__
@@ -60,13 +59,4 @@ def header_of(context: Context) -> ContextHeader:
 
 def check_lengths(header: ContextHeader, packing: RowPacking, what: str) -> None:
     """Raise InputError, naming `what`, for lengths that no row of the engine can have."""
-    limits, lengths = packing.limits, header.cache_lengths
-    if header.logical_length > limits.max_sequence_len:
-        raise InputError(f"{what}: {header.logical_length} tokens, expected at most {limits.max_sequence_len}")
-    if len(lengths) != len(limits.capacities):
-        raise InputError(f"{what}: lengths of {len(lengths)} caches, expected {len(limits.capacities)}")
-    evicting = limits.evicting or (False,) * len(lengths)
-    for cache, (stored, slots, evicts) in enumerate(zip(lengths, limits.capacities, evicting, strict=True)):
-        most = header.logical_length if evicts else min(slots, header.logical_length)
-        if stored > most:
-            raise InputError(f"{what}: cache {cache} has {stored} tokens, expected at most {most}")
+    packing.limits.check_lengths(header.logical_length, header.cache_lengths, what)

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, describe
+from kvc_trt.runtime.kinds import MOST_LISTED, Kind, tokens_in
 
 Array = NDArray[Any]
 NO_TOKENS = hashlib.sha256(b"kvc-trt tokens").hexdigest()
@@ -98,6 +99,16 @@ class Context:
     """[vocab]: the model's answer to the last token."""
     tensors: Mapping[str, Array]
     """State by name: `k.N` and `v.N` of cache N, [G,kept,D] in the cache's type, and what cannot be rebuilt."""
+
+    def __post_init__(self) -> None:
+        """Check the types; whether a context fits an engine is for its session to say."""
+        Kind.INTEGER.plain(self.logical_length, "a context: logical_length")
+        for length in tokens_in(self.cache_lengths, MOST_LISTED, "a context: cache_lengths"):
+            Kind.INTEGER.plain(length, "a context: a cache length")
+        Kind.TEXT.plain(self.token_digest, "a context: token_digest")
+        for name, kind in (("fingerprint", Fingerprint), ("logits", np.ndarray), ("tensors", Mapping)):
+            if not isinstance(getattr(self, name), kind):
+                raise InputError(f"a context: {name} is {describe(getattr(self, name))}, expected a {kind.__name__}")
 
     @property
     def nbytes(self) -> int:

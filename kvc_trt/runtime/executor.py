@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvc_trt.errors import InputError
 from kvc_trt.models.weights import count_parameters
 
 if TYPE_CHECKING:
@@ -75,6 +76,18 @@ class Limits:
         caches = zip(self.capacities, cache_lengths, evicting, strict=True)
         free = (slots - int(stored) for slots, stored, evicts in caches if not evicts)
         return min([self.max_sequence_len - position, *free])
+
+    def check_lengths(self, logical_length: int, cache_lengths: Sequence[int], what: str) -> None:
+        """Raise InputError, naming `what`, for lengths that no row of the engine can have."""
+        if not 1 <= logical_length <= self.max_sequence_len:
+            raise InputError(f"{what}: {logical_length} tokens, expected at most {self.max_sequence_len}")
+        if len(cache_lengths) != len(self.capacities):
+            raise InputError(f"{what}: lengths of {len(cache_lengths)} caches, expected {len(self.capacities)}")
+        evicting = self.evicting or (False,) * len(cache_lengths)
+        for cache, (stored, slots, evicts) in enumerate(zip(cache_lengths, self.capacities, evicting, strict=True)):
+            most = logical_length if evicts else min(slots, logical_length)
+            if not 0 <= stored <= most:
+                raise InputError(f"{what}: cache {cache} has {stored} tokens, expected at most {most}")
 
 
 @dataclass

@@ -203,7 +203,7 @@ def test_a_pipe_is_not_waited_for(tmp_path, tiny_fields, name):
 
 
 def test_an_integer_too_long_to_print_is_refused(tiny_fields):
-    with pytest.raises(InputError, match=r"hidden_size: .*, found a int too large to print"):
+    with pytest.raises(InputError, match=r"hidden_size: .*, found a int that cannot be printed"):
         parse_config(tiny_fields(hidden_size=10**5000), "x")
 
 

@@ -68,13 +68,15 @@ def banned_sequences(request: Request, tokenizer: Tokenizer | None, limits: Limi
             f"{what}: bad words need a tokenizer, and this engine has none", hint="give banned_token_ids instead"
         )
     found: dict[TokenIds, None] = {}
+    tokens = 0
     for position, given in enumerate(tokens_in(request.banned_token_ids, MOST_LISTED, f"{what}: banned_token_ids")):
         sequence = check_token_ids(given, limits, f"{what}: banned sequence {position}")
         if not sequence:
             raise InputError(f"{what}: banned sequence {position} is empty")
+        tokens += len(sequence)
+        if tokens > MOST_LISTED:
+            raise InputError(f"{what}: the banned sequences have more than {MOST_LISTED} tokens in all")
         found[tuple(sequence)] = None
-    if sum(map(len, found)) > MOST_LISTED:
-        raise InputError(f"{what}: the banned sequences have more than {MOST_LISTED} tokens in all")
     for word in request.bad_words:
         assert tokenizer is not None
         if not word.strip():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 
+from kvc_trt.errors import InputError, describe
 from kvc_trt.runtime.context import Array, Context, Packing
 from kvc_trt.runtime.executor import Limits
 from kvc_trt.runtime.session.admitted import Admitted
@@ -40,8 +41,15 @@ class ContextStore:
         return self._packing.keeps_every_token and (self._turns or self._packing.reads_everything)
 
     def check(self, context: Context, what: str) -> None:
-        """Raise InputError, which opens with `what`, for a context of another engine."""
+        """Raise InputError, which opens with `what`, for a context of another engine, or one that no row can be."""
+        if not isinstance(context, Context):
+            raise InputError(f"{what} is {describe(context)}, expected a Context")
         context.fingerprint.check_same(self.packing.fingerprint, what, self.packing.other_turns)
+        self._limits.check_lengths(context.logical_length, context.cache_lengths, what)
+        if context.logits.shape != (self._limits.vocab_size,):
+            raise InputError(
+                f"{what} has logits of shape {list(context.logits.shape)}, expected [{self._limits.vocab_size}]"
+            )
 
     def share(self, context: Context) -> None:
         """Store a context for prompts that begin with its text; InputError for one of another engine, or too large."""
