@@ -9,7 +9,7 @@ logs and clients. So `KvcError` makes it safe itself: bounded, and without a cha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 LONGEST_MESSAGE = 2000
 """Characters of a message or a hint; of a longer one the middle is left out."""
@@ -106,10 +106,35 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def describe(value: object, limit: int = 60) -> str:
-    """Return a foreign value as one short line for an error message."""
+    """Return a foreign value as one short line for an error message; no more of it is read than is shown."""
+    text = ""
     try:
-        text = ascii(value)
+        for piece in _pieces(value, limit):
+            text += piece
+            if len(text) > limit:
+                return text[: limit - 3] + "..."
     except Exception:  # an integer too long to print, absurd nesting, or a caller's own type
         return f"a {type(value).__name__} that cannot be printed"
-    text = " ".join(text[: 4 * limit].split())  # of NumPy's arrays, several lines
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return text
+
+
+def _pieces(value: object, limit: int) -> Iterator[str]:
+    """Yield the text of a value from its beginning on; of long text no more than is certainly too long."""
+    if isinstance(value, (str, bytes)):
+        yield ascii(value[: limit + 1])
+    elif isinstance(value, (list, tuple)):
+        yield "[" if isinstance(value, list) else "("
+        for index, item in enumerate(value):
+            yield ", " if index else ""
+            yield from _pieces(item, limit)
+        yield "]" if isinstance(value, list) else ",)" if len(value) == 1 else ")"
+    elif isinstance(value, dict):
+        yield "{"
+        for index, (key, item) in enumerate(value.items()):
+            yield ", " if index else ""
+            yield from _pieces(key, limit)
+            yield ": "
+            yield from _pieces(item, limit)
+        yield "}"
+    else:
+        yield " ".join(ascii(value).split())  # of NumPy's arrays, several lines

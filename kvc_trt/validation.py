@@ -11,13 +11,15 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from kvc_trt.errors import InputError, describe, did_you_mean
-from kvc_trt.input_files import read_text_input
+from kvc_trt.input_files import read_text_input, shown
 
 Schema = TypeVar("Schema", bound=BaseModel)
 Document = TypeVar("Document")
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 LARGEST_CONFIGURATION = 4 << 20
 """Bytes; a configuration file beyond this is not one."""
+_LONGEST_PROBLEM = 500
+"""Characters of what a schema says of a value."""
 
 
 class OwnSchema(BaseModel):
@@ -38,20 +40,17 @@ class ForeignSchema(BaseModel):
 
 
 def parse_assignments(settings: Iterable[str]) -> dict[str, Any]:
-    """Parse `--set key=value` arguments; values are read as YAML scalars (`8`, `auto`, `0.25`)."""
-    import yaml
+    """Parse `--set key=value` arguments; values are read as YAML (`8`, `auto`, `0.25`, `[1, 2]`)."""
+    from kvc_trt.strict_yaml import parsed_yaml
 
     parsed: dict[str, Any] = {}
     for setting in settings:
         key, separator, text = setting.partition("=")
         if not separator or not key:
-            raise InputError(f"--set {setting}: expected key=value")
+            raise InputError(f"--set {shown(setting)}: expected key=value")
         if key in parsed:
-            raise InputError(f"--set {setting}: '{key}' is set twice")
-        try:
-            parsed[key] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise InputError(f"--set {setting}: the value is not a YAML scalar") from error
+            raise InputError(f"--set {shown(setting)}: '{shown(key)}' is set twice")
+        parsed[key] = parsed_yaml(text, f"--set {shown(setting)}: the value")
     return parsed
 
 
@@ -60,14 +59,11 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
     Raises InputError for a missing, oversized or malformed file.
     """
-    import yaml
+    from kvc_trt.strict_yaml import parsed_yaml
 
-    try:
-        value = yaml.load(read_text_input(path, LARGEST_CONFIGURATION), Loader=_loader())
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise InputError(f"{path} must hold one mapping of names to values")
+    value = parsed_yaml(read_text_input(path, LARGEST_CONFIGURATION), shown(path))
+    if not isinstance(value, dict):
+        raise InputError(f"{shown(path)} must hold one mapping of names to values")
     return value
 
 
@@ -121,32 +117,10 @@ def _first_problem(error: ValidationError, schema: type[BaseModel], spelling: Ma
     key = ".".join(str(part) for part in problem["loc"][:1])
     key = spelling.get(key, key)
     if problem["type"] == "extra_forbidden":
-        return f"unknown key '{key}'{did_you_mean(key, schema.model_fields)}"
+        return f"unknown key '{shown(key)}'{did_you_mean(key, schema.model_fields)}"
     if problem["type"] == "missing":
         return f"missing key '{key}'"
     found = "" if isinstance(problem["input"], dict) else f", found {describe(problem['input'])}"
     message = problem["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    return f"{key}: {message}{found}" if key else message
-
-
-def _loader() -> type[Any]:
-    """SafeLoader that refuses a key given twice (YAML would silently keep the last)."""
-    import yaml
-
-    class UniqueKeyLoader(yaml.SafeLoader):
-        pass
-
-    def mapping(loader: UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
-            if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not text", key_node.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is repeated", key_node.start_mark)
-            seen.add(key)
-        return loader.construct_mapping(node, deep=True)
-
-    UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
-    return UniqueKeyLoader
+    message = message[:1].lower() + message[1:_LONGEST_PROBLEM]
+    return f"{shown(key)}: {message}{found}" if key else message

@@ -78,7 +78,7 @@ def test_set_values_are_typed(text, value):
         (["=3"], "expected key=value"),
         (["page_sise=8"], "did you mean 'page_size'"),
         (["page_size=8", "page_size=9"], "set twice"),
-        (["page_size=[1"], "not a YAML scalar"),
+        (["page_size=[1"], "the value is not valid YAML"),
     ],
 )
 def test_a_malformed_setting_is_refused(settings, message):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from pydantic import model_validator
 
 from kvc_trt.errors import InputError
 from kvc_trt.validation import ForeignSchema, OwnSchema, parse_assignments, validated
@@ -76,3 +77,26 @@ def test_assignments_are_yaml_scalars():
 def test_assignments_that_are_refused(settings, words):
     with pytest.raises(InputError, match=words):
         parse_assignments(settings)
+
+
+def test_a_schema_without_a_message_is_still_one_line():
+    class Silent(OwnSchema):
+        @model_validator(mode="after")
+        def _refuse(self):
+            raise ValueError("")
+
+    with pytest.raises(InputError, match=r"^file: "):
+        validated(Silent, {}, "file")
+
+
+def test_keys_that_are_no_text_are_refused():
+    with pytest.raises(InputError, match=r"^file: "):
+        validated(Own, {1: 2, "count": 1}, "file")
+
+
+@pytest.mark.parametrize("name", ["x" * 1_000_000, "a\nb", "\x1b[31m"])
+def test_an_unknown_key_is_quoted_short_and_plain(name):
+    with pytest.raises(InputError, match="unknown key") as caught:
+        validated(Own, {"count": 1, name: 2}, "file")
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 400

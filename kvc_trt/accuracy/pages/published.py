@@ -48,9 +48,11 @@ class PublishedTables:
 @cache
 def published_tables() -> PublishedTables:
     """The paper's tables, read from published.yaml."""
-    import yaml
+    from kvc_trt.strict_yaml import parsed_yaml
 
-    stored = yaml.safe_load(files("kvc_trt.accuracy.pages").joinpath("published.yaml").read_text(encoding="utf-8"))
+    stored = parsed_yaml(
+        files("kvc_trt.accuracy.pages").joinpath("published.yaml").read_text(encoding="utf-8"), "published.yaml"
+    )
     budgets = tuple(stored["budgets"])
     columns = (
         Published(

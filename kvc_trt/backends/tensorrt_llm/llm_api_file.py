@@ -111,9 +111,9 @@ def yaml_text(export: Export, *, source: str, model: str) -> str:
 
 def parse(text: str) -> LlmApiConfiguration:
     """Parse an exported file strictly; InputError for anything that an export does not write."""
-    import yaml
+    from kvc_trt.strict_yaml import parsed_yaml
 
-    return validated(LlmApiConfiguration, yaml.safe_load(text), "exported configuration")
+    return validated(LlmApiConfiguration, parsed_yaml(text, "exported configuration"), "exported configuration")
 
 
 def _heading(export: Export, source: str, model: str) -> Iterable[str]:

@@ -38,11 +38,13 @@ def model_yaml(export: Export, *, source: str, model: str) -> str:
     """Return the file: `source` is what was exported, `model` a Hugging Face name or directory; InputError for none."""
     import yaml
 
+    from kvc_trt.strict_yaml import parsed_yaml
+
     meant = validated(
         TritonModel, {**export.configuration.model_dump(), "model": model}, "the model that Triton is to load"
     )
     added = yaml.safe_dump({"model": model, "triton_config": meant.triton_config.model_dump()}, sort_keys=False)
     text = _HOW + yaml_text(export, source=source, model=model) + added
-    if validated(TritonModel, yaml.safe_load(text), "exported model.yaml") != meant:
+    if validated(TritonModel, parsed_yaml(text, "exported model.yaml"), "exported model.yaml") != meant:
         raise AssertionError("the exported model.yaml does not say what was meant")
     return text
