@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from kvc_trt.errors import InputError, describe, did_you_mean
-from kvc_trt.input_files import read_text_input, shown
+from kvc_trt.input_files import read_text_input
 
 Schema = TypeVar("Schema", bound=BaseModel)
 Document = TypeVar("Document")
@@ -47,10 +47,10 @@ def parse_assignments(settings: Iterable[str]) -> dict[str, Any]:
     for setting in settings:
         key, separator, text = setting.partition("=")
         if not separator or not key:
-            raise InputError(f"--set {shown(setting)}: expected key=value")
+            raise InputError(f"--set {setting}: expected key=value")
         if key in parsed:
-            raise InputError(f"--set {shown(setting)}: '{shown(key)}' is set twice")
-        parsed[key] = parsed_yaml(text, f"--set {shown(setting)}: the value")
+            raise InputError(f"--set {setting}: '{key}' is set twice")
+        parsed[key] = parsed_yaml(text, f"--set {setting}: the value")
     return parsed
 
 
@@ -61,9 +61,9 @@ def read_mapping(path: Path) -> dict[str, Any]:
     """
     from kvc_trt.strict_yaml import parsed_yaml
 
-    value = parsed_yaml(read_text_input(path, LARGEST_CONFIGURATION), shown(path))
+    value = parsed_yaml(read_text_input(path, LARGEST_CONFIGURATION), str(path))
     if not isinstance(value, dict):
-        raise InputError(f"{shown(path)} must hold one mapping of names to values")
+        raise InputError(f"{path} must hold one mapping of names to values")
     return value
 
 
@@ -114,13 +114,13 @@ def _followed(location: Iterable[int | str], document: Any) -> tuple[str, Any]:
 
 def _first_problem(error: ValidationError, schema: type[BaseModel], spelling: Mapping[str, str]) -> str:
     problem = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in problem["loc"][:1])
+    key = ".".join(describe(str(part))[1:-1] for part in problem["loc"][:1])
     key = spelling.get(key, key)
     if problem["type"] == "extra_forbidden":
-        return f"unknown key '{shown(key)}'{did_you_mean(key, schema.model_fields)}"
+        return f"unknown key '{key}'{did_you_mean(key, schema.model_fields)}"
     if problem["type"] == "missing":
         return f"missing key '{key}'"
     found = "" if isinstance(problem["input"], dict) else f", found {describe(problem['input'])}"
     message = problem["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:_LONGEST_PROBLEM]
-    return f"{shown(key)}: {message}{found}" if key else message
+    return f"{key}: {message}{found}" if key else message
