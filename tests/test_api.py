@@ -170,6 +170,10 @@ def test_a_stream_is_the_answer_in_pieces_and_ends_when_it_is_left(retrieval):
         ([1, "x"], "token 1 is 'x'"),
         ([[1], [99999]], "prompt 1: token 0 is 99999"),
         ([1] * 3000, "expected at most 2048"),
+        ([1.5, 2], "a prompt is 1.5, expected text or token ids"),
+        (["lamp", b"lamp"], "a prompt is b'lamp', expected text or token ids"),
+        (["lamp", None], "a prompt is None"),
+        ("lamp \ud800", "the prompt is not valid Unicode: character 5 is half of one"),
     ],
 )
 def test_a_bad_prompt_is_refused_before_anything_runs(prompt, message, retrieval):
@@ -241,7 +245,23 @@ class TestChat:
             assert engine.generate(self.QUESTION, max_new_tokens=2).token_ids
 
 
-@pytest.mark.parametrize("prompts", [None, 5, {"text": "a"}])
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"stop": 5}, "stop_strings is 5, expected texts"),
+        ({"bad_words": [5]}, "bad_words is 5, expected texts"),
+        ({"sampling": "greedy"}, "sampling is 'greedy', expected a Sampling"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens is 1.5, expected an integer"),
+        ({"logprobs": True}, "logprobs is True, expected an integer"),
+        ({"context": "x"}, "context is 'x', expected a Context"),
+    ],
+)
+def test_rules_of_a_wrong_type_are_refused(rules, message, retrieval):
+    with pytest.raises(InputError, match=message):
+        retrieval.generate("lamp", **rules)
+
+
+@pytest.mark.parametrize("prompts", [None, 5, {"text": "a"}, b"lamp", {"lamp"}, np.array(3)])
 def test_invalid_prompts_are_refused(prompts, retrieval):
     with pytest.raises(InputError, match="prompts: expected text, token ids or a list of prompts, found"):
         retrieval.generate(prompts)

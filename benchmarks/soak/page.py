@@ -73,7 +73,7 @@ def _rows(data: Mapping[str, Any]) -> str:
         f"{len(kills)} processes were killed by SIGKILL (workers and the frontend in turn); each time every engine "
         f"answered again, after {slowest:g} s at most. The server was left in peace {len(looks)} times: {left:g} "
         f"requests were still in a worker, {open_:g} had no end, and at least {fewest} of {data['rows']} rows were "
-        "there."
+        "taken at once."
     )
 
 

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 from kvc_trt.errors import BarePromptWarning, InputError, describe
 from kvc_trt.runtime.chat.template import check_messages
 from kvc_trt.runtime.kinds import Kind, listed
@@ -30,6 +32,8 @@ def prompt_ids(engine: EngineDirectory, prompts: Any, *, continues: bool = False
     Text that `continues` another may be empty and gets no start token. Warns of other text for a model with a chat
     template; InputError for anything else than text or ids.
     """
+    if isinstance(prompts, np.ndarray) and prompts.ndim == 2:
+        prompts = list(prompts)
     if not isinstance(prompts, str) and listed(prompts) is None:
         raise InputError(f"prompts: expected text, token ids or a list of prompts, found {describe(prompts)}")
     is_batch = not isinstance(prompts, str) and len(prompts) > 0 and not isinstance(prompts[0], numbers.Integral)

@@ -13,7 +13,7 @@ from kvc_trt.errors import InputError, describe
 from kvc_trt.proof.record import ProofKind, proof_kind
 from kvc_trt.runtime.answer_rules import Client, Rule, rules_of
 from kvc_trt.runtime.executor import Limits
-from kvc_trt.runtime.kinds import Kind
+from kvc_trt.runtime.kinds import Kind, listed
 from kvc_trt.runtime.request import Request, request_under
 from kvc_trt.serving.dynamo.bodies import KV_PROOF, WANTS_PROOF
 
@@ -71,10 +71,17 @@ def request_of(asked: Mapping[str, Any], limits: Limits, start_tokens: Sequence[
 
 
 def prompt_of(asked: Mapping[str, Any], start_tokens: Sequence[int] = ()) -> list[int]:
-    """Return the prompt's token ids, with `start_tokens` in front where they are missing; unchecked."""
-    tokens = list(asked.get("token_ids") or ())
+    """Return the prompt's token ids, with `start_tokens` in front where they are missing; the ids are unchecked."""
+    tokens = _list(asked, "token_ids")
     start = list(start_tokens)
     return tokens if tokens[: len(start)] == start else [*start, *tokens]
+
+
+def _list(asked: Mapping[str, Any], name: str) -> list[Any]:
+    found = asked.get(name) or []
+    if listed(found) is None:
+        raise InputError(f"{name} is {describe(found)}, expected a list")
+    return list(found)
 
 
 def _given(asked: Mapping[str, Any], group: str) -> dict[str, Any]:
@@ -110,7 +117,7 @@ def _check_length(tokens: int | None, prompt: int, limits: Limits) -> None:
 
 
 def _kv_proof(asked: Mapping[str, Any]) -> ProofKind | None:
-    for annotation in asked.get("annotations") or ():
+    for annotation in _list(asked, "annotations"):
         if isinstance(annotation, str) and annotation.startswith(WANTS_PROOF):
             return proof_kind(annotation[len(WANTS_PROOF) :], KV_PROOF)
     return None

@@ -71,6 +71,12 @@ def test_penalties_arrive_and_neutral_ones_are_none():
         ("stop_conditions", {"max_tokens": True}, "max_tokens"),
         ("stop_conditions", {"max_thinking_tokens": 5}, "max_thinking_tokens"),
         ("stop_conditions", {"stop_token_ids": ["x"]}, "stop_token_ids"),
+        ("stop_conditions", {"stop_token_ids": 5}, "stop_token_ids is 5, expected a list of token ids"),
+        ("stop_conditions", {"stop_token_ids_hidden": [2**40]}, "stop_token_ids_hidden is 1099511627776"),
+        ("stop_conditions", {"ignore_eos": "yes"}, "ignore_eos is 'yes', expected true or false"),
+        ("sampling_options", {"temperature": float("nan")}, "temperature is nan"),
+        ("sampling_options", {"top_k": True}, "top_k is True"),
+        ("sampling_options", {"seed": 2**70}, "seed is"),
         ("output_options", {"prompt_logprobs": 1}, "prompt_logprobs"),
         ("output_options", {"logprobs": "many"}, "logprobs"),
     ],
@@ -95,6 +101,12 @@ def test_an_annotation_of_no_kind_is_refused():
         request_of({**asked(), "annotations": ["kvc-trt.kv_proof.all"]}, LIMITS)
     with pytest.raises(InputError, match="stop is 5, expected texts"):
         request_of({**asked(stop_conditions={"stop": [5]}), "annotations": ["kvc-trt.kv_proof.lists"]}, LIMITS)
+
+
+@pytest.mark.parametrize(("field", "value"), [("token_ids", 5), ("token_ids", "ab"), ("annotations", {"a": 1})])
+def test_what_must_be_a_list_is_refused(field, value):
+    with pytest.raises(InputError, match=f"{field} is .*, expected a list"):
+        request_of({**asked(), field: value}, LIMITS)
 
 
 def test_images_are_refused():
