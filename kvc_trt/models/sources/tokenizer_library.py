@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import PurePath
@@ -135,7 +134,7 @@ def _panics_off_stderr() -> Iterator[None]:
     with _DIVERTED, contextlib.ExitStack() as undo:
         try:
             stderr = undo.enter_context(os.fdopen(os.dup(_STDERR), "wb"))
-            diverted = undo.enter_context(tempfile.TemporaryFile())
+            diverted = undo.enter_context(os.fdopen(os.memfd_create("stderr"), "w+b"))  # no disk can be full
             os.dup2(diverted.fileno(), _STDERR)
         except OSError:  # stderr is closed, or there is nowhere to divert it to
             yield

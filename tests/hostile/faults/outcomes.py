@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvc_trt.progress import progress_on
 from kvc_trt.tables import text_table
 
 
@@ -22,14 +22,14 @@ class Outcome:
 
 
 def shown(part: str, outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Print trials as they end, each that went wrong on a line of its own, and return them."""
+    """Show how many trials have ended, print each that went wrong on a line of its own, and return all."""
     done: list[Outcome] = []
-    for outcome in outcomes:
-        done.append(outcome)
-        for problem in outcome.problems:
-            print(f"\r{part}: {outcome.command}, {outcome.moment}: {problem}", flush=True)
-        if sys.stderr.isatty():
-            print(f"\r{part}: {len(done)}", end="", file=sys.stderr, flush=True)
+    with progress_on().task(part, None) as advance:
+        for outcome in outcomes:
+            done.append(outcome)
+            advance(1)
+            for problem in outcome.problems:
+                print(f"{part}: {outcome.command}, {outcome.moment}: {problem}", flush=True)
     return done
 
 
