@@ -30,7 +30,7 @@ from kvc_trt.models.quantisation import BLOCK
 from kvc_trt.validation import OwnSchema, validated_document
 from kvc_trt.version import __version__
 
-LARGEST_CONFIG = 16 << 20
+LARGEST_CONFIG = 8 << 20
 QUANTISATION = {"int8": "W8A16", "int4": "W4A16", "keep": "MIXED_PRECISION"}
 """Weight format -> TensorRT-LLM's name of it; the others are not quantised."""
 

@@ -27,8 +27,10 @@ from kvc_trt.validation import OwnSchema, validated_document
 from kvc_trt.version import __version__
 
 MANIFEST_FILE = "manifest.json"
-LARGEST_MANIFEST = 16 << 20
+LARGEST_MANIFEST = 2 << 20
 SELF_DIGEST = "sha256"
+DEEPEST = 12
+"""Levels of a JSON document of ours; what is read has up to six."""
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
 Text = Annotated[str, Field(max_length=1 << 16)]
@@ -95,12 +97,16 @@ class Manifest(OwnSchema):
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields of the file."""
-        return recorded({**self.model_dump(), "build_config": self.build_config.stored()})
+        return recorded(self._fields)
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the file, and through it of every byte of the engine."""
-        return digest_of(self.to_json())
+        return digest_of(self._fields)
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        return {**self.model_dump(), "build_config": self.build_config.stored()}
 
 
 def canonical(value: Mapping[str, Any]) -> bytes:
@@ -161,7 +167,7 @@ def read_manifest(engine: Path) -> Manifest:
 
 
 def strict_json(content: bytes, source: Path, *, hint: str | None = None) -> dict[str, Any]:
-    """Return the JSON object of a file of ours; InputError for anything else, and for numbers that are not finite."""
+    """Return the JSON object of a file of ours; InputError for anything else, and for infinite numbers and depths."""
     try:
         found = json.loads(content)
         json.dumps(found, allow_nan=False)
@@ -169,7 +175,18 @@ def strict_json(content: bytes, source: Path, *, hint: str | None = None) -> dic
         raise InputError(f"{source} is not valid JSON: {describe(str(error))}", hint=hint) from error
     if not isinstance(found, dict):
         raise InputError(f"{source}: expected a JSON object, found {describe(found)}", hint=hint)
+    if _deeper(found, DEEPEST):
+        raise InputError(f"{source}: nested more than {DEEPEST} deep", hint=hint)
     return found
+
+
+def _deeper(document: Any, levels: int) -> bool:
+    """Return whether a document has more levels; the time of its canonical form grows with the square of the depth."""
+    level: list[Any] = [document]
+    for _ in range(levels):
+        inside = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for values in inside for one in values if isinstance(one, (dict, list))]
+    return bool(level)
 
 
 def check_files(engine: Path, records: Mapping[str, FileRecord], progress: Progress | None = None) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.engine.files import check_name
-from kvc_trt.engine.manifest import SELF_DIGEST, canonical, sealed
+from kvc_trt.engine.manifest import DEEPEST, SELF_DIGEST, canonical, sealed
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import ADDED_LATER
 
@@ -212,6 +212,19 @@ def test_a_number_that_no_json_has_is_refused(tiny_engine, number, digest):
     content = canonical(fields).replace(b'"build_config": 0', b'"build_config": ' + number)
     (tiny_engine / "manifest.json").write_bytes(content)
     with pytest.raises(InputError, match="is not valid JSON"):
+        open_engine(tiny_engine)
+
+
+@pytest.mark.parametrize("depth", [DEEPEST, 300])
+@pytest.mark.parametrize("name", ["manifest.json", "config.json"])
+def test_a_description_that_is_nested_too_deep_is_refused_before_its_canonical_form_is_made(tiny_engine, name, depth):
+    content = b'{"version": "0.1.0", "target": ' + b"[" * depth + b"]" * depth + b"}"
+    path = tiny_engine / name
+    path.write_bytes(content)
+    if name == "config.json":
+        record = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+        reseal(tiny_engine, files={**fields_of(tiny_engine)["files"], name: record})
+    with pytest.raises(InputError, match=rf"{name}: nested more than {DEEPEST} deep"):
         open_engine(tiny_engine)
 
 
