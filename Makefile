@@ -10,16 +10,28 @@ DYNAMO ?= $(BUILD)/dynamo
 TRITON ?= $(BUILD)/triton
 AIPERF ?= $(BUILD)/aiperf
 UV     ?= $(BUILD)/uv
+RELEASE ?= $(BUILD)/release
+RUNTIME ?= $(BUILD)/runtime
+LATEST ?= $(BUILD)/latest
 # Its wheels have no NumPy for Python 3.13.
 TRITON_PYTHON ?= $(PYTHON)
 
 # CMake and ninja come from the environment, and so does nvcc where the machine has none of its own.
 NATIVE := VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(RUN)):$$PATH" CMAKE_GENERATOR=Ninja
 QUIETLY := --quiet --disable-pip-version-check
-# What each environment asks for, beside its file of versions in environments/ (`make lock`).
+# Of versions and hashes in environments/ (`make lock`): `$(RUN)/python $(INSTALL) development --extra test`.
+INSTALL := environments/install.py
+# What each environment asks for, beside its file there.
 EXTRAS := test cuda-build tensorrt-lean tensorrt-rtx tensorrt-types
 FOR_TRITON := 'numpy<2' 'tritonclient[grpc]==2.51.0'
 FOR_AIPERF := aiperf==0.13.0
+FOR_RELEASE := cyclonedx-bom==7.5.0 wheel==0.48.0
+# What builds kvc-trt itself where it is installed; pyproject.toml says which versions can.
+FOR_PROJECT := scikit-build-core==1.1.2
+# Installed without their dependencies. kvpress, for tests/oracles: its presses need torch and transformers, the rest of
+# it an older transformers and data sets. The bare server of pytriton needs nothing; NIXL asks for torch.
+ALONE := kvpress==0.5.5 nvidia-pytriton==0.7.0 nixl-cu12==1.5.1 uv==0.13.9
+alone = $(INSTALL) alone --no-dependencies $(filter $(1)==%,$(ALONE))
 CXX_SOURCES := find plugins_cuda plugins_cpu tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp'
 # Files come in the order of tests/collection.py. Among all tests, those of servers wait: there is work for a third process.
 ON_TWO_CORES := --dist loadfile --no-loadscope-reorder -n 2
@@ -41,7 +53,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native native-if-possible emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving soak peers-env dynamo-env triton-env aiperf-env serve clean generate lock faults
+.PHONY: help env env-latest licences wheel demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native native-if-possible emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving soak faults peers-env dynamo-env triton-env aiperf-env serve clean generate lock
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of retrieval-tiny (under ten minutes)"
@@ -69,20 +81,59 @@ help:
 	@echo "make bench-accuracy-smollm2  a real chat model under every policy (two hours of processor time), and beside kvpress (six and a half hours more)"
 	@echo "make bench-accuracy-turns  a second question under every policy, on retrieval-tiny and a real chat model"
 	@echo "make generate   the C++ that follows from the operators' schemas"
-	@echo "make lock       the versions that every environment installs, into environments/ (ARGUMENTS=--upgrade for the newest)"
+	@echo "make lock       versions and hashes of all that the environments install, into environments/ (ARGUMENTS=--upgrade for the newest)"
+	@echo "make env-latest the newest versions that pyproject.toml admits, in $(LATEST), for make test VENV=$(LATEST)"
+	@echo "make licences   the licence of everything that is installed; fails for one that is not allowed"
+	@echo "make wheel      the wheel, into dist/, with a list of what it runs on"
 	@echo "make format     lay out Python by ruff and C++ by clang-format"
 
 env: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml environments/development.txt
+$(VENV)/.installed: pyproject.toml environments/development.txt environments/alone.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
 		|| { echo "error: kvc-trt needs Python 3.10 to 3.13, found $$($(PYTHON) --version); set PYTHON=python3.x"; exit 3; }
 	@echo "Making the environment in $(VENV); the first time this takes some minutes."
 	$(PYTHON) -m venv $(VENV)
-# Python compiles a module when it is first imported; pip would compile all, of which few ever are.
-	$(RUN)/pip install $(QUIETLY) --no-compile --constraint environments/development.txt --editable '.[test]'
-# Alone, for tests/oracles: its presses need torch and transformers, the rest of it an older transformers and data sets.
-	$(RUN)/pip install $(QUIETLY) --no-deps kvpress==0.5.5
+	$(RUN)/python $(INSTALL) development --project --extra test
+	$(RUN)/python $(call alone,kvpress)
+	@touch $@
+
+# The newest versions that pyproject.toml admits, without a lock, for `make test VENV=$(LATEST)`.
+env-latest:
+	rm -rf $(LATEST)
+	$(PYTHON) -m venv $(LATEST)
+	$(LATEST)/bin/pip install $(QUIETLY) --no-compile --editable '.[test]'
+	$(LATEST)/bin/pip install $(QUIETLY) --no-deps kvpress
+	@touch $(LATEST)/.installed
+
+# Of everything in the environments that are there.
+licences: env
+	@for python in $(wildcard $(addsuffix /bin/python,$(VENV) $(DYNAMO) $(TRITON) $(AIPERF) $(RELEASE))); do \
+		echo "$$python"; $$python environments/licences.py || exit 1; done
+
+# The wheel, and in it a list of what it runs on: the versions that it was tested with, their licences, who needs what.
+# The build backend knows nothing of such lists (PEP 770), so the wheel is opened and packed again.
+wheel: $(RELEASE)/.installed $(RUNTIME)/.installed
+	rm -rf $(BUILD)/wheel
+	$(RELEASE)/bin/pip wheel $(QUIETLY) --no-deps --no-build-isolation --no-index --wheel-dir $(BUILD)/wheel .
+	$(RELEASE)/bin/wheel unpack --dest $(BUILD)/wheel $(BUILD)/wheel/*.whl
+	mkdir -p dist $$(echo $(BUILD)/wheel/*/*.dist-info)/sboms
+	version=$$(basename $(BUILD)/wheel/kvc_trt-*/ | sed 's/.*-//'); \
+		sed "s/^dynamic = .*/version = \"$$version\"/" pyproject.toml >$(BUILD)/wheel/pyproject.toml
+	$(RELEASE)/bin/cyclonedx-py environment --pyproject $(BUILD)/wheel/pyproject.toml --mc-type library --output-reproducible \
+		--output-file $$(echo $(BUILD)/wheel/*/*.dist-info/sboms)/kvc-trt.cdx.json $(RUNTIME)
+	$(RELEASE)/bin/wheel pack --dest-dir dist $(BUILD)/wheel/*/
+
+$(RELEASE)/.installed: environments/release.txt
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python $(INSTALL) release $(FOR_PROJECT) $(FOR_RELEASE)
+	@touch $@
+
+# What the wheel runs on, and nothing else.
+$(RUNTIME)/.installed: pyproject.toml environments/development.txt
+	$(PYTHON) -m venv --clear $(RUNTIME)
+	$(RUNTIME)/bin/python $(INSTALL) development --project
+	$(RUNTIME)/bin/pip uninstall $(QUIETLY) --yes kvc-trt scikit-build-core pathspec setuptools pip
 	@touch $@
 
 # How the demos run kvc-trt.
@@ -122,8 +173,7 @@ types-tensorrt: $(VENV)/.tensorrt
 
 # TensorRT's registry, parser, builder and bindings as far as they run on a CPU: judges for the tests, nothing to run engines.
 $(VENV)/.tensorrt: $(VENV)/.installed
-	$(RUN)/pip install $(QUIETLY) --constraint environments/development.txt \
-		--editable '.[tensorrt-lean,tensorrt-rtx,tensorrt-types]'
+	$(RUN)/python $(INSTALL) development $(addprefix --extra ,$(filter tensorrt-%,$(EXTRAS)))
 	@touch $@
 
 generate: env
@@ -168,8 +218,8 @@ predict: $(VENV)/.cuda-build
 	$(NATIVE) python -m benchmarks.predict $(BUILD) $(ARGUMENTS)
 
 $(VENV)/.cuda-build: $(VENV)/.installed
-	@if command -v nvcc && command -v cuobjdump && command -v nvdisasm; then :; else $(RUN)/pip install $(QUIETLY) \
-		--constraint environments/development.txt --editable '.[cuda-build]'; fi
+	@if command -v nvcc && command -v cuobjdump && command -v nvdisasm; then :; else \
+		$(RUN)/python $(INSTALL) development --extra cuda-build; fi
 	@touch $@
 
 test: env
@@ -272,31 +322,29 @@ aiperf-env: $(AIPERF)/.installed
 
 $(AIPERF)/.installed: environments/aiperf.txt
 	$(PYTHON) -m venv $(AIPERF)
-	$(AIPERF)/bin/pip install $(QUIETLY) --constraint environments/aiperf.txt $(FOR_AIPERF)
+	$(AIPERF)/bin/python $(INSTALL) aiperf $(FOR_AIPERF)
 	@touch $@
 
 # Triton Inference Server, without root and without a GPU, from a wheel whose own dependencies the bare server does not
 # need. Its Python models run kvc-trt as it is here; with NumPy 2 this server reads no text.
 triton-env: $(TRITON)/.installed
 
-$(TRITON)/.installed: pyproject.toml environments/triton.txt
+$(TRITON)/.installed: pyproject.toml environments/triton.txt environments/alone.txt
 	@echo "Making the environment of Triton Inference Server in $(TRITON)."
 	$(TRITON_PYTHON) -m venv $(TRITON)
-	$(TRITON)/bin/pip install $(QUIETLY) --constraint environments/triton.txt \
-		$(FOR_TRITON) --editable .
-	$(TRITON)/bin/pip install $(QUIETLY) --no-deps nvidia-pytriton==0.7.0
+	$(TRITON)/bin/python $(INSTALL) triton --project $(FOR_TRITON)
+	$(TRITON)/bin/python $(call alone,nvidia-pytriton)
 	@touch $@
 
 # NVIDIA Dynamo in an environment of its own: it pins what others may not have. NIXL's own dependency is torch, which
 # nothing here needs.
 dynamo-env: $(DYNAMO)/.installed
 
-$(DYNAMO)/.installed: pyproject.toml environments/dynamo.txt
+$(DYNAMO)/.installed: pyproject.toml environments/dynamo.txt environments/alone.txt
 	@echo "Making the environment of NVIDIA Dynamo in $(DYNAMO)."
 	$(PYTHON) -m venv $(DYNAMO)
-	$(DYNAMO)/bin/pip install $(QUIETLY) --constraint environments/dynamo.txt \
-		--editable '.[dynamo]'
-	$(DYNAMO)/bin/pip install $(QUIETLY) --no-deps nixl-cu12==1.5.1
+	$(DYNAMO)/bin/python $(INSTALL) dynamo --project --extra dynamo
+	$(DYNAMO)/bin/python $(call alone,nixl-cu12)
 	@touch $@
 
 # retrieval-tiny behind OpenAI's API; ENGINES=DIR... serves others, ARGUMENTS="--port 9000" and so on go with it.
@@ -317,20 +365,22 @@ $(PEERS)/.installed: benchmarks/peers/requirements.txt
 		--no-binary llama-cpp-python llama-cpp-python==0.3.36
 	@touch $@
 
-# The versions of every package that the environments install, for each Python: pip's constraints. A version that still
-# fits stays. ARGUMENTS: --upgrade for the newest of all, --upgrade-package NAME of one.
-LOCK = UV_PYTHON_DOWNLOADS=never $(UV)/bin/uv pip compile --quiet --universal --no-annotate \
-	--custom-compile-command 'make lock' $(ARGUMENTS)
+# The versions of every package that the environments install, for each Python, and the hashes of their files. A version
+# that still fits stays. ARGUMENTS: --upgrade for the newest of all, --upgrade-package NAME of one.
+LOCK = UV_PYTHON_DOWNLOADS=never $(UV)/bin/uv pip compile --quiet --universal --generate-hashes --no-annotate \
+	--custom-compile-command 'make lock' --python-version $(or $(1),3.10) $(ARGUMENTS)
 lock: $(UV)/.installed
-	$(LOCK) --python-version 3.10 pyproject.toml $(addprefix --extra ,$(EXTRAS)) --output-file environments/development.txt
-	$(LOCK) --python-version 3.10 pyproject.toml --extra dynamo --output-file environments/dynamo.txt
-	printf '%s\n' $(FOR_TRITON) | $(LOCK) --python-version 3.10 pyproject.toml - --output-file environments/triton.txt
+	$(LOCK) pyproject.toml $(addprefix --extra ,$(EXTRAS)) --output-file environments/development.txt
+	printf '%s\n' $(FOR_PROJECT) | $(LOCK) pyproject.toml - --extra dynamo --output-file environments/dynamo.txt
+	printf '%s\n' $(FOR_PROJECT) $(FOR_TRITON) | $(LOCK) pyproject.toml - --output-file environments/triton.txt
+	printf '%s\n' $(FOR_PROJECT) $(FOR_RELEASE) | $(LOCK) - --output-file environments/release.txt
+	printf '%s\n' $(ALONE) | $(LOCK) --no-deps - --output-file environments/alone.txt
 # It is made for Python 3.11 and newer.
-	echo $(FOR_AIPERF) | $(LOCK) --python-version 3.11 - --output-file environments/aiperf.txt
+	echo $(FOR_AIPERF) | $(call LOCK,3.11) - --output-file environments/aiperf.txt
 
 $(UV)/.installed:
 	$(PYTHON) -m venv $(UV)
-	$(UV)/bin/pip install $(QUIETLY) --no-deps uv==0.13.9
+	$(UV)/bin/python $(call alone,uv)
 	@touch $@
 
 clean:
