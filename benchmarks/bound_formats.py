@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from benchmarks import machine, store
@@ -105,7 +104,8 @@ def chosen(scores: Tensor, count: int) -> Tensor:
 
 def watched(engine: EngineDirectory, prompt: int, steps: int) -> Found:
     """Read a prompt of so many tokens and step through as many others."""
-    tokenizer = Tokenizer.from_file(str(engine.path / "tokenizer" / "tokenizer.json"))
+    tokenizer = engine.tokenizer
+    assert tokenizer is not None
 
     def ids(*paths: str) -> list[int]:
         return tokenizer.encode("".join((machine.ROOT / path).read_text(encoding="utf-8") for path in paths)).ids
@@ -113,7 +113,7 @@ def watched(engine: EngineDirectory, prompt: int, steps: int) -> Found:
     found: Found = {}
     rule = engine.parameters
     watching = replace(method(rule), selection=Watching(found))
-    decoder = ReferenceDecoder(engine.model, EngineWeights(engine.weights_path), method=watching, parameters=rule)
+    decoder = ReferenceDecoder(engine.model, EngineWeights(engine.weight_file), method=watching, parameters=rule)
     with torch.inference_mode():
         _, cache = decoder.prefill(torch.tensor([ids(*TEXT)[:prompt]]), torch.tensor([prompt]))
         for token in ids(FOLLOWING)[:steps]:

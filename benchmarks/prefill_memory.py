@@ -29,6 +29,7 @@ from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.methods.base.operator_runs import prompt_runs
 from kvc_trt.models.random_weights import RandomWeights
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.profile.profiled_engine import random_prompts
 
 MEMORY_BAR, COMPACTION_BAR = 3e9, 0.10
@@ -45,7 +46,7 @@ def program(directory: Path, tokens: int) -> Program:
         MODEL,
         parameters,
         state_tensors(MODEL, parameters, "float32"),
-        path,
+        HeldFile(path),
         lambda: build_prefill(MODEL, parameters, weights=weights),
         lambda: build_decode(MODEL, parameters, weights=weights),
     )
@@ -55,7 +56,7 @@ def measure(tokens: int, threads: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         built = program(directory, tokens)
-        weights = built.weights_path.stat().st_size
+        weights = built.weight_file.size
         prompts = random_prompts(1, tokens, MODEL.vocab_size)
         with watch_memory() as peak:
             executor = OnnxRuntimeExecutor(built, RunOptions(threads=threads), profile=directory)

@@ -38,6 +38,7 @@ from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.random_weights import RandomWeights
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.profile.profiled_engine import random_prompts
 
 POLICY = "rocketkv"
@@ -60,7 +61,7 @@ def opened(parameters: PolicyParameters, weights_path: Path, threads: int) -> On
         MODEL,
         parameters,
         state_tensors(MODEL, parameters, "float32"),
-        weights_path,
+        HeldFile(weights_path),
         lambda: build_prefill(MODEL, parameters, weights=weights),
         lambda: build_decode(MODEL, parameters, weights=weights),
     )

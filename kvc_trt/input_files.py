@@ -58,12 +58,16 @@ def read_input(path: str | Path, largest: int, *, follow_links: bool = True, hin
 
 def read_text_input(path: str | Path, largest: int, *, hint: str | None = None) -> str:
     """Return the text of a UTF-8 file; InputError where `read_input` raises it, or for the first byte that is not."""
-    content = read_input(path, largest, hint=hint)
+    return decoded_text(read_input(path, largest, hint=hint), path, hint=hint)
+
+
+def decoded_text(content: bytes, source: str | Path, *, hint: str | None = None) -> str:
+    """Return the text of the content of `source`; InputError for the first byte that is not UTF-8."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         found = f"byte {error.start} is 0x{content[error.start]:02x}"
-        raise InputError(f"{path} is not UTF-8 text: {found}", hint=hint) from error
+        raise InputError(f"{source} is not UTF-8 text: {found}", hint=hint) from error
 
 
 def read_json_input(path: str | Path, largest: int, *, follow_links: bool = True, hint: str | None = None) -> Any:

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
+from kvc_trt.models.sources.held_file import HeldFile
 from tests.every_policy import parameters_of
 from tests.small_model import SMALL
 
@@ -62,17 +64,18 @@ class SmallPrograms:
             )
             stored = GraphWeights(weights)
 
-            def graph(kind: str, **options: Any) -> Path:
+            def graph(kind: str, **options: Any) -> HeldFile:
                 path = folder / f"{kind}-{_digest(parameters, options)}.onnx"
                 if not graphs:
-                    return path
-                return self._written(path, lambda path: _write_graph(path, kind, model, parameters, stored, options))
+                    return HeldFile(path)
+                write = partial(_write_graph, kind=kind, model=model, parameters=parameters, weights=stored)
+                return HeldFile(self._written(path, partial(write, options=options)))
 
             return Program(
                 model,
                 parameters,
                 state_tensors(model, parameters, stored.dtype, turns=turns),
-                weights,
+                HeldFile(weights),
                 graph("prefill", turns=turns),
                 graph("decode"),
                 graph("extend", all_logits=all_logits) if turns else None,
@@ -95,8 +98,8 @@ class SmallPrograms:
 def copied(program: Program, folder: Path) -> Program:
     """The program in files of its own."""
     graphs = {name: getattr(program, name) for name in ("prefill", "decode", "extend", "draft")}
-    mine = {name: Path(shutil.copy(path, folder)) for name, path in graphs.items() if path is not None}
-    return replace(program, weights_path=Path(shutil.copy(program.weights_path, folder)), **mine)
+    mine = {name: HeldFile(shutil.copy(graph.path, folder)) for name, graph in graphs.items() if graph is not None}
+    return replace(program, weight_file=HeldFile(shutil.copy(program.weight_file.path, folder)), **mine)
 
 
 def _write_graph(

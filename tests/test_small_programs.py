@@ -37,23 +37,24 @@ def test_of_two_processes_one_writes_each_file(tmp_path):
 def test_later_callers_get_the_same_files(tmp_path):
     first = SmallPrograms(tmp_path)("h2o")
     before = files_of(tmp_path)
-    assert SmallPrograms(tmp_path)("h2o") == first
+    second = SmallPrograms(tmp_path)("h2o")
+    assert (second.weight_file.path, second.prefill.path) == (first.weight_file.path, first.prefill.path)
     assert files_of(tmp_path) == before
 
 
 def test_weights_are_shared_and_graphs_are_of_their_settings(tmp_path):
     programs = SmallPrograms(tmp_path)
     made = [programs("rocketkv"), programs("rocketkv", top_k=8), programs("rocketkv", **NEEDED), programs("full")]
-    assert len({program.weights_path for program in made}) == 1
-    assert len({program.prefill for program in made}) == 4
-    assert len({program.decode for program in made}) == 3
-    assert programs("full", "fp16").weights_path != made[0].weights_path
-    assert programs("full", max_output_len=17).weights_path != made[0].weights_path
+    assert len({program.weight_file.path for program in made}) == 1
+    assert len({program.prefill.path for program in made}) == 4
+    assert len({program.decode.path for program in made}) == 3
+    assert programs("full", "fp16").weight_file.path != made[0].weight_file.path
+    assert programs("full", max_output_len=17).weight_file.path != made[0].weight_file.path
 
 
 def test_without_graphs_there_are_weights_alone(tmp_path):
     program = SmallPrograms(tmp_path)("rocketkv", graphs=False, turns=True)
-    assert list(files_of(tmp_path)) == [program.weights_path]
+    assert list(files_of(tmp_path)) == [program.weight_file.path]
     assert program.extend is not None
 
 
@@ -66,10 +67,10 @@ def test_a_changed_file_is_noticed_and_a_copy_may_change(tmp_path):
     programs = SmallPrograms(tmp_path / "shared")
     program, own = programs("full"), tmp_path / "own"
     own.mkdir()
-    copied(program, own).weights_path.write_bytes(b"damaged")
+    copied(program, own).weight_file.path.write_bytes(b"damaged")
     assert programs.changed() == []
-    program.decode.write_bytes(b"damaged")
-    assert programs.changed() == [program.decode]
+    program.decode.path.write_bytes(b"damaged")
+    assert programs.changed() == [program.decode.path]
 
 
 @pytest.mark.parametrize("name", [*CASES, *OTHER_FORMS])

@@ -10,13 +10,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from benchmarks.kernels.cases import ITEM_BYTES, MODEL, NEW_TOKENS, resolved
 from benchmarks.kernels.sweep import SweepPoint
 from kvc_trt.backends.torch import memory
-from kvc_trt.engine.program import Program
+from kvc_trt.engine.program import NO_FILE, Program
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.methods.base.parameters import BASELINE, DEFAULT, PolicyParameters
 from kvc_trt.models.config import ModelConfig
@@ -59,8 +58,8 @@ class Cell:
     @property
     def program(self) -> Program:
         """State and constants. It has no graphs and no weight file: an executor that is given weights reads none."""
-        state, none = state_tensors(self.model, self.parameters, self.dtype), Path("none")
-        return Program(self.model, self.parameters, state, none, none, none)
+        state = state_tensors(self.model, self.parameters, self.dtype)
+        return Program(self.model, self.parameters, state, NO_FILE, NO_FILE, NO_FILE)
 
     @property
     def entries(self) -> list[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -61,9 +60,8 @@ class SingleOperator:
         return onnxruntime.InferenceSession(self.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def single_operators(graph: Path | ModelProto, dtype: str, sites: Sequence[CacheSite] = ()) -> list[SingleOperator]:
-    """Return every distinct kvc operator of a graph file or a graph (`alike_nodes`); `dtype` is its activation type."""
-    model = onnx.load(str(graph), load_external_data=False) if isinstance(graph, Path) else graph
+def single_operators(model: ModelProto, dtype: str, sites: Sequence[CacheSite] = ()) -> list[SingleOperator]:
+    """Return every distinct kvc operator of a graph (`alike_nodes`); `dtype` is its activation type."""
     return [
         _single_operator(model, nodes, _TYPES[dtype], cache) for nodes, cache in alike_nodes(model.graph.node, sites)
     ]

@@ -49,7 +49,7 @@ def _heading(engine: EngineDirectory) -> str:
 
 
 def _tokenizer(engine: EngineDirectory) -> str:
-    if engine.tokenizer_path is None:
+    if engine.tokenizer_file is None:
         return "none: prompts are token ids"
     return "yes, without a chat template" if engine.chat_template is None else "yes, with a chat template"
 
@@ -82,7 +82,7 @@ def _as_json(engine: EngineDirectory) -> dict[str, Any]:
         **engine.config.to_json(),
         "files": {name: asdict(record) for name, record in sorted(engine.files.items())},
         "state_bytes_per_row": sum(tensor.bytes_per_row() for tensor in engine.state),
-        "tokenizer": engine.tokenizer_path is not None,
+        "tokenizer": engine.tokenizer_file is not None,
         "chat_template": engine.chat_template is not None,
         **{name: manifest[name] for name in ("target", "versions", "checkpoint", "stages")},
     }

@@ -36,6 +36,7 @@ from kvc_trt.engine.stages import Stages, drop_entry
 from kvc_trt.engine.writer import check_replaceable, check_space, clear_leftovers, new_directory, place, writable_target
 from kvc_trt.errors import InputError, KvcError
 from kvc_trt.input_files import read_input
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES, check_tokenizer
 from kvc_trt.progress import Progress
 from kvc_trt.runtime.chat.template import ChatTemplate
@@ -175,7 +176,7 @@ def _put_together(directory: Path, small: Mapping[str, bytes], manifest: bytes, 
         write_durably(directory / name, content)
     for receipt in stages.receipts:
         for name in receipt.files:
-            place(stages.directory / name, directory / name)
+            place(HeldFile(stages.directory / name), directory / name)
 
 
 def _records(small: Mapping[str, bytes], stages: Stages) -> dict[str, FileRecord]:

@@ -24,7 +24,7 @@ from kvc_trt.engine.manifest import (
     MANIFEST_FILE,
     FileRecord,
     Manifest,
-    check_files,
+    hold_files,
     read_manifest,
     rebuild_hint,
 )
@@ -32,7 +32,6 @@ from kvc_trt.engine.parallel import check_parallel
 from kvc_trt.engine.resolution.resolve import check_backend_settings
 from kvc_trt.errors import InputError, describe
 from kvc_trt.graph.state import StateTensor
-from kvc_trt.input_files import read_input
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.progress import Progress
@@ -42,6 +41,7 @@ from kvc_trt.runtime.chat.template import ChatTemplate
 if TYPE_CHECKING:
     from kvc_trt.engine.backend import BuildBackend
     from kvc_trt.graph.weights import EngineWeights
+    from kvc_trt.models.sources.held_file import HeldFile
     from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 
@@ -52,14 +52,22 @@ class EngineDirectory:
     path: Path
     config: EngineConfig
     manifest: Manifest
+    held: Mapping[str, HeldFile]
+    """The files of the manifest, open: what was hashed is what everything else reads."""
 
     @classmethod
     def open(
-        cls, path: str | Path, backends: Mapping[str, BuildBackend], *, progress: Progress | None = None
+        cls,
+        path: str | Path,
+        backends: Mapping[str, BuildBackend],
+        *,
+        sealed: bool = False,
+        progress: Progress | None = None,
     ) -> EngineDirectory:
         """Check the whole directory (version, names, links, sizes, hashes of every file) and return it.
 
-        `backends` are the known ones, by name; `kvc_trt.backends.registry.open_engine` passes them all.
+        `backends` are the known ones, by name; `kvc_trt.backends.registry.open_engine` passes them all. With `sealed`,
+        the files are copied to memory that nobody can write, and read there.
 
         Raises InputError with what was expected, what was found, and the command that rebuilds the engine.
         """
@@ -71,10 +79,10 @@ class EngineDirectory:
             raise InputError(f"{path} is not an engine directory: it has no {MANIFEST_FILE}")
         manifest = read_manifest(path)
         files = manifest.files
-        check_files(path, files, progress)
         _check_listed(path, (CONFIG_FILE,), files)
-        content = read_input(path / CONFIG_FILE, LARGEST_CONFIG, follow_links=False)
-        engine = cls(path, EngineConfig.parse(content, path / CONFIG_FILE), manifest)
+        held = hold_files(path, files, progress, sealed=sealed)
+        config = EngineConfig.parse(held[CONFIG_FILE].read(LARGEST_CONFIG), path / CONFIG_FILE)
+        engine = cls(path, config, manifest, held)
         expected = _checked_format(engine, backends)
         _check_listed(path, expected.required_files, files)
         if any(name in files for name in expected.files_of_turns):
@@ -103,45 +111,50 @@ class EngineDirectory:
         return self.config.build
 
     @property
-    def prefill_path(self) -> Path:
-        """Path of the prefill graph."""
-        return self.path / PREFILL_FILE
+    def prefill_graph(self) -> HeldFile:
+        """The prefill graph."""
+        return self.held[PREFILL_FILE]
 
     @property
-    def decode_path(self) -> Path:
-        """Path of the decode graph."""
-        return self.path / DECODE_FILE
+    def decode_graph(self) -> HeldFile:
+        """The decode graph."""
+        return self.held[DECODE_FILE]
 
     @property
-    def extend_path(self) -> Path | None:
-        """Path of the extend graph; None if the engine takes no turns."""
-        return self.path / EXTEND_FILE if EXTEND_FILE in self.files else None
+    def extend_graph(self) -> HeldFile | None:
+        """The extend graph; None if the engine takes no turns."""
+        return self.held.get(EXTEND_FILE)
 
     @property
-    def draft_path(self) -> Path | None:
-        """Path of the draft graph; None if the engine was built without one."""
-        return self.path / DRAFT_FILE if DRAFT_FILE in self.files else None
+    def draft_graph(self) -> HeldFile | None:
+        """The draft graph; None if the engine was built without one."""
+        return self.held.get(DRAFT_FILE)
 
     @property
-    def weights_path(self) -> Path:
-        """Path of the weight file that all graphs refer to."""
-        return self.path / WEIGHTS_FILE
+    def weight_file(self) -> HeldFile:
+        """The weight file that all graphs refer to."""
+        return self.held[WEIGHTS_FILE]
 
     @property
-    def tokenizer_path(self) -> Path | None:
-        """Path of tokenizer.json; None for an engine without one, whose prompts are token ids."""
-        name = f"{TOKENIZER_DIRECTORY}/tokenizer.json"
-        return self.path / name if name in self.files else None
+    def tokenizer_files(self) -> dict[str, HeldFile]:
+        """The files of the tokenizer, by their names in tokenizer/."""
+        inside = f"{TOKENIZER_DIRECTORY}/"
+        return {name.removeprefix(inside): file for name, file in self.held.items() if name.startswith(inside)}
+
+    @property
+    def tokenizer_file(self) -> HeldFile | None:
+        """The tokenizer.json; None for an engine without one, whose prompts are token ids."""
+        return self.tokenizer_files.get("tokenizer.json")
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer itself, loaded at the first use; None for an engine without one."""
-        return load_tokenizer(self.tokenizer_path)
+        return load_tokenizer(self.tokenizer_file)
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The template that makes a prompt of messages; None for a model without one."""
-        return ChatTemplate.load(self.path / TOKENIZER_DIRECTORY)
+        return ChatTemplate.of(self.tokenizer_files)
 
     @property
     def digest(self) -> str:
@@ -163,11 +176,16 @@ class EngineDirectory:
         """The state tensors that a decode step reads and writes."""
         return tuple(tensor for tensor in self.state if tensor.in_step)
 
+    def close(self) -> None:
+        """Close all files; one that is used later is opened, and checked, again."""
+        for file in self.held.values():
+            file.close()
+
     def weights(self) -> EngineWeights:
         """Return the engine's weights as a source of float32 tensors, dequantised when read."""
         from kvc_trt.graph.weights import EngineWeights
 
-        return EngineWeights(self.weights_path)
+        return EngineWeights(self.weight_file)
 
 
 def _checked_format(engine: EngineDirectory, backends: Mapping[str, BuildBackend]) -> BuildBackend:

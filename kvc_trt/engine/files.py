@@ -1,18 +1,15 @@
-"""Read an engine's files safely: no links, no paths outside the directory, hashed in pieces."""
+"""What an engine directory holds: plain names, no links, no paths outside the directory."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import stat
 from pathlib import Path, PurePosixPath
 
 from kvc_trt.errors import InputError
-from kvc_trt.progress import Advance
+from kvc_trt.models.sources.held_file import HeldFile
 
-PIECE = 8 << 20
-"""Number of bytes hashed at a time."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -46,27 +43,6 @@ def listing(directory: Path) -> dict[str, int]:
     return found
 
 
-def sha256(path: Path, advance: Advance | None = None) -> str:
-    """Return the SHA-256 of a regular file, read in pieces without following a final symbolic link."""
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(PIECE))
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with open(descriptor, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-            if advance is not None:
-                advance(count)
-    return digest.hexdigest()
-
-
-def read_bytes(path: Path, limit: int) -> bytes:
-    """Return a regular file's bytes; InputError when it is missing, a link, or larger than `limit`."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
-            raise InputError(f"{path}: expected a regular file of at most {limit} bytes, found {status.st_size}")
-        return file.read(limit + 1)
+def sha256(path: Path) -> str:
+    """Return the SHA-256 (hex) of a regular file, read in pieces without following a final symbolic link."""
+    return HeldFile(path).compute_digest()

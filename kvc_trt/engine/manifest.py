@@ -19,9 +19,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from kvc_trt.config import BuildConfig
-from kvc_trt.engine.files import check_name, listing, sha256
+from kvc_trt.engine.files import check_name, listing
 from kvc_trt.errors import InputError, describe
 from kvc_trt.input_files import read_input
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.validation import OwnSchema, validated_document
 from kvc_trt.version import __version__
@@ -189,8 +190,13 @@ def _deeper(document: Any, levels: int) -> bool:
     return bool(level)
 
 
-def check_files(engine: Path, records: Mapping[str, FileRecord], progress: Progress | None = None) -> None:
-    """Raise InputError unless the files below `engine` are those of the manifest, with equal sizes and hashes."""
+def hold_files(
+    engine: Path, records: Mapping[str, FileRecord], progress: Progress | None = None, *, sealed: bool = False
+) -> dict[str, HeldFile]:
+    """Open and return, by name, every file below `engine`; with `sealed`, copies in memory.
+
+    Raises InputError unless they are those of the manifest, with equal sizes and hashes.
+    """
     found = listing(engine)
     found.pop(MANIFEST_FILE, None)
     for name in sorted(records.keys() - found.keys()):
@@ -202,10 +208,12 @@ def check_files(engine: Path, records: Mapping[str, FileRecord], progress: Progr
         if found[name] != record.size:
             message = f"{engine / name} has the wrong size: expected {record.size} bytes, found {found[name]}"
             raise InputError(message, hint=_hint_for(engine, name))
+    held = {
+        name: HeldFile(engine / name, record.sha256, sealed=sealed, hint=_hint_for(engine, name))
+        for name, record in records.items()
+    }
     total = sum(record.size for record in records.values())
     with (progress or NullProgress()).task(f"checking {engine.name}", total) as advance:
-        for name, record in records.items():
-            digest = sha256(engine / name, advance)
-            if digest != record.sha256:
-                message = f"{engine / name} was changed: expected SHA-256 {record.sha256}, found {digest}"
-                raise InputError(message, hint=_hint_for(engine, name))
+        for file in held.values():
+            file.open(advance)
+    return held

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from kvc_trt.errors import InputError
 from kvc_trt.graph.state import StateTensor, cache_sites, state_tensors
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.runtime.executor import Limits, NoDrafts, NoTurns
 
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.graph.weights import GraphWeights
 
-Graph: TypeAlias = "Path | Callable[[], ModelProto]"
+Graph: TypeAlias = "HeldFile | Callable[[], ModelProto]"
 """A graph file, or a function that builds the graph in memory when it is needed."""
+NO_FILE = HeldFile(os.devnull)
+"""The file or graph of a program whose executor is given its weights and reads neither."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Program:
     model: ModelConfig
     parameters: PolicyParameters
     state: tuple[StateTensor, ...]
-    weights_path: Path
+    weight_file: HeldFile
     prefill: Graph
     decode: Graph
     extend: Graph | None = None
@@ -114,15 +118,15 @@ class Program:
         """Return the format in which the weights are stored."""
         from kvc_trt.graph.weights import GraphWeights
 
-        return GraphWeights(self.weights_path).precision
+        return GraphWeights(self.weight_file).precision
 
 
 def engine_program(engine: EngineDirectory) -> Program:
     """Return the program of an engine directory."""
     return Program(
-        engine.model, engine.parameters, engine.state, engine.weights_path,
-        engine.prefill_path, engine.decode_path, engine.extend_path, bool(engine.build.all_logits), engine.draft_path,
-        engine.build.draft_tokens or 0,
+        engine.model, engine.parameters, engine.state, engine.weight_file,
+        engine.prefill_graph, engine.decode_graph, engine.extend_graph, bool(engine.build.all_logits),
+        engine.draft_graph, engine.build.draft_tokens or 0,
     )  # fmt: skip
 
 
@@ -130,23 +134,29 @@ def twin_program(engine: EngineDirectory | Program) -> Program:
     """Return the dense twin, which evicts and skips nothing. It shares the weight file; its graphs exist in memory."""
     from kvc_trt.graph.weights import GraphWeights
 
-    model, parameters, weights = engine.model, engine.parameters, GraphWeights(engine.weights_path)
+    model, parameters, weights = engine.model, engine.parameters, GraphWeights(engine.weight_file)
     dense = parameters.keeping_everything()
     return Program(
         model,
         dense,
         state_tensors(model, dense, weights.dtype),
-        engine.weights_path,
+        engine.weight_file,
         lambda: build_twin_prefill(model, parameters, weights=weights),
         lambda: build_twin_decode(model, parameters, weights=weights),
     )
 
 
 def read_graph(graph: Graph) -> ModelProto:
-    """Return the graph without its weights."""
+    """Return the graph without its weights; InputError for a file that holds none."""
     import onnx
+    from google.protobuf.message import DecodeError
 
-    return onnx.load(graph, load_external_data=False) if isinstance(graph, Path) else graph()
+    if not isinstance(graph, HeldFile):
+        return graph()
+    try:
+        return onnx.load_model_from_string(graph.read())
+    except DecodeError as error:
+        raise InputError(f"{graph.path} is not an ONNX graph", hint=graph.hint) from error
 
 
 def split_by_graph(names: Collection[str], *graphs: Graph) -> list[list[str]]:

@@ -18,6 +18,7 @@ from kvc_trt.cache import cache_root
 from kvc_trt.engine.files import listing
 from kvc_trt.engine.manifest import MANIFEST_FILE
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.sizes import readable_size
 from kvc_trt.unfinished import abandoned, kind_of, locked_directory, remove, unfinished_directory
 
@@ -95,15 +96,21 @@ def clear_leftovers(target: Path) -> None:
         remove(leftover)
 
 
-def place(source: Path, destination: Path) -> None:
-    """Hard-link a finished file to `destination`, or copy it where links are impossible (across file systems)."""
+def place(source: HeldFile, destination: Path) -> None:
+    """Hard-link a finished file to `destination`, or copy it where links are impossible (across file systems).
+
+    It is the file that is held, whatever its path leads to by now.
+    """
     destination.parent.mkdir(exist_ok=True)
+    descriptor = source.descriptor
     try:
-        os.link(source, destination, follow_symlinks=False)
+        # Linux links what a descriptor is open on if it follows this link; src_dir_fd makes Python ask for that.
+        os.link(f"/proc/self/fd/{descriptor}", destination, src_dir_fd=descriptor, follow_symlinks=True)
     except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOENT):
             raise
-        shutil.copyfile(source, destination)
+        with source.steady(), destination.open("xb") as file:
+            source.copy_to(file.fileno())
 
 
 def _put_in_place(new: Path, target: Path, replaceable: frozenset[str] | None) -> None:

@@ -36,6 +36,7 @@ from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.quantisation import BLOCK, dequantise
 from kvc_trt.models.sources import fp8
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.models.sources.safetensors_file import SafetensorsFile, write_safetensors
 from kvc_trt.models.weights import WeightSource
 from kvc_trt.progress import NullProgress, Progress
@@ -94,11 +95,11 @@ class Stored:
 class GraphWeights:
     """The offsets of a weight file's tensors: what a graph needs to refer to them without reading them."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, source: str | Path | HeldFile) -> None:
         """Read the header of the weight file. Graphs refer to the file by name and must be saved beside it."""
-        file = SafetensorsFile(path)
+        file = SafetensorsFile(source)
         file.close()
-        self.location = Path(path).name
+        self.location = file.path.name
         self.precision = file.metadata.get("weights", "")
         self.dtype = activation_dtype(self.precision)
         self.bits = QUANTISED_BITS.get(self.precision)
@@ -136,8 +137,8 @@ class GraphWeights:
 class EngineWeights:
     """A `WeightSource` over an engine's weight file: the values its graphs compute with, dequantised on read."""
 
-    def __init__(self, path: str | Path) -> None:
-        self._file = SafetensorsFile(path)
+    def __init__(self, source: str | Path | HeldFile) -> None:
+        self._file = SafetensorsFile(source)
         precision = self._file.metadata.get("weights", "")
         self._computed = activation_dtype(precision)
 

@@ -20,7 +20,7 @@ def engine_weight_bytes(program: Program, weights: str) -> WeightBytes:
     """
     if weights != KEEP:
         return weight_bytes(program.model, weights)
-    file = SafetensorsFile(program.weights_path)
+    file = SafetensorsFile(program.weight_file)
     file.close()
     sizes = {name: file.entries[name].nbytes for name in file.names() if name not in ROTARY}
     resident = sum(sizes.values())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from os import PathLike
-from pathlib import Path
-
-from kvc_trt.models.sources.tokenizer import read_tokenizer
+from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.models.sources.tokenizer import held_tokenizer
 from kvc_trt.models.sources.tokenizer_library import Tokenizer
 from kvc_trt.runtime.context import Context
 from kvc_trt.runtime.request import Event, Output, Request, Sampling
@@ -31,6 +29,6 @@ __all__ = [
 ]
 
 
-def load_tokenizer(path: PathLike[str] | None) -> Tokenizer | None:
-    """Return the tokenizer of the tokenizer.json at `path`; None without a path."""
-    return None if path is None else read_tokenizer(Path(path))
+def load_tokenizer(file: HeldFile | None) -> Tokenizer | None:
+    """Return the tokenizer of a tokenizer.json; None without a file."""
+    return None if file is None else held_tokenizer(file)

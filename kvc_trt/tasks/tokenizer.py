@@ -12,8 +12,9 @@ from typing import Any
 from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
 from kvc_trt.models.presets import list_presets, load_preset
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.models.sources.hugging_face import read_json_object
-from kvc_trt.models.sources.tokenizer import read_tokenizer
+from kvc_trt.models.sources.tokenizer import held_tokenizer, read_tokenizer
 from kvc_trt.models.sources.tokenizer_library import Tokenizer
 from kvc_trt.tasks.task import TaskSample
 
@@ -85,6 +86,11 @@ def load_task_tokenizer(source: str) -> TaskTokenizer:
     else:
         file, positions = path, None
     return _task_tokenizer(read_tokenizer(file), positions)
+
+
+def task_tokenizer_of(file: HeldFile) -> TaskTokenizer:
+    """The tokenizer of an engine's tokenizer.json; InputError where it is malformed."""
+    return _task_tokenizer(held_tokenizer(file), None)
 
 
 def _from_gguf(path: Path) -> TaskTokenizer:

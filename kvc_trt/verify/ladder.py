@@ -64,7 +64,7 @@ def verify(
         raise InputError(f"--kernels {kernels}: --backend {backend} does not call it", hint=" or ".join(able))
     started = time.monotonic()
     plan = make_plan(level, engine.model, engine.parameters, steps=steps, samples=samples)
-    bars = thresholds_for(GraphWeights(engine.weights_path).precision, options.prefill_precision)
+    bars = thresholds_for(GraphWeights(engine.weight_file).precision, options.prefill_precision)
     options = replace(options, backend=backend, threads=plan.threads)
     directory = None if checkpoint is None else Path(checkpoint)
     with contextlib.nullcontext() if kernels is None else use_library(kernels):
@@ -100,7 +100,7 @@ def _empty_report(tested: EngineUnderTest) -> Report:
         description={
             "model": engine.build.model,
             "policy": parameters.policy,
-            "weights": GraphWeights(engine.weights_path).precision,
+            "weights": GraphWeights(engine.weight_file).precision,
             "token_budget": parameters.token_budget,
             "max_input_len": parameters.max_input_len,
             "max_output_len": parameters.max_output_len,

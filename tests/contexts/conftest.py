@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from kvc_trt.contexts.packing import RowPacking
-from kvc_trt.engine.program import Program
+from kvc_trt.engine.program import NO_FILE, Program
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.runtime.context import NO_TOKENS, Context, Fingerprint, extended_digest
@@ -18,8 +16,7 @@ FINGERPRINT = Fingerprint(*(f"{number}" * 64 for number in range(5)), "small (fp
 def packing_without_graphs(policy: str, dtype: str = "float32") -> RowPacking:
     """A packing of a small model; nothing can be run with it."""
     parameters = parameters_of(policy)
-    none = Path("none")
-    program = Program(SMALL, parameters, state_tensors(SMALL, parameters, dtype, turns=True), none, none, none)
+    program = Program(SMALL, parameters, state_tensors(SMALL, parameters, dtype, turns=True), NO_FILE, NO_FILE, NO_FILE)
     return RowPacking(program, FINGERPRINT)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from kvc_trt.contexts import RowPacking, read_context, write_context
 from kvc_trt.contexts.packing import _state_digest
-from kvc_trt.engine.program import Program
+from kvc_trt.engine.program import NO_FILE, Program
 from kvc_trt.errors import InputError
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.runtime.session.context_store import ContextStore
@@ -26,8 +25,8 @@ KEEP_PLACES = {
 
 def packing_of(policy: str, turns: bool) -> RowPacking:
     parameters = parameters_of(policy)
-    none, state = Path("none"), state_tensors(SMALL, parameters, "float32", turns=turns)
-    program = Program(SMALL, parameters, state, none, none, none, none if turns else None)
+    state = state_tensors(SMALL, parameters, "float32", turns=turns)
+    program = Program(SMALL, parameters, state, NO_FILE, NO_FILE, NO_FILE, NO_FILE if turns else None)
     return RowPacking(program, replace(FINGERPRINT, state=_state_digest(state)))
 
 

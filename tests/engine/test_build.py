@@ -251,8 +251,8 @@ def test_a_fitting_tokenizer_goes_into_the_engine(tiny_model, tmp_path):
     path = tokenizer(directory, 50)
     assert build_checkpoint(directory, tmp_path / "engine") == 0
     engine = open_engine(tmp_path / "engine")
-    assert engine.tokenizer_path is not None
-    assert engine.tokenizer_path.read_bytes() == path.read_bytes()
+    assert engine.tokenizer_file is not None
+    assert engine.tokenizer_file.read() == path.read_bytes()
 
 
 def test_chat_files_go_into_the_engine_and_change_its_digest(tiny_model, tmp_path, capfd):

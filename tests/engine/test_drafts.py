@@ -15,7 +15,7 @@ def test_an_engine_has_a_draft_graph_if_it_is_asked_for(tiny_arguments, tmp_path
     path = tmp_path / "engine"
     assert run([*tiny_arguments, "--draft-tokens", "3", "-o", str(path)]) == 0
     engine = open_engine(path)
-    assert engine.draft_path == path / "draft.onnx"
+    assert engine.draft_graph == path / "draft.onnx"
     limits = engine_program(engine).limits
     assert (limits.draft_tokens, limits.no_drafts) == (3, None)
     capfd.readouterr()
@@ -23,7 +23,7 @@ def test_an_engine_has_a_draft_graph_if_it_is_asked_for(tiny_arguments, tmp_path
     assert "it is another build" in capfd.readouterr().err
     assert run([*tiny_arguments, "-o", str(path), "--force"]) == 0
     engine = open_engine(path)
-    assert engine.draft_path is None
+    assert engine.draft_graph is None
     assert "draft_tokens" not in json.loads((path / "config.json").read_text())["build_config"]["kvc_trt"]
     assert engine_program(engine).limits.no_drafts.reason.startswith("the engine has no draft graph")
 

@@ -52,7 +52,7 @@ def test_a_fresh_engine_opens_whole(tiny_engine):
     assert engine.parameters.token_budget == 32
     assert engine.model.num_hidden_layers == 2
     assert engine.build.random_weights == 0
-    assert engine.tokenizer_path is None
+    assert engine.tokenizer_file is None
     assert [tensor.name for tensor in engine.state][:3] == ["k_cache.0", "v_cache.0", "bounds.0"]
     assert "model.norm.weight" in engine.weights().names()
 

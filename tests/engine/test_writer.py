@@ -10,6 +10,7 @@ import pytest
 from kvc_trt.engine import writer
 from kvc_trt.engine.writer import check_space, new_directory, place, writable_target
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.models.sources.held_file import HeldFile
 
 ENGINE = frozenset({"config.json", "tokenizer", "prefill.onnx"})
 
@@ -135,14 +136,14 @@ def test_an_engine_that_a_killed_replacement_set_aside_comes_back(tmp_path):
 def test_a_file_is_placed_without_a_copy_where_that_is_possible(tmp_path, monkeypatch):
     source = tmp_path / "weights"
     source.write_bytes(b"x")
-    place(source, tmp_path / "linked")
+    place(HeldFile(source), tmp_path / "linked")
     assert (tmp_path / "linked").stat().st_ino == source.stat().st_ino
 
     def crosses(*arguments, **options):
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(writer.os, "link", crosses)
-    place(source, tmp_path / "copied")
+    place(HeldFile(source), tmp_path / "copied")
     assert (tmp_path / "copied").read_bytes() == b"x"
     assert (tmp_path / "copied").stat().st_ino != source.stat().st_ino
 

@@ -27,6 +27,7 @@ def engine(model, tmp_path_factory):
     from kvc_trt.graph.build import build_decode, build_prefill
     from kvc_trt.graph.weights import GraphWeights, write_weights
     from kvc_trt.models.random_weights import RandomWeights
+    from kvc_trt.models.sources.held_file import HeldFile
     from kvc_trt.policies import resolve
 
     parameters = resolve("rocketkv", model=model, token_budget=64, max_input_len=512, max_output_len=32, pool_kernel=7)
@@ -40,4 +41,5 @@ def engine(model, tmp_path_factory):
         model="small", token_budget=64, max_input_len=512, max_output_len=32, weights="fp32", backend="onnxruntime"
     )
     config = EngineConfig(model, parameters, build, turns=False)
-    return EngineDirectory(path, config, Manifest.model_construct(files={}))
+    held = {file.name: HeldFile(file) for file in path.iterdir()}
+    return EngineDirectory(path, config, Manifest.model_construct(files={}), held)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvc_trt.engine.program import Program
+from kvc_trt.engine.program import NO_FILE, Program
 from kvc_trt.graph.weights import write_weights
 from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.policies import resolve
 from kvc_trt.profile.engine_weights import engine_weight_bytes
 from kvc_trt.profile.model_size import count_parameters, weight_bytes
@@ -21,7 +22,7 @@ def kept(directory, **options) -> Program:
     path = directory / "weights.safetensors"
     write_weights(checkpoint.config, checkpoint, path, weights="keep", length=64)
     parameters = resolve("full", model=checkpoint.config, token_budget=32, max_input_len=32, max_output_len=32)
-    return Program(checkpoint.config, parameters, (), path, path, path)
+    return Program(checkpoint.config, parameters, (), HeldFile(path), NO_FILE, NO_FILE)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -90,7 +90,7 @@ def test_heavy_hitters_know_the_position_of_every_entry(engine):
 
 
 def _program(engine, parameters):
-    weights = GraphWeights(engine.weights_path)
+    weights = GraphWeights(engine.weight_file)
     return dataclasses.replace(
         engine_program(engine),
         parameters=parameters,

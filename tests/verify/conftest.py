@@ -20,6 +20,7 @@ from kvc_trt.graph.build import build_decode, build_draft, build_extend, build_p
 from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.policies import PolicyParameters
 from tests.every_policy import parameters_of
 from tests.models.gguf.tiny import write
@@ -104,6 +105,7 @@ def make_engine(tmp_path: Path) -> Callable[..., EngineDirectory]:
             files={f"{name}.onnx": FileRecord("", 0) for name in ("extend", "draft") if name in graphs},
             checkpoint=CheckpointRecord(source="random", commit=None, fingerprint="0" * 64),
         )
-        return EngineDirectory(path, config, manifest)
+        held = {file.name: HeldFile(file) for file in path.iterdir()}
+        return EngineDirectory(path, config, manifest, held)
 
     return make

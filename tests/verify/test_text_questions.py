@@ -74,7 +74,7 @@ def test_logits_are_compared_on_text(engine: EngineDirectory):
 def test_an_executor_without_subnormal_numbers_is_right_on_text(tmp_path_factory: pytest.TempPathFactory):
     """The executor ranks tokens of no weight otherwise than the reference, in steps and in turns."""
     engine = build(tmp_path_factory, "--max-output-len", "48")
-    for path in (engine.prefill_path, engine.decode_path, engine.extend_path):
+    for path in (engine.prefill_graph, engine.decode_graph, engine.extend_graph):
         assert path is not None
         graph = onnx.load(str(path), load_external_data=False)
         flush(path.stem, graph)

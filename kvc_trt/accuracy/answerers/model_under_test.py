@@ -13,9 +13,8 @@ from kvc_trt.backends.registry import harness_for
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.errors import InputError
 from kvc_trt.policies import BASELINE
-from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.runtime.executor import threads_for
-from kvc_trt.tasks.tokenizer import load_task_tokenizer
+from kvc_trt.tasks.tokenizer import task_tokenizer_of
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
@@ -74,9 +73,9 @@ class BuiltEngine:
         self._engine, self._backend = engine, backend
         self._target = harness_for(engine, RunOptions(backend, threads_for(engine.model)))
         self.config: ModelConfig = engine.model
-        path = engine.tokenizer_path
-        self.tokenizer: TaskTokenizer | None = None if path is None else load_task_tokenizer(str(path))
-        self.template: Template | None = None if path is None else ChatTemplate.load(path.parent)
+        file = engine.tokenizer_file
+        self.tokenizer: TaskTokenizer | None = None if file is None else task_tokenizer_of(file)
+        self.template: Template | None = None if file is None else engine.chat_template
 
     @property
     def variants(self) -> list[Variant]:

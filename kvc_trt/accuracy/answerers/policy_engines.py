@@ -26,6 +26,7 @@ from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import EngineWeights, GraphWeights, write_weights
 from kvc_trt.machine import usable_cores
 from kvc_trt.models.config import longest_sequence
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.policies import BASELINE
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.chat.template import ChatTemplate
@@ -48,7 +49,7 @@ class PolicyEngines:
     def __init__(self, choice: ModelChoice, source: ModelSource, weights: str, directory: Path) -> None:
         self._choice, self._source, self._weights = choice, source, weights
         threads = threads_for(choice.config)
-        self._path = directory / WEIGHTS_FILE
+        self._file = HeldFile(directory / WEIGHTS_FILE)
         self.config = dataclasses.replace(choice.config, dtype=compute_dtype(weights))
         files = [path for path in source.tokenizer_files if path.name == "tokenizer.json"]
         self.tokenizer: TaskTokenizer | None = load_task_tokenizer(str(files[0])) if files else None
@@ -58,8 +59,8 @@ class PolicyEngines:
             directory, RunOptions(threads=threads or usable_cores()), share_prefill=True
         )
         self.workers = 1 if threads is None else usable_cores()
-        copied = GraphWeights(self._path).quantised
-        self._stays_open = not copied or self._path.stat().st_size <= COPIED_WEIGHTS
+        copied = GraphWeights(self._file).quantised
+        self._stays_open = not copied or self._file.size <= COPIED_WEIGHTS
         self._prefills = Prefills()
         self._open: dict[tuple[Variant, Room], Answerer] = {}
 
@@ -119,20 +120,20 @@ class PolicyEngines:
         return SessionAnswerer(executor, parameters, self._backend.name, rows, self.config.eos_token_ids)
 
     def _reference(self, parameters: PolicyParameters) -> Answerer:
-        weights = EngineWeights(self._path)
+        weights = EngineWeights(self._file)
         rows = rows_for(full_row_bytes(self.config, parameters.max_sequence_len))
         return ReferenceAnswerer(self.config, weights, parameters, rows, self.config.eos_token_ids, self._prefills)
 
     def _program(self, parameters: PolicyParameters, turns: bool) -> Program:
         from kvc_trt.graph.build import build_decode, build_extend, build_prefill
 
-        model, weights = self.config, GraphWeights(self._path)
+        model, weights = self.config, GraphWeights(self._file)
         turns = turns and parameters.no_turn is None
         return Program(
             model,
             parameters,
             state_tensors(model, parameters, weights.dtype, turns=turns),
-            self._path,
+            self._file,
             lambda: build_prefill(model, parameters, weights=weights, turns=turns),
             lambda: build_decode(model, parameters, weights=weights),
             (lambda: build_extend(model, parameters, weights=weights)) if turns else None,

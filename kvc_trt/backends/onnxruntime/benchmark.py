@@ -47,6 +47,7 @@ from kvc_trt.methods.base.operator_runs import prompt_runs
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.operators import PROMPT_BLOCK
 
 _FLOAT32 = 4
@@ -84,7 +85,7 @@ class OnnxRuntimeBenchmark(Benchmark):
     @override
     def weight_bytes(self, executor: Any) -> tuple[int, str]:
         """Return the size of the weight file, which is mapped."""
-        return executor.program.weights_path.stat().st_size, "size of the file"
+        return executor.program.weight_file.size, "size of the file"
 
     @override
     def bounds_bytes(self, executor: Any) -> int:
@@ -226,7 +227,7 @@ def _executor(directory: Path, model: ModelConfig, parameters: PolicyParameters,
     graph = build_decode(model, parameters, weights=GraphWeights(weights))
     state = state_tensors(model, parameters, dtype)
     executor = OnnxRuntimeExecutor(
-        Program(model, parameters, state, weights, prefill=lambda: graph, decode=lambda: graph)
+        Program(model, parameters, state, HeldFile(weights), prefill=lambda: graph, decode=lambda: graph)
     )
     executor.allocate(1)
     generator = np.random.default_rng(0)

@@ -57,8 +57,8 @@ class EngineSessions:
         self._options = options
         self._check_precision()
         self._profile = profile
-        self._weights = SharedWeights(program.weights_path)
-        self._quantised = GraphWeights(program.weights_path).quantised
+        self._weights = SharedWeights(program.weight_file)
+        self._quantised = GraphWeights(program.weight_file).quantised
         graphs = {
             "prefill": program.prefill, "decode": program.decode, "extend": program.extend, "draft": program.draft
         }  # fmt: skip
@@ -112,7 +112,7 @@ class EngineSessions:
     @property
     def prepacks_decode(self) -> bool:
         """True if decode copies its weights."""
-        size, native = self.program.weights_path.stat().st_size, self._native
+        size, native = self.program.weight_file.size, self._native
         if steps_pack(size, quantised=self._quantised, native=native):
             return True
         # Graphs of older engines call ONNX Runtime's quantised product themselves, which no library replaces.
@@ -135,7 +135,7 @@ class EngineSessions:
         )  # fmt: skip
         # The graph is cut as it would run whole: what native operators join is joined in its parts too.
         parts = cut_prefill(prepared_graph(self.program.prefill, options, self._expose_prefill), self._expose_prefill)
-        loader = PartLoader(parts, self.program.weights_path.parent, self._weights, options)
+        loader = PartLoader(parts, self._weights, options)
         trials = Trials(self.program.largest_budget, self._limits.max_sequence_len)
         return SlicedPrefill(parts, loader, trials, self._options.threads or usable_cores(), self._expose_prefill)
 
@@ -174,7 +174,8 @@ class EngineSessions:
             self._options.threads, prepack, prefix, self.program.dtype, prefill, self._weights, few_tokens=few_tokens,
             by_bodies=self.program.by_bodies,
         )  # fmt: skip
-        return load_graph(graph, self.program.weights_path.parent, options, expose)
+        with self.program.weight_file.steady():
+            return load_graph(graph, options, expose)
 
     def _run(
         self, session: InferenceSession, binding: IOBinding, expose: list[str], settings: RunSettings | None = None

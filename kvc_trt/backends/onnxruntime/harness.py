@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -14,7 +13,7 @@ from kvc_trt.backends.harness import EngineOperator, Harness, Watched
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.native import native_operators
 from kvc_trt.backends.single_operator import single_operators
-from kvc_trt.engine.program import Program, engine_program, twin_program
+from kvc_trt.engine.program import Program, engine_program, read_graph, twin_program
 from kvc_trt.graph.rewrites.native import native_in
 from kvc_trt.graph.state import CacheSite, cache_sites
 from kvc_trt.methods.base.graph_context import of_token
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.engine import EngineDirectory
+    from kvc_trt.models.sources.held_file import HeldFile
 
 
 class OnnxRuntimeHarness(Harness):
@@ -65,12 +65,10 @@ class OnnxRuntimeHarness(Harness):
 
         The native operator adds in another order than bodies do.
         """
-        import onnx
-
         native = native_operators(self._engine.state[0].dtype)
         if native is None:
             return False
-        nodes = onnx.load(str(self._engine.decode_path), load_external_data=False).graph.node
+        nodes = read_graph(self._engine.decode_graph).graph.node
         computed = native_in(nodes, native.operators)
         return any(node.domain == KVC_DOMAIN and node.op_type not in computed for node in nodes)
 
@@ -79,42 +77,42 @@ class OnnxRuntimeHarness(Harness):
         """Return the operators of the graphs' nodes, with the graphs' function bodies."""
         engine = self._engine
         sites, dtype = cache_sites(engine.model, engine.parameters), engine.state[0].dtype
-        graphs = (engine.prefill_path, engine.decode_path, engine.extend_path)
-        return [op for graph in graphs if graph is not None for op in single_operators(graph, dtype, sites)]
+        graphs = (engine.prefill_graph, engine.decode_graph, engine.extend_graph)
+        return [op for graph in graphs if graph is not None for op in single_operators(read_graph(graph), dtype, sites)]
 
     @override
     def compactions(self) -> list[Watched]:
         """Return the prefill nodes that write lists of kept positions; only a KvcCompact is judged by its inputs."""
         found = []
-        for site, node in self._writers(self._engine.prefill_path, "indices"):
+        for site, node in self._writers(self._engine.prefill_graph, "indices"):
             inputs = tuple(node.input[:3]) if node.op_type == "KvcCompact" else ()
             found.append(Watched(site.cache, inputs, (f"indices.{site.name}",)))
         return found
 
     @override
     def selections(self) -> list[Watched]:
-        return self._choosing(self._engine.decode_path)
+        return self._choosing(self._engine.decode_graph)
 
     @override
     def draft_selections(self) -> list[list[Watched]]:
         """Return the nodes of the draft graph that choose tokens, for each token of a pass."""
-        path, tokens = self._engine.draft_path, 1 + (self._engine.build.draft_tokens or 0)
-        if path is None:
+        graph, tokens = self._engine.draft_graph, 1 + (self._engine.build.draft_tokens or 0)
+        if graph is None:
             return []
-        return [self._choosing(path, token, tokens) for token in range(tokens)]
+        return [self._choosing(graph, token, tokens) for token in range(tokens)]
 
-    def _choosing(self, graph: Path, token: int = 0, tokens: int = 1) -> list[Watched]:
+    def _choosing(self, graph: HeldFile, token: int = 0, tokens: int = 1) -> list[Watched]:
         writers = self._writers(graph, "selected", token, tokens)
         return [Watched(s.cache, (node.input[0],), (node.output[0], node.output[-1])) for s, node in writers]
 
-    def _writers(self, graph: Path, kind: str, token: int = 0, tokens: int = 1) -> list[tuple[CacheSite, NodeProto]]:
+    def _writers(
+        self, graph: HeldFile, kind: str, token: int = 0, tokens: int = 1
+    ) -> list[tuple[CacheSite, NodeProto]]:
         """Return each cache for which a node of the graph writes a list of that kind, and the node.
 
         Of a graph that feeds several `tokens` per row, the node of one of them.
         """
-        import onnx
-
-        nodes = onnx.load(str(graph), load_external_data=False).graph.node
+        nodes = read_graph(graph).graph.node
         by_output = {name: node for node in nodes for name in node.output}
         sites = cache_sites(self._engine.model, self._engine.parameters)
         names = ((site, of_token(f"{kind}.{site.name}", token, tokens)) for site in sites)

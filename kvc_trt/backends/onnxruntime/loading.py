@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING
 from kvc_trt.backends.onnxruntime.native import NativeOperators, native_operators
 from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.engine.program import Graph, read_graph
-from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.errors import KvcError, UnsupportedEnvironment
+from kvc_trt.models.sources.held_file import HeldFile
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -38,7 +40,7 @@ class LoadOptions:
     prefill: PrefillPrecision | None = None
     """The arithmetic of a prefill graph; None for any other graph. bf16 needs native operators that have it."""
     weights: SharedWeights | None = None
-    """The mapping that several sessions share; None lets the session map the file itself."""
+    """The file of the graph's weights; None for a graph that holds its own."""
     prepared: bool = False
     """The graph is part of one that `prepared_graph` gave."""
     shares_buffers: bool = False
@@ -54,35 +56,29 @@ class LoadOptions:
         return None if self.by_bodies else native_operators(self.dtype)
 
 
-def load_graph(
-    graph: Graph, weights_directory: Path, options: LoadOptions, expose: Sequence[str] = ()
-) -> InferenceSession:
+def load_graph(graph: Graph, options: LoadOptions, expose: Sequence[str] = ()) -> InferenceSession:
     """Return an inference session of one graph, from a file or built in memory.
 
-    `expose` names internal values that become outputs of an in-memory copy.
+    `expose` names internal values that become outputs of an in-memory copy. ONNX Runtime opens no file itself.
     Raises UnsupportedEnvironment if this ONNX Runtime cannot load the graph.
     """
     import onnxruntime
 
     session_options = _session_options(options)
     native = options.native
-    # A graph in memory has no folder in which to find its weights.
-    session_options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(weights_directory)
-    )
     try:
         if native is not None:
             native.register(session_options)
         model = read_graph(graph) if options.prepared else _prepared(graph, expose, native, options)
-        if options.weights is not None:
-            options.weights.lend(model, session_options)
-        return onnxruntime.InferenceSession(
-            bytes(model.SerializeToString()), session_options, providers=["CPUExecutionProvider"]
-        )
-    except MemoryError:
+        lent = options.weights.lent(model, session_options) if options.weights is not None else nullcontext()
+        with lent:
+            return onnxruntime.InferenceSession(
+                bytes(model.SerializeToString()), session_options, providers=["CPUExecutionProvider"]
+            )
+    except (MemoryError, KvcError):
         raise
     except Exception as error:  # onnxruntime's exceptions have no other common base
-        what = graph if isinstance(graph, Path) else "a graph"
+        what = graph.path if isinstance(graph, HeldFile) else "a graph"
         raise UnsupportedEnvironment(
             f"onnxruntime {onnxruntime.__version__} cannot load {what}: {str(error).splitlines()[0]}",
             hint="kvc-trt doctor",

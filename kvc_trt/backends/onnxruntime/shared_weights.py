@@ -7,40 +7,61 @@ gets its tensors as they lie there.
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvc_trt.errors import InputError, describe
+
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
     from onnxruntime import OrtValue, SessionOptions
+
+    from kvc_trt.models.sources.held_file import HeldFile
 
 
 class SharedWeights:
     """A weight file, mapped for as long as this object lives: it has to outlive the sessions that it lends to."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._bytes: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
+    def __init__(self, file: HeldFile) -> None:
+        self._path = file.path
+        self._bytes: NDArray[np.uint8] = np.frombuffer(file.map(), np.uint8)
         self._lent: dict[tuple[Any, ...], OrtValue] = {}
 
-    def lend(self, model: ModelProto, options: SessionOptions) -> None:
-        """Let a session with these options read the initializers that `model` has in the file, in place."""
+    @contextlib.contextmanager
+    def lent(self, model: ModelProto, options: SessionOptions) -> Iterator[None]:
+        """Let a session with these options read the initializers that `model` has in the file, in place.
+
+        ONNX Runtime refuses a graph whose file is missing, also when it is given every value; so until the block ends
+        there is an empty one, and an initializer that ONNX Runtime would read itself is an error.
+        """
         for tensor in model.graph.initializer:
             if (value := self.value(tensor)) is not None:
                 options.add_initializer(tensor.name, value)
+        with tempfile.TemporaryDirectory(prefix="kvc-trt-") as folder:
+            (Path(folder) / self._path.name).touch()
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+            yield
 
     def value(self, tensor: TensorProto) -> OrtValue | None:
-        """Return an initializer that lies in the file, in place; None for one that a graph holds itself."""
+        """Return an initializer that lies in the file, in place; None for one that a graph holds itself.
+
+        Raises InputError for one that lies in another file, or beyond the end of this one.
+        """
         from onnx import helper
         from onnxruntime import OrtValue
 
         place = {entry.key: entry.value for entry in tensor.external_data}
-        if place.get("location") != self._path.name:
+        if not place:
             return None
-        offset, length = int(place["offset"]), int(place["length"])
+        offset, length = int(place.get("offset", 0)), int(place.get("length", -1))
+        if place.get("location") != self._path.name or not 0 <= offset <= offset + length <= self._bytes.size:
+            raise InputError(f"{self._path.parent}: a graph looks for {describe(tensor.name)} at {describe(place)}")
         key = (offset, tensor.data_type, *tensor.dims)
         if key not in self._lent:
             dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)

@@ -53,8 +53,9 @@ class OpenVinoExecutor(OnnxRuntimeExecutor):
         model = read_graph(self.program.prefill)
         if self._expose_prefill:
             model = expose(model, self._expose_prefill)
-        constants = Constants.mapped(model.graph, self.program.weights_path)
-        return CompiledGraph(model, constants, self._target)
+        with self.program.weight_file.steady():
+            constants = Constants.mapped(model.graph, self.program.weight_file)
+            return CompiledGraph(model, constants, self._target)
 
     @override
     def _check_precision(self) -> None:

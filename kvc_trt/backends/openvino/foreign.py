@@ -7,7 +7,6 @@ other prefill: the native operator where ONNX Runtime has it, else the body.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -32,7 +31,7 @@ class ForeignOperator:
         self.elements: list[Element] = [self.schema.element_of(one, self.attributes) for one in self.schema.outputs]
         self.dtype = dtype
         options = LoadOptions(threads, prepack=False, dtype=dtype)
-        self._session: InferenceSession = load_graph(lambda: single.model, Path(), options)
+        self._session: InferenceSession = load_graph(lambda: single.model, options)
         self._inputs = [(value.name, _NUMPY[value.type]) for value in self._session.get_inputs()]
 
     def run(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:

@@ -14,7 +14,7 @@ from kvc_trt.backends.openvino.executor import OpenVinoExecutor, target_of
 from kvc_trt.backends.openvino.lowering import Constants, Target
 from kvc_trt.backends.openvino.prefill import CompiledGraph, release
 from kvc_trt.backends.single_operator import SingleOperator, single_operators
-from kvc_trt.engine.program import Program, engine_program
+from kvc_trt.engine.program import Program, engine_program, read_graph
 from kvc_trt.graph.state import cache_sites
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ class OpenVinoHarness(OnnxRuntimeHarness):
         engine = self._engine
         target = target_of(engine_program(engine), self._options)
         sites, dtype = cache_sites(engine.model, engine.parameters), engine.state[0].dtype
-        prefill = single_operators(engine.prefill_path, dtype, sites)
-        others = [graph for graph in (engine.decode_path, engine.extend_path) if graph is not None]
-        rest = [one for graph in others for one in single_operators(graph, dtype, sites)]
+        prefill = single_operators(read_graph(engine.prefill_graph), dtype, sites)
+        others = [graph for graph in (engine.decode_graph, engine.extend_graph) if graph is not None]
+        rest = [one for graph in others for one in single_operators(read_graph(graph), dtype, sites)]
         lowered = [OpenVinoOperator(one, target) for one in prefill if one.name in target.lowered]
         return [*lowered, *(one for one in prefill if one.name not in target.lowered), *rest]
 

@@ -27,10 +27,10 @@ from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
 from kvc_trt.operators.tensors import SINCE_BEFORE
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import openvino
     from onnx import GraphProto, ModelProto
+
+    from kvc_trt.models.sources.held_file import HeldFile
 
 Array = NDArray[Any]
 Identity: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]
@@ -47,13 +47,12 @@ class Constants:
     """The file that holds them, if any does."""
 
     @classmethod
-    def mapped(cls, graph: GraphProto, weights: Path) -> Constants:
+    def mapped(cls, graph: GraphProto, weights: HeldFile) -> Constants:
         """Map the initializers that a graph keeps in the weight file."""
         from onnx import helper
 
-        with weights.open("rb") as file:
-            # OpenVINO shares arrays only if they could be written; such pages would be copies, the file stays as it is.
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        # OpenVINO shares arrays only if they could be written; such pages would be copies, the file stays as it is.
+        mapping = weights.map(private_writes=True)
         arrays = {}
         for tensor in graph.initializer:
             place = {entry.key: entry.value for entry in tensor.external_data}

@@ -20,7 +20,7 @@ from kvc_trt.backends.single_operator import single_operators
 from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
 from kvc_trt.backends.tensorrt.running.in_memory import build_program, run_once
 from kvc_trt.backends.tensorrt.running.loading import open_toolkit
-from kvc_trt.engine.program import engine_program, twin_program
+from kvc_trt.engine.program import engine_program, read_graph, twin_program
 from kvc_trt.errors import InputError
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.turns.extend_attention import EXTEND_ATTENTION
@@ -102,8 +102,10 @@ class TensorRtHarness(Harness):
     @override
     def operators(self) -> list[EngineOperator]:
         dtype, engine = self._engine.state[0].dtype, self._engine
-        graphs = [path for path in (engine.prefill_path, engine.decode_path, engine.extend_path) if path is not None]
-        return [TensorRtOperator(op, self._toolkit) for graph in graphs for op in single_operators(graph, dtype)]
+        graphs = [one for one in (engine.prefill_graph, engine.decode_graph, engine.extend_graph) if one is not None]
+        return [
+            TensorRtOperator(op, self._toolkit) for graph in graphs for op in single_operators(read_graph(graph), dtype)
+        ]
 
     @override
     def compactions(self) -> list[Watched]:

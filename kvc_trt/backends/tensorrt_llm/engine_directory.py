@@ -17,6 +17,7 @@ from kvc_trt.engine import EngineDirectory
 from kvc_trt.engine.manifest import canonical
 from kvc_trt.engine.writer import new_directory, place, writable_target
 from kvc_trt.errors import InputError
+from kvc_trt.models.sources.held_file import HeldFile
 
 PHASES = ("prefill", "decode")
 CONFIG_FILE, PLAN_FILE = "config.json", "rank0.engine"
@@ -56,10 +57,12 @@ def export_engine(engine: EngineDirectory, target: Path) -> None:
     tokens = {"prefill": max(profile.largest_tokens for profile in prefill), "decode": rows}
     version = engine.manifest.target["tensorrt_llm"]
     configs = {phase: directory_config(engine.config.to_json(), version, tokens[phase]) for phase in PHASES}
-    write_engine_directories(target, configs, {phase: engine.path / plan_file(phase) for phase in PHASES})
+    write_engine_directories(target, configs, {phase: engine.held[plan_file(phase)] for phase in PHASES})
 
 
-def write_engine_directories(target: Path, configs: Mapping[str, Mapping[str, Any]], plans: Mapping[str, Path]) -> None:
+def write_engine_directories(
+    target: Path, configs: Mapping[str, Mapping[str, Any]], plans: Mapping[str, HeldFile]
+) -> None:
     """Write target/prefill and target/decode atomically; plans are linked, or copied between file systems.
 
     Raises InputError if `target` exists.

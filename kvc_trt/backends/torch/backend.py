@@ -83,7 +83,7 @@ class TorchBackend(Backend):
             from kvc_trt.backends.torch.parallel.group import RankGroup
             from kvc_trt.engine.program import engine_program
 
-            group = RankGroup(engine.model, engine.weights_path, ranks, threads=options.threads, **own)
+            group = RankGroup(engine.model, engine.weight_file, ranks, threads=options.threads, **own)
             return ParallelExecutor(engine_program(engine), group)
         from kvc_trt.backends.torch.executor import TorchExecutor
 

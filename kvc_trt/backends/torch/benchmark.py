@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -41,7 +40,7 @@ from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.backends.torch.model.decoder import TorchDecoder
 from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.backends.torch.policy_path import policy_path
-from kvc_trt.engine.program import Program
+from kvc_trt.engine.program import NO_FILE, Program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.kernels.loading import current_library
@@ -250,9 +249,10 @@ def measure(
 
 def _executor(model: ModelConfig, parameters: PolicyParameters, dtype: str, device: torch.device) -> TorchExecutor:
     """Return an executor with random weights and caches; nothing is read from a file."""
-    state, none = state_tensors(model, parameters, dtype), Path("none")
+    state = state_tensors(model, parameters, dtype)
     weights = TorchWeights.read(model, RandomWeights(model, 0), device, getattr(torch, dtype))
-    executor = TorchExecutor(Program(model, parameters, state, none, none, none), weights=weights, device=device.type)
+    program = Program(model, parameters, state, NO_FILE, NO_FILE, NO_FILE)
+    executor = TorchExecutor(program, weights=weights, device=device.type)
     executor.allocate(1)
     for buffer in executor.state.values():
         buffer.normal_()

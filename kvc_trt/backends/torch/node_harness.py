@@ -47,7 +47,7 @@ class NodeHarness(TorchHarness):
         layout = layout_of(self._engine.model, self._engine.parameters, self._engine.state[0].dtype)
         many = Operators(layout, device)
         steps = many if self._path.steps else Operators(layout, device, kernels=False)
-        turns = self._graphs.turn if self._engine.extend_path is not None else None
+        turns = self._graphs.turn if self._engine.extend_graph is not None else None
         found: list[EngineOperator] = [attention]
         for write, compiled in ((self._graphs.prompt, many), (self._graphs.step, steps), (turns, many)):
             nodes = [node for layer in range(layers) for node in write(layer)] if write is not None else []
@@ -93,7 +93,7 @@ class NodeHarness(TorchHarness):
 
     @cached_property
     def _graphs(self) -> CacheGraphs:
-        turns = self._engine.extend_path is not None
+        turns = self._engine.extend_graph is not None
         return CacheGraphs(self._engine.model, self._engine.parameters, turns=turns)
 
     @property

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from kvc_trt.errors import InputError, describe
 from kvc_trt.models.dtypes import numpy_dtype
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.models.sources.tensor_file import TensorFile
 
 PADDING_PREFIX = "__padding__."
@@ -55,9 +56,9 @@ class TensorEntry:
 class SafetensorsFile:
     """One validated file. The header is checked when opened; tensors are read one at a time, never mapped."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._file = TensorFile(self.path)
+    def __init__(self, source: str | Path | HeldFile) -> None:
+        self._file = TensorFile(source)
+        self.path = self._file.path
         try:
             self.metadata, self.entries, self.data_start = _read_header(self._file.descriptor, str(self.path))
         except BaseException:

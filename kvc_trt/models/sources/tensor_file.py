@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from pathlib import Path
 
@@ -11,14 +12,18 @@ from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
 from kvc_trt.input_files import open_input
+from kvc_trt.models.sources.held_file import HeldFile
 
 
 class TensorFile:
-    """A regular file, open for reading; anything else is an `InputError`."""
+    """A regular file, open for reading; anything else is an `InputError`. A file that is held is not opened again."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._file = open_input(self.path)
+    def __init__(self, source: str | Path | HeldFile) -> None:
+        if isinstance(source, HeldFile):
+            self.path, self._file = source.path, io.FileIO(os.dup(source.descriptor), "rb")
+        else:
+            self.path = Path(source)
+            self._file = open_input(self.path)
         self.size = os.fstat(self.descriptor).st_size
 
     @property

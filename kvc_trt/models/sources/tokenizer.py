@@ -9,6 +9,7 @@ from pathlib import Path
 from kvc_trt.errors import InputError
 from kvc_trt.input_files import read_input
 from kvc_trt.models.sources.containment import contained
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.models.sources.tokenizer_library import Tokenizer
 from kvc_trt.sizes import readable_size
 
@@ -53,3 +54,8 @@ def check_tokenizer(files: Sequence[Path], vocab_size: int) -> None:
 def read_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a tokenizer.json; InputError when it is malformed, has no tokens, or fails when it is tried."""
     return Tokenizer(read_input(path, TOKENIZER_FILES["tokenizer.json"]), str(path))
+
+
+def held_tokenizer(file: HeldFile) -> Tokenizer:
+    """The tokenizer of a tokenizer.json that is held; otherwise like `read_tokenizer`."""
+    return Tokenizer(file.read(TOKENIZER_FILES["tokenizer.json"]), str(file.path))

@@ -7,7 +7,6 @@ model's special tokens, so it is encoded without adding any.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from os import PathLike
@@ -15,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.input_files import parsed_json, read_text_input
+from kvc_trt.input_files import decoded_text, parsed_json
 from kvc_trt.models.sources.containment import contained
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES
 from kvc_trt.runtime.chat.template_process import TemplateProcess
 
-TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_FILE, CONFIG_FILE = "chat_template.jinja", "tokenizer_config.json"
+TOKENS_FILE = "special_tokens_map.json"
+_FILES = (TEMPLATE_FILE, CONFIG_FILE, TOKENS_FILE)
 ROLES = ("system", "user", "assistant", "tool")
 LONGEST_MESSAGES = 16 << 20
 """Characters of a conversation."""
@@ -42,21 +44,27 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> ChatTemplate | None:
-        """Return the template of an engine's tokenizer/ or of a Hugging Face directory; None where there is none.
+        """Return the template of a Hugging Face directory; None where there is none.
 
         chat_template.jinja comes before `chat_template` of tokenizer_config.json, of whose named templates `default`
         is taken. Raises InputError for files that cannot be read; the template itself shows when it is rendered.
         """
         directory = Path(directory)
-        config = _json_object(directory, "tokenizer_config.json")
-        template, source = _text(directory, TEMPLATE_FILE), directory / TEMPLATE_FILE
-        if template is None:
-            source = directory / "tokenizer_config.json"
-            template = _configured(config.get("chat_template"), source)
-        if template is None:
+        present = [name for name in _FILES if (directory / name).exists()]
+        return cls.of({name: HeldFile(contained(directory, name).resolve()) for name in present})
+
+    @classmethod
+    def of(cls, files: Mapping[str, HeldFile]) -> ChatTemplate | None:
+        """Return the template of a tokenizer's files, by their names; otherwise like `load`."""
+        config = _json_object(files, CONFIG_FILE)
+        template, source = _text(files, TEMPLATE_FILE), files.get(TEMPLATE_FILE)
+        if source is None and CONFIG_FILE in files:
+            source = files[CONFIG_FILE]
+            template = _configured(config.get("chat_template"), source.path)
+        if template is None or source is None:
             return None
-        tokens = {**_special_tokens(_json_object(directory, "special_tokens_map.json")), **_special_tokens(config)}
-        return cls(template, special_tokens=tokens, source=str(source))
+        tokens = {**_special_tokens(_json_object(files, TOKENS_FILE)), **_special_tokens(config)}
+        return cls(template, special_tokens=tokens, source=str(source.path))
 
     def render(
         self,
@@ -123,21 +131,20 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _text(directory: Path, name: str) -> str | None:
+def _text(files: Mapping[str, HeldFile], name: str) -> str | None:
     """The text of one of `TOKENIZER_FILES`; None where there is no such file."""
-    if not os.path.exists(directory / name):
-        return None
-    return read_text_input(contained(directory, name), TOKENIZER_FILES[name])
+    return None if name not in files else decoded_text(files[name].read(TOKENIZER_FILES[name]), files[name].path)
 
 
-def _json_object(directory: Path, name: str) -> dict[str, Any]:
+def _json_object(files: Mapping[str, HeldFile], name: str) -> dict[str, Any]:
     """A JSON file; an empty object where there is no such file."""
-    text = _text(directory, name)
+    text = _text(files, name)
     if text is None:
         return {}
-    value = parsed_json(text, directory / name)
+    path = files[name].path
+    value = parsed_json(text, path)
     if not isinstance(value, dict):
-        raise InputError(f"{directory / name}: expected a JSON object, found {describe(value)}")
+        raise InputError(f"{path}: expected a JSON object, found {describe(value)}")
     return value
 
 

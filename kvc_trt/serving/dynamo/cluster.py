@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.atomic_files import write_durably
-from kvc_trt.engine.manifest import MANIFEST_FILE
+from kvc_trt.engine.manifest import MANIFEST_FILE, sealed
 from kvc_trt.engine.writer import new_directory, place, writable_target
 from kvc_trt.errors import InputError
 from kvc_trt.serving.dynamo.environment import DYNAMO_VERSION, NIXL_VERSION
@@ -60,8 +60,9 @@ def export_deployment(
         (made / ENGINE).mkdir()
         write_durably(made / DEPLOYMENT_FILE, (_HEADER + document).encode())
         write_durably(made / CONTAINER_FILE, _CONTAINERFILE.encode())
-        for file in (MANIFEST_FILE, *engine.files):
-            place(engine.path / file, made / ENGINE / file)
+        write_durably(made / ENGINE / MANIFEST_FILE, sealed(engine.manifest.to_json()))
+        for inside, file in engine.held.items():
+            place(file, made / ENGINE / inside)
     return target
 
 

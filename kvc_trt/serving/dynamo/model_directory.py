@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.atomic_files import write_whole
-from kvc_trt.engine.format import TOKENIZER_DIRECTORY
 from kvc_trt.errors import InputError
-from kvc_trt.input_files import read_json_input
+from kvc_trt.input_files import parsed_json
 from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ MODEL_TYPE = "kvc_trt"
 
 def check_servable(engine: EngineDirectory) -> None:
     """Raise InputError for an engine whose requests the frontend could not read."""
-    if engine.tokenizer_path is None:
+    if engine.tokenizer_file is None:
         raise InputError(
             f"{engine.path} has no tokenizer, and Dynamo's frontend reads text",
             hint="build it from a checkpoint with tokenizer.json; Engine.scheduler in Python answers token ids",
@@ -89,12 +88,12 @@ def start_tokens(engine: EngineDirectory) -> tuple[int, ...]:
 
 def _read(engine: EngineDirectory, name: str) -> dict[str, Any]:
     """Return a JSON file of the engine's tokenizer; empty where there is none."""
-    if f"{TOKENIZER_DIRECTORY}/{name}" not in engine.files:
+    file = engine.tokenizer_files.get(name)
+    if file is None:
         return {}
-    path = engine.path / TOKENIZER_DIRECTORY / name
-    value = read_json_input(path, TOKENIZER_FILES[name], follow_links=False)
+    value = parsed_json(file.read(TOKENIZER_FILES[name]), file.path)
     if not isinstance(value, dict):
-        raise InputError(f"{path}: expected a JSON object")
+        raise InputError(f"{file.path}: expected a JSON object")
     return value
 
 

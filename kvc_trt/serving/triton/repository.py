@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.atomic_files import write_durably
 from kvc_trt.engine.files import listing
-from kvc_trt.engine.manifest import MANIFEST_FILE
+from kvc_trt.engine.manifest import MANIFEST_FILE, sealed
 from kvc_trt.engine.writer import new_directory, place, writable_target
 from kvc_trt.errors import InputError
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.triton.config import VERSION, PythonModel, WarmupTensor, check_model_name
 from kvc_trt.serving.triton.settings import ENGINE, ModelSettings
@@ -41,9 +42,9 @@ class RepositoryModel:
     name: str
     config: str
     """The text of config.pbtxt."""
-    files: Mapping[str, Path] = field(default_factory=dict)
-    """Files beside model.py, by their path there, and where they are now; a model of other models has none, and no
-    model.py either."""
+    files: Mapping[str, HeldFile | bytes] = field(default_factory=dict)
+    """Files beside model.py, by their path there, or their content; a model of other models has none, and no model.py
+    either."""
     warmup: Mapping[str, WarmupTensor] = field(default_factory=dict)
 
 
@@ -62,9 +63,10 @@ def export_model(engine: EngineDirectory, repository: Path, name: str, settings:
     return target
 
 
-def engine_files(engine: EngineDirectory) -> dict[str, Path]:
+def engine_files(engine: EngineDirectory) -> dict[str, HeldFile | bytes]:
     """Return the files of an engine by their path beside model.py."""
-    return {f"{ENGINE}/{file}": engine.path / file for file in (MANIFEST_FILE, *engine.files)}
+    files = {f"{ENGINE}/{name}": file for name, file in engine.held.items()}
+    return {f"{ENGINE}/{MANIFEST_FILE}": sealed(engine.manifest.to_json()), **files}
 
 
 def write_models(repository: Path, models: Sequence[RepositoryModel], instead: str) -> list[Path]:
@@ -101,7 +103,10 @@ def _write(model: RepositoryModel, directory: Path) -> None:
         write_durably(version / "model.py", _MODEL_FILE.read_bytes())
     for file, source in model.files.items():
         (version / file).parent.mkdir(parents=True, exist_ok=True)
-        place(source, version / file)
+        if isinstance(source, bytes):
+            write_durably(version / file, source)
+        else:
+            place(source, version / file)
     for tensor, found in model.warmup.items():
         (directory / "warmup").mkdir(exist_ok=True)
         write_durably(directory / "warmup" / tensor, found.content)

@@ -78,7 +78,7 @@ class _Replay:
 
     @cached_property
     def _slack(self) -> float | None:
-        stored = GraphWeights(self._engine.weights_path).precision
+        stored = GraphWeights(self._engine.weight_file).precision
         return thresholds_for(stored, self._proof.made_by.prefill_precision).choice_slack
 
     @property

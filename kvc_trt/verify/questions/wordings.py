@@ -21,7 +21,7 @@ from kvc_trt.tasks.key_value import (
 )
 from kvc_trt.tasks.registry import task
 from kvc_trt.tasks.task import Task, TaskSample
-from kvc_trt.tasks.tokenizer import TaskTokenizer, load_task_tokenizer
+from kvc_trt.tasks.tokenizer import TaskTokenizer, task_tokenizer_of
 from kvc_trt.verify.questions.question import Question, QuestionSet, Wording
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ class TextWording:
 
 def text_wording(engine: EngineDirectory) -> TextWording | str:
     """Return the wording as text, or why the engine's tokenizer cannot spell it."""
-    assert engine.tokenizer_path is not None
-    tokenizer = load_task_tokenizer(str(engine.tokenizer_path))
+    assert engine.tokenizer_file is not None
+    tokenizer = task_tokenizer_of(engine.tokenizer_file)
     template = engine.chat_template
     try:
         framed = framing.plain(tokenizer.tokenizer)

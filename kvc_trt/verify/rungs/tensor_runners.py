@@ -11,7 +11,6 @@ have, and its loader allows an engine to bring executable code. A TensorRT engin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from polygraphy.backend.onnxrt import OnnxrtRunner
 from polygraphy.common import TensorMetadata
 
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
+from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
 from kvc_trt.engine.program import read_graph
 from kvc_trt.errors import InputError
 from kvc_trt.verify.rungs.tensor_differences import tensor_names
@@ -38,8 +38,9 @@ def graph_runner(name: str, model: ModelProto, engine: EngineDirectory, threads:
     """ONNX Runtime on a graph of the engine's weights, with every tensor as an output."""
     returned = {output.name for output in model.graph.output}
     inner = [tensor for tensor in tensor_names(model) if tensor not in returned]
-    options = LoadOptions(threads, prepack=False, dtype=engine.state[0].dtype)
-    return OnnxrtRunner(lambda: load_graph(lambda: model, engine.path, options, inner), name=name)
+    weights = SharedWeights(engine.weight_file)
+    options = LoadOptions(threads, prepack=False, dtype=engine.state[0].dtype, weights=weights)
+    return OnnxrtRunner(lambda: load_graph(lambda: model, options, inner), name=name)
 
 
 def rewritten(model: ModelProto) -> tuple[str, ModelProto]:
@@ -115,5 +116,4 @@ class ExecutorRunner(BaseRunner):  # type: ignore[misc]  # Polygraphy has no typ
 
 def engine_graph(engine: EngineDirectory, graph: str) -> ModelProto:
     """The prefill or decode graph of an engine directory, without its weights."""
-    path: Path = engine.prefill_path if graph == "prefill" else engine.decode_path
-    return read_graph(path)
+    return read_graph(engine.prefill_graph if graph == "prefill" else engine.decode_graph)

@@ -159,7 +159,7 @@ class _Comparison:
 
     def __post_init__(self) -> None:
         engine = self.engine
-        weights = GraphWeights(engine.weights_path).precision
+        weights = GraphWeights(engine.weight_file).precision
         self.bar = thresholds_for(weights).logits_max_error
         self.batch = self._prompt()
         self.base = harness_for(engine, RunOptions(BASE))

@@ -45,21 +45,20 @@ def test_operators_that_onnx_runtime_refuses_are_a_clear_error(rocketkv, library
     monkeypatch.setenv(VARIABLE, str(library))
     monkeypatch.setattr(NativeOperators, "register", refuse)
     with pytest.raises(UnsupportedEnvironment, match=r"cannot load .*: kvc: needs ONNX Runtime 1\.17 or newer"):
-        load_graph(rocketkv.decode, rocketkv.weights_path.parent, LoadOptions(1, prepack=False))
+        load_graph(rocketkv.decode, LoadOptions(1, prepack=False))
 
 
 AFTER_A_RUN = """
 import time
 import numpy as np
 from onnx import TensorProto, helper
-from pathlib import Path
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
 
 inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [512, 512]) for name in ("left", "right")]
 outputs = [helper.make_tensor_value_info("product", TensorProto.FLOAT, [512, 512])]
 graph = helper.make_graph([helper.make_node("MatMul", ["left", "right"], ["product"])], "product", inputs, outputs)
 model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
-session = load_graph(lambda: model, Path(), LoadOptions(4, prepack=False))
+session = load_graph(lambda: model, LoadOptions(4, prepack=False))
 session.run(None, {name: np.ones((512, 512), np.float32) for name in ("left", "right")})
 before = time.process_time()
 time.sleep(0.05)

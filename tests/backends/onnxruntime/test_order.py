@@ -17,12 +17,12 @@ from kvc_trt.graph.weights import GraphWeights
 
 def compressing_every_layer(engine):
     model, parameters = engine.model, replace(engine.parameters, skip_layers=0)
-    weights = GraphWeights(engine.weights_path)
+    weights = GraphWeights(engine.weight_file)
     return Program(
         model,
         parameters,
         state_tensors(model, parameters, weights.dtype),
-        engine.weights_path,
+        engine.weight_file,
         lambda: build_prefill(model, parameters, weights=weights),
         lambda: build_decode(model, parameters, weights=weights),
     )

@@ -51,7 +51,7 @@ def alone(program, prompts):
 
 
 def test_every_policy_gets_its_own_prefill_bit_for_bit_from_one_run_per_prompt(programs, prompts):
-    shared = SharedPrefill(programs[0].weights_path.parent)
+    shared = SharedPrefill(programs[0].weight_file.path.parent)
     for program, executor in zip(programs, executors(programs, shared), strict=True):
         found, expected = executor.prefill(*prompts), alone(program, prompts)
         np.testing.assert_array_equal(found.logits, expected.logits)
@@ -64,7 +64,7 @@ def test_every_policy_gets_its_own_prefill_bit_for_bit_from_one_run_per_prompt(p
 
 def test_other_prompts_and_forgotten_ones_are_computed(programs, prompts):
     ids, lengths = prompts
-    shared = SharedPrefill(programs[0].weights_path.parent)
+    shared = SharedPrefill(programs[0].weight_file.path.parent)
     (executor,) = executors(programs[:1], shared)
     executor.prefill(ids, lengths)
     executor.prefill(ids[::-1], lengths[::-1])
@@ -79,7 +79,7 @@ def test_other_prompts_and_forgotten_ones_are_computed(programs, prompts):
 
 
 def test_prompts_that_do_not_fit_in_memory_are_kept_in_files(programs, prompts, monkeypatch):
-    directory = programs[0].weights_path.parent
+    directory = programs[0].weight_file.path.parent
     before = sorted(directory.iterdir())
     monkeypatch.setattr(shared_prefill, "REMEMBERED_BYTES", 1)
     shared = SharedPrefill(directory)
@@ -96,7 +96,7 @@ def test_values_that_are_computed_again_take_the_place_of_the_first(programs, pr
     """An engine that reads more than those before it has a prompt run again: memory for all of it is enough."""
 
     def remembered():
-        shared = SharedPrefill(programs[0].weights_path.parent)
+        shared = SharedPrefill(programs[0].weight_file.path.parent)
         for program in programs:
             executors([program], shared)[0].prefill(*prompts)
         assert shared.runs > 2

@@ -1,12 +1,14 @@
-"""Sessions that share a mapping read the same weights as those that map the file themselves."""
+"""Sessions that share a mapping read the same weights as ONNX Runtime does when it maps the file itself."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 
+from kvc_trt.backends.onnxruntime import loading
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
 from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
@@ -23,14 +25,16 @@ def test_prefill_and_decode_read_one_mapping(make_program, monkeypatch, tmp_path
     program = copied(make_program("rocketkv, a skipped layer"), tmp_path)
     executor = OnnxRuntimeExecutor(program, RunOptions(threads=1))
     executor.load()
-    assert MAPS.read_text(encoding="utf-8").count(str(program.weights_path)) == 1
+    assert MAPS.read_text(encoding="utf-8").count(str(program.weight_file.path)) == 1
 
 
 def test_results_are_those_of_a_session_that_maps_the_file_itself(rocketkv):
     ids = np.random.default_rng(0).integers(2, 97, (1, 128))
-    logits = []
-    for weights in (None, SharedWeights(rocketkv.weights_path)):
-        options = LoadOptions(1, prepack=False, weights=weights)
-        session = load_graph(rocketkv.prefill, rocketkv.weights_path.parent, options)
-        logits.append(session.run(["logits"], {"input_ids": ids, "prompt_lengths": np.array([128])})[0])
-    np.testing.assert_array_equal(*logits)
+    options = LoadOptions(1, prepack=False, by_bodies=True, weights=SharedWeights(rocketkv.weight_file))
+    alone = loading._session_options(options)
+    folder = str(rocketkv.weight_file.path.parent)
+    alone.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    graph = loading.prepared_graph(rocketkv.prefill, options).SerializeToString()
+    sessions = load_graph(rocketkv.prefill, options), onnxruntime.InferenceSession(graph, alone)
+    given = {"input_ids": ids, "prompt_lengths": np.array([128])}
+    np.testing.assert_array_equal(*(session.run(["logits"], given)[0] for session in sessions))

@@ -6,11 +6,11 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import onnx
 import pytest
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.run_options import RunOptions
+from kvc_trt.engine.program import read_graph
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.request import Request
 from kvc_trt.runtime.session.session import Session
@@ -48,7 +48,7 @@ def test_buffers_are_updated_in_place_as_if_they_were_separate(programs, policy)
     for row in range(2):
         executor.insert(prefilled, row, row + 1)
     untouched = {name: buffer[0].copy() for name, buffer in executor.buffers.items()}
-    session = open_session(onnx.load(program.extend, load_external_data=False), program.weights_path.parent)
+    session = open_session(read_graph(program.extend), program.weight_file.path.parent)
     state = {tensor.name: executor.buffers[tensor.name][1:].copy() for tensor in program.state}
     names = [output.name for output in session.get_outputs()]
     lengths, positions = prefilled.cache_lengths, np.array([100, 40])

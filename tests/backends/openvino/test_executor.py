@@ -197,9 +197,9 @@ def test_an_unknown_precision_is_refused():
 
 def test_the_weight_file_stays_as_it_is(make_program):
     program = make_program("full")
-    before = hashlib.sha256(program.weights_path.read_bytes()).hexdigest()
+    before = hashlib.sha256(program.weight_file.path.read_bytes()).hexdigest()
     OpenVinoExecutor(program, RunOptions(threads=1)).prefill(*padded(LENGTHS))
-    assert hashlib.sha256(program.weights_path.read_bytes()).hexdigest() == before
+    assert hashlib.sha256(program.weight_file.path.read_bytes()).hexdigest() == before
 
 
 def test_a_graph_that_openvino_refuses_is_one_line(make_program):

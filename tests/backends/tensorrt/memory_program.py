@@ -18,6 +18,7 @@ import onnx
 
 from kvc_trt.backends.tensorrt.building.builder import write_plan
 from kvc_trt.backends.tensorrt.building.profiles import decode_profiles
+from kvc_trt.models.sources.held_file import HeldFile
 from tests.backends.tensorrt import rtx
 from tests.backends.tensorrt.damaged_plugins import register_plugins
 from tests.backends.tensorrt.plan_program import StandIn
@@ -45,7 +46,7 @@ def main(kernels: str, directory: Path, graph: str) -> dict[str, int]:
     watcher.start()
     try:
         with register_plugins(trt.get_plugin_registry(), trt, kernels, ()), plan.open("wb") as file:
-            write_plan(trt, model, weights, decode_profiles(8)[:1], file)
+            write_plan(trt, model, HeldFile(weights), decode_profiles(8)[:1], file)
     finally:
         done.set()
         watcher.join()

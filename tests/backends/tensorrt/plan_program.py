@@ -24,6 +24,7 @@ from kvc_trt.backends.tensorrt.building.network import parsed_network
 from kvc_trt.backends.tensorrt.building.profiles import Profile, Range
 from kvc_trt.backends.tensorrt.lowering import PLUGINS
 from kvc_trt.errors import KvcError
+from kvc_trt.models.sources.held_file import HeldFile
 from tests.backends.tensorrt import rtx
 from tests.backends.tensorrt.damaged_plugins import register_plugins
 
@@ -64,7 +65,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     cache = request.get("cache")
     options = PlanOptions(timing_cache=Path(cache) if cache else None)
     graph, weights = onnx.load(request["graph"], load_external_data=False), request["weights"]
-    weights = Path(weights) if weights else None
+    weights = HeldFile(weights) if weights else None
     progress = Recorded(interrupt=request.get("stop") == "interrupt")
     file = FullDisk() if request.get("stop") == "disk" else io.BytesIO()
     registry = trt.get_plugin_registry()
@@ -84,7 +85,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     return answer | {"bytes": len(plan), "contained": contained, "tasks": progress.tasks, "open": progress.open}
 
 
-def settings(trt: Any, graph: Any, weights: Path | None, profiles: Any, options: PlanOptions) -> dict[str, Any]:
+def settings(trt: Any, graph: Any, weights: HeldFile | None, profiles: Any, options: PlanOptions) -> dict[str, Any]:
     """The configuration itself, read back from the builder."""
     with parsed_network(trt, graph, weights, PLUGINS) as network:
         config = configuration(trt, network, profiles, options)
@@ -97,7 +98,7 @@ def settings(trt: Any, graph: Any, weights: Path | None, profiles: Any, options:
         }
 
 
-def layers(trt: Any, graph: Any, weights: Path | None) -> dict[str, int]:
+def layers(trt: Any, graph: Any, weights: HeldFile | None) -> dict[str, int]:
     """Layers of the network by kind and type: `DEQUANTIZE BF16`."""
     with parsed_network(trt, graph, weights, PLUGINS) as network:
         found = (network.definition.get_layer(index) for index in range(network.definition.num_layers))

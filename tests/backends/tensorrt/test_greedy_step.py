@@ -19,6 +19,7 @@ from kvc_trt.backends.tensorrt.running.loading import LoadedEngine, check_state
 from kvc_trt.contexts import RowPacking
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.runtime import Request, Sampling, Session
 from kvc_trt.runtime.context import Fingerprint
 from kvc_trt.runtime.executor import NOT_FINITE, GreedyExecutor
@@ -36,7 +37,7 @@ def engine(tmp_path_factory):
 @pytest.fixture
 def program(engine):
     return Program(
-        engine.model, engine.parameters, engine.state, engine.directory / "weights.safetensors",
+        engine.model, engine.parameters, engine.state, HeldFile(engine.directory / "weights.safetensors"),
         lambda: engine.prefill_model, lambda: engine.decode_model,
     )  # fmt: skip
 

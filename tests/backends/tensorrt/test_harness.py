@@ -16,7 +16,7 @@ from kvc_trt.backends.tensorrt.harness import TensorRtHarness, for_shapes
 from kvc_trt.backends.tensorrt.lowering import PLUGINS, expected_aliases, lower
 from kvc_trt.backends.tensorrt.running.in_memory import typed
 from kvc_trt.cli.main import run
-from kvc_trt.engine.program import engine_program, twin_program
+from kvc_trt.engine.program import engine_program, read_graph, twin_program
 from kvc_trt.errors import InputError
 from kvc_trt.graph.rewrites.expose import expose
 from kvc_trt.operators.fp8_bounds import codes_of
@@ -66,7 +66,9 @@ def lowered(model):
 
 def test_every_operator_alone_is_built_as_the_plugin(any_engine, ask_parser):
     engine, dtype = any_engine, any_engine.state[0].dtype
-    operators = [op for path in (engine.prefill_path, engine.decode_path) for op in single_operators(path, dtype)]
+    operators = [
+        op for graph in (engine.prefill_graph, engine.decode_graph) for op in single_operators(read_graph(graph), dtype)
+    ]
     assert [op.name for op in operators] == ["KvcPrefillAttention", "KvcCompact", "KvcHybridAttention"]
     graphs = [lowered(for_shapes(op.model, shapes_of(op, engine))) for op in operators]
     answers = ask_parser(*graphs, plan=True)
@@ -80,7 +82,9 @@ def test_every_operator_alone_is_built_as_the_plugin(any_engine, ask_parser):
 def test_for_shapes_leaves_the_operator_as_it_is(any_engine):
     """ONNX Runtime gives the same result for the graph with and without fixed shapes."""
     engine = any_engine
-    op = next(op for op in single_operators(engine.decode_path, "float32") if op.name == "KvcHybridAttention")
+    op = next(
+        op for op in single_operators(read_graph(engine.decode_graph), "float32") if op.name == "KvcHybridAttention"
+    )
     shapes = shapes_of(op, engine)
     rng = np.random.default_rng(0)
     inputs = {name: rng.standard_normal(shapes[name]).astype(np.float32) for name in op.inputs}
@@ -99,8 +103,8 @@ def test_for_shapes_leaves_the_operator_as_it_is(any_engine):
 def test_graphs_with_their_inner_values_exposed_are_built(engine, ask_parser):
     watched = OnnxRuntimeHarness(engine, RunOptions(threads=1))
     wanted = [
-        (engine.prefill_path, watched.compactions()),
-        (engine.decode_path, watched.selections()),
+        (engine.prefill_graph, watched.compactions()),
+        (engine.decode_graph, watched.selections()),
     ]
     graphs, names = [], []
     for path, operators in wanted:

@@ -24,6 +24,7 @@ from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
 from kvc_trt.backends.tensorrt.running.loading import LoadedEngine, check_state
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.registry import OPERATORS
 from kvc_trt.runtime import Request, Session
@@ -253,7 +254,7 @@ def executor_of(engine_of, cuda):
     def make(policy, longest=LONGEST):
         engine = engine_of(policy)
         program = Program(
-            engine.model, engine.parameters, engine.state, engine.directory / "weights.safetensors",
+            engine.model, engine.parameters, engine.state, HeldFile(engine.directory / "weights.safetensors"),
             lambda: engine.prefill_model, lambda: engine.decode_model, lambda: engine.extend_model,
         )  # fmt: skip
         ends = {"prefill": [(1, 128), (ROWS, 256), (ROWS, 512)], "decode": [(1,), (ROWS,), (ROWS,)]}

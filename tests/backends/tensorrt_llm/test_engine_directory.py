@@ -15,6 +15,7 @@ from kvc_trt.backends.tensorrt_llm.engine_directory import (
     write_engine_directories,
 )
 from kvc_trt.errors import InputError
+from kvc_trt.models.sources.held_file import HeldFile
 
 OURS = {
     "version": "0.1.0",
@@ -39,9 +40,13 @@ def _configs():
     return {phase: directory_config(OURS, "1.2.1", 1024) for phase in PHASES}
 
 
+def held(plans):
+    return {phase: HeldFile(path) for phase, path in plans.items()}
+
+
 def test_context_and_generation_are_written_whole(tmp_path, plans):
     target = tmp_path / "engine"
-    write_engine_directories(target, _configs(), plans)
+    write_engine_directories(target, _configs(), held(plans))
     assert sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()) == [
         "decode/config.json", "decode/rank0.engine", "prefill/config.json", "prefill/rank0.engine",
     ]  # fmt: skip
@@ -65,7 +70,7 @@ def test_nothing_is_replaced(kind, tmp_path, plans):
     target = tmp_path / "engine"
     {"file": target.touch, "directory": target.mkdir, "link": lambda: target.symlink_to("nowhere")}[kind]()
     with pytest.raises(InputError, match="exists and is not replaced"):
-        write_engine_directories(target, _configs(), plans)
+        write_engine_directories(target, _configs(), held(plans))
 
 
 def test_a_failure_leaves_nothing(tmp_path, plans, monkeypatch):
@@ -75,11 +80,11 @@ def test_a_failure_leaves_nothing(tmp_path, plans, monkeypatch):
         placed.append(destination)
         if len(placed) == 2:
             raise OSError(28, "No space left on device")
-        destination.write_bytes(source.read_bytes())
+        destination.write_bytes(source.read())
 
     monkeypatch.setattr(engine_directory, "place", fail_the_second)
     with pytest.raises(OSError, match="No space left"):
-        write_engine_directories(tmp_path / "engine", _configs(), plans)
+        write_engine_directories(tmp_path / "engine", _configs(), held(plans))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["decode.engine", "prefill.engine"]
 
 

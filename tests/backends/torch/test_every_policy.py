@@ -43,7 +43,7 @@ def program(make_program):
 
 def reference_of(program):
     rule = method(program.parameters)
-    weights = EngineWeights(program.weights_path)
+    weights = EngineWeights(program.weight_file)
     return ReferenceDecoder(program.model, weights, method=rule, parameters=program.parameters)
 
 

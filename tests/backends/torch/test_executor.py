@@ -72,7 +72,7 @@ def test_kernels_rotate_where_nothing_stands_between(family, precision, rotates,
 def reference_logits(program, batch, tokens):
     """The reference decoder's logits for the same tokens, [N+1,B,vocab]."""
     method = policies.method(program.parameters)
-    weights = EngineWeights(program.weights_path)
+    weights = EngineWeights(program.weight_file)
     decoder = ReferenceDecoder(program.model, weights, method=method, parameters=program.parameters)
     logits, cache = decoder.prefill(torch.from_numpy(batch.input_ids), torch.from_numpy(batch.prompt_lengths))
     found = [logits, *(decoder.decode(torch.from_numpy(row), cache) for row in tokens)]
@@ -125,7 +125,7 @@ def test_weights_in_the_caches_type_give_the_reference_to_that_types_rounding(pr
     """Computes in the 16-bit type that a GPU uses, here by the CPU's kernels for it."""
     program = make_program("full", precision)
     batch = batch_of(prompts())
-    source = EngineWeights(program.weights_path)
+    source = EngineWeights(program.weight_file)
     dtype = getattr(torch, program.state[0].dtype)
     weights = TorchWeights.read(program.model, source, torch.device("cpu"), dtype)
     found = run(TorchExecutor(program, weights=weights), batch, STEPS)

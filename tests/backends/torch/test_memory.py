@@ -30,7 +30,7 @@ MODELS = {
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("model", MODELS)
 def test_weights_take_what_the_formula_says(model, precision, make_program):
-    source = EngineWeights(make_program("full", precision, model=MODELS[model]).weights_path)
+    source = EngineWeights(make_program("full", precision, model=MODELS[model]).weight_file)
     for dtype in (torch.float32, torch.bfloat16):
         found = TorchWeights.read(MODELS[model], source, CPU, dtype)
         own_head = "lm_head.weight" in source.names()

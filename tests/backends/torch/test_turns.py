@@ -53,7 +53,7 @@ def test_turns_equal_the_reference(policy, make_program):
     executor = executor_of(make_program, policy)
     program = executor.program
     decoder = ReferenceDecoder(
-        program.model, EngineWeights(program.weights_path),
+        program.model, EngineWeights(program.weight_file),
         method=method(program.parameters), parameters=program.parameters,
     )  # fmt: skip
     generator = np.random.default_rng(0)
@@ -92,7 +92,7 @@ def test_steps_after_a_turn_equal_the_reference(make_program):
     executor = executor_of(make_program, "rocketkv")
     program = executor.program
     decoder = ReferenceDecoder(
-        program.model, EngineWeights(program.weights_path),
+        program.model, EngineWeights(program.weight_file),
         method=method(program.parameters), parameters=program.parameters,
     )  # fmt: skip
     generator = np.random.default_rng(1)

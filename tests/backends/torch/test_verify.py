@@ -83,7 +83,7 @@ def test_other_weights_pass_through_the_emulated_kernels(weights, emulation, mak
 def test_16_bit_arithmetic_around_the_kernels_passes(emulation, make_engine, parameters_for, monkeypatch):
     """Weights and activations have the caches' type, as on a GPU; here by PyTorch's CPU kernels for bfloat16."""
     engine = make_engine(parameters_for(), weights="bf16")
-    source = EngineWeights(engine.weights_path)
+    source = EngineWeights(engine.weight_file)
     weights = TorchWeights.read(engine.model, source, torch.device("cpu"), torch.bfloat16)
     monkeypatch.setattr(TorchHarness, "_weights", weights)
     report = verify(engine, RunOptions("torch"), kernels=emulation.path, steps=8)

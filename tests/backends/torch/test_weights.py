@@ -30,7 +30,7 @@ def test_projections_of_one_input_are_one_matrix():
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_the_stored_bits_are_read_as_they_are(precision, make_program):
-    source = EngineWeights(make_program("full", precision, model=BIASED).weights_path)
+    source = EngineWeights(make_program("full", precision, model=BIASED).weight_file)
     dtype = getattr(torch, source.dtype("model.norm.weight"))
     weights = TorchWeights.read(BIASED, source, CPU, dtype)
     parts = [source.read(f"model.layers.1.self_attn.{name}_proj.weight") for name in "qkv"]
@@ -42,7 +42,7 @@ def test_the_stored_bits_are_read_as_they_are(precision, make_program):
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_quantised_weights_are_widened_and_a_tied_head_is_the_embedding(precision, make_program):
-    source = EngineWeights(make_program("full", precision, model=BIASED).weights_path)
+    source = EngineWeights(make_program("full", precision, model=BIASED).weight_file)
     weights = TorchWeights.read(BIASED, source, CPU, torch.float32)
     np.testing.assert_array_equal(weights.head.numpy(), source.read("model.embed_tokens.weight"))
     assert weights.head is weights.embedding
@@ -50,7 +50,7 @@ def test_quantised_weights_are_widened_and_a_tied_head_is_the_embedding(precisio
 
 def test_a_read_takes_one_chunk_beside_its_result(make_program):
     """A read asks the source for rows, so no widened copy of a tensor is made."""
-    source = EngineWeights(make_program("full", "bf16").weights_path)
+    source = EngineWeights(make_program("full", "bf16").weight_file)
     source.read = None
     assert TorchWeights.read(MODEL, source, CPU, torch.bfloat16).embedding.dtype == torch.bfloat16
 

@@ -7,7 +7,6 @@ of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
@@ -69,8 +68,8 @@ class LoadedPart:
 class PartLoader:
     """Loads the parts of one graph in their order: the types of a part's inputs are those of earlier ones' outputs."""
 
-    def __init__(self, parts: PrefillParts, directory: Path, weights: SharedWeights, options: LoadOptions) -> None:
-        self._parts, self._directory, self._weights, self._options = parts, directory, weights, options
+    def __init__(self, parts: PrefillParts, weights: SharedWeights, options: LoadOptions) -> None:
+        self._parts, self._weights, self._options = parts, weights, options
         self._types = {TOKENS: int(TensorProto.INT64), LENGTHS: int(TensorProto.INT64)}
         self._sessions: dict[bytes, InferenceSession] = {}
 
@@ -79,7 +78,7 @@ class PartLoader:
         model = self._parts.model(part, self._types)
         key = model.SerializeToString(deterministic=True)
         if key not in self._sessions:
-            self._sessions[key] = load_graph(lambda: model, self._directory, self._options)
+            self._sessions[key] = load_graph(lambda: model, self._options)
         session = self._sessions[key]
         for name, output in zip(part.outputs, session.get_outputs(), strict=True):
             self._types[name] = ELEMENT_TYPES[output.type]

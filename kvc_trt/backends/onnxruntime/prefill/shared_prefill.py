@@ -23,6 +23,7 @@ from kvc_trt.backends.onnxruntime.binding import bind_input, bind_output, return
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, run_bound
 from kvc_trt.backends.onnxruntime.prefill.split_prefill import SplitPrefill, split_prefill
+from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
 from kvc_trt.engine.program import read_graph
 from kvc_trt.graph.prefill_parts import LOGITS
 from kvc_trt.machine import usable_cores
@@ -54,11 +55,10 @@ class SharedPrefill:
     Engines announce what they will read (`split`) before the first of them runs: one run then serves all.
     """
 
-    def __init__(self, weights_directory: Path) -> None:
-        self._options = LoadOptions(
-            threads=usable_cores(), prepack=False, prefill="f32"
-        )  # all of them: prompts are long
-        self._weights_directory = weights_directory
+    def __init__(self, directory: Path) -> None:
+        self._threads = usable_cores()  # all of them: prompts are long
+        self._directory = directory
+        self._weights: SharedWeights | None = None
         self._between: dict[str, set[str]] = {}
         self._sessions: dict[str, tuple[frozenset[str], InferenceSession]] = {}
         self._values: dict[tuple[str, str], Values] = {}
@@ -72,6 +72,7 @@ class SharedPrefill:
         """The two halves of an engine's prefill graph; the store notes what the second reads."""
         halves = split_prefill(read_graph(program.prefill))
         with self._lock:
+            self._weights = self._weights or SharedWeights(program.weight_file)
             self._between.setdefault(halves.identity, set()).update(halves.between)
         return halves
 
@@ -108,7 +109,7 @@ class SharedPrefill:
         if sum(self._in_memory.values()) + size <= REMEMBERED_BYTES:
             self._in_memory[key] = size
             return values
-        return {name: _in_file(value.numpy(), self._weights_directory) for name, value in values.items()}
+        return {name: _in_file(value.numpy(), self._directory) for name, value in values.items()}
 
     def _run(self, halves: SplitPrefill, input_ids: Int64, prompt_lengths: Int64) -> Mapping[str, OrtValue]:
         session = self._session(halves)
@@ -127,7 +128,8 @@ class SharedPrefill:
         wanted = frozenset(self._between[halves.identity])
         loaded = self._sessions.get(halves.identity)
         if loaded is None or loaded[0] != wanted:
-            session = load_graph(lambda: halves.trunk(sorted(wanted)), self._weights_directory, self._options)
+            options = LoadOptions(self._threads, prepack=False, prefill="f32", weights=self._weights)
+            session = load_graph(lambda: halves.trunk(sorted(wanted)), options)
             loaded = self._sessions[halves.identity] = wanted, session
         return loaded[1]
 
@@ -143,7 +145,7 @@ class SharingExecutor(OnnxRuntimeExecutor):
     @override
     def prepacks_decode(self) -> bool:
         """True if decode copies its weights: quantised ones, which its prefill does not share, and small ones."""
-        return self._quantised or self.program.weights_path.stat().st_size <= PREPACK_UP_TO_BYTES
+        return self._quantised or self.program.weight_file.size <= PREPACK_UP_TO_BYTES
 
     @property
     @override
@@ -156,8 +158,8 @@ class SharingExecutor(OnnxRuntimeExecutor):
     def prefill_session(self) -> InferenceSession:
         """ONNX Runtime's session of the head alone."""
         types = self._shared.types(self._halves)
-        options = LoadOptions(self._options.threads, prepack=False, dtype=self.program.dtype)
-        return load_graph(lambda: self._halves.head(types), self.program.weights_path.parent, options)
+        options = LoadOptions(self._options.threads, prepack=False, dtype=self.program.dtype, weights=self._weights)
+        return load_graph(lambda: self._halves.head(types), options)
 
     @override
     def prefill(self, input_ids: Int64, prompt_lengths: Int64) -> Prefilled:

@@ -31,6 +31,7 @@ from kvc_trt.engine.manifest import canonical
 from kvc_trt.engine.resolution.resolved_build import ResolvedBuild
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import state_tensors
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.progress import Progress
 
 GRAPHS = {"prefill": PREFILL_FILE, "decode": DECODE_FILE, "extend": EXTEND_FILE}
@@ -71,9 +72,9 @@ def profiles_of(resolved: ResolvedBuild, name: str) -> tuple[Profile, ...]:
 def _make_plan(path: Path, *, finished: Path, name: str, resolved: ResolvedBuild, progress: Progress) -> None:
     machine = _here()
     trt, plugins = _tensorrt_with_plugins()
-    weights = finished / WEIGHTS_FILE
+    weights = HeldFile(finished / WEIGHTS_FILE)
     profiles = profiles_of(resolved, name)
-    check_memory(resolved, name, weights.stat().st_size, machine, progress)
+    check_memory(resolved, name, weights.size, machine, progress)
     options = PlanOptions(resolved.config.compatibility or "none", timing_cache_path(machine), plugins)
     with progress.task(f"building the {name} engine", None), path.open("wb") as file:
         report = write_plan(trt, _graph(finished, name), weights, profiles, file, options=options, progress=progress)

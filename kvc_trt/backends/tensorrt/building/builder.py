@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import tensorrt
     from onnx import ModelProto
 
+    from kvc_trt.models.sources.held_file import HeldFile
+
 Compatibility = Literal["none", "hardware"]
 LARGEST_TIMING_CACHE = 256 << 20
 
@@ -103,7 +105,7 @@ class PlanReport:
 def build_plan(
     trt: TensorRT,
     model: ModelProto,
-    weights: Path | None,
+    weights: HeldFile | None,
     profiles: Sequence[Profile],
     *,
     options: PlanOptions | None = None,
@@ -118,7 +120,7 @@ def build_plan(
 def write_plan(
     trt: TensorRT,
     model: ModelProto,
-    weights: Path | None,
+    weights: HeldFile | None,
     profiles: Sequence[Profile],
     file: BinaryIO,
     *,

@@ -9,7 +9,6 @@ import contextlib
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +20,8 @@ from kvc_trt.errors import InputError, UnsupportedEnvironment
 if TYPE_CHECKING:
     import tensorrt
     from onnx import ModelProto
+
+    from kvc_trt.models.sources.held_file import HeldFile
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Network:
 
 @contextlib.contextmanager
 def parsed_network(
-    trt: TensorRT, model: ModelProto, weights: Path | None, plugins: frozenset[str] = PLUGINS
+    trt: TensorRT, model: ModelProto, weights: HeldFile | None, plugins: frozenset[str] = PLUGINS
 ) -> Iterator[Network]:
     """Lower, parse and check a graph; `weights` stays mapped while the block runs."""
     done = lower_with_notes(model, tensorrt=version_of(trt), plugins=plugins)
@@ -72,29 +73,17 @@ def external_data(model: ModelProto, file: str | None) -> list[tuple[str, int, i
 
 
 def _hand_over_weights(
-    network: Network, parser: tensorrt.OnnxParser, weights: Path | None, stack: contextlib.ExitStack
+    network: Network, parser: tensorrt.OnnxParser, weights: HeldFile | None, stack: contextlib.ExitStack
 ) -> None:
-    places = external_data(network.lowered, None if weights is None else weights.name)
+    places = external_data(network.lowered, None if weights is None else weights.path.name)
     if weights is None or not places:
         return
-    data = stack.enter_context(_mapped(weights))
+    data = stack.enter_context(weights.map())
     for name, offset, size in places:
         if offset + size > len(data):
-            raise InputError(f"{weights} is too short: expected at least {offset + size} bytes, for {name}")
+            raise InputError(f"{weights.path} is too short: expected at least {offset + size} bytes, for {name}")
         if not parser.load_initializer(name, _address(data) + offset, size):
             raise _refused(network, parser, f"take the weights {name} of")
-
-
-@contextlib.contextmanager
-def _mapped(path: Path) -> Iterator[mmap.mmap]:
-    """Map a file read-only; views of it must be gone at the end."""
-    try:
-        with path.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read the weights {path}: {error}") from error
-    with data:
-        yield data
 
 
 def _address(data: mmap.mmap) -> int:

@@ -34,10 +34,11 @@ def build_program(toolkit: Toolkit, program: Program, rows: int, expose: Collect
     names = split_by_graph(expose, program.prefill, program.decode)
     graphs = [read_graph(graph) for graph in (program.prefill, program.decode)]
     element = ELEMENT_TYPES[program.state[0].dtype]
-    prefill, decode = (
-        toolkit.build(typed(exposed(graph, wanted), element), program.weights_path, ranges)
-        for graph, wanted, ranges in zip(graphs, names, profiles, strict=True)
-    )
+    with program.weight_file.steady():
+        prefill, decode = (
+            toolkit.build(typed(exposed(graph, wanted), element), program.weight_file, ranges)
+            for graph, wanted, ranges in zip(graphs, names, profiles, strict=True)
+        )
     return toolkit.load({"prefill": prefill, "decode": decode}, program.state)
 
 

@@ -7,10 +7,10 @@ hash. Host code inside an engine is not allowed to run.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.backends.tensorrt.building.builder import build_plan
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.graph.state import StateTensor
+    from kvc_trt.models.sources.held_file import HeldFile
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Toolkit:
     keep: tuple[Any, ...]
     """The plugins and the logger, which must outlive everything made here."""
 
-    def build(self, model: ModelProto, weights: Path | None, profiles: Sequence[Profile]) -> bytes:
+    def build(self, model: ModelProto, weights: HeldFile | None, profiles: Sequence[Profile]) -> bytes:
         """Build the plan of a graph in memory."""
         return build_plan(self.tensorrt, model, weights, profiles)
 
@@ -146,7 +147,12 @@ def open_toolkit(engine: EngineDirectory) -> Toolkit:
 def load(engine: EngineDirectory) -> LoadedEngine:
     """Check and load an engine; UnsupportedEnvironment if TensorRT refuses it after all checks."""
     toolkit = open_toolkit(engine)
-    return toolkit.load({name: _mapped(engine.path / plan_file(name)) for name in _graphs_of(engine)}, engine.state)
+    files = {name: engine.held[plan_file(name)] for name in _graphs_of(engine)}
+    with contextlib.ExitStack() as stack:
+        for file in files.values():
+            stack.enter_context(file.steady())
+        # Mapped: an engine of 16 GB need not be copied into host memory first.
+        return toolkit.load({name: file.map() for name, file in files.items()}, engine.state)
 
 
 def _graphs_of(engine: EngineDirectory) -> list[str]:
@@ -223,12 +229,6 @@ def profiles_of(engine: trt.ICudaEngine, name: str) -> tuple[Profile, ...]:
         ranges = [Range(*sizes) for sizes in zip(least, best, most, strict=True)]
         profiles.append(Profile(ranges[0], ranges[1] if len(ranges) > 1 else None))
     return tuple(profiles)
-
-
-def _mapped(path: Path) -> mmap.mmap:
-    """Map a file: an engine of 16 GB need not be copied into host memory first."""
-    with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _describe(tensor: TensorInfo) -> str:

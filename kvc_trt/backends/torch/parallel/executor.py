@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.backends.torch.parallel.messages import OPEN
+from kvc_trt.engine.program import NO_FILE, Program
 from kvc_trt.runtime.executor import CheckedDraft, ExecutorBase, Extended, Prefilled
 
 if TYPE_CHECKING:
     from kvc_trt.backends.torch.parallel.group import RankGroup
-    from kvc_trt.engine.program import Program
 
 Integers = NDArray[np.int64]
 
@@ -36,8 +36,11 @@ class ParallelExecutor(ExecutorBase):
 
     def __init__(self, program: Program, group: RankGroup, *, expose: Collection[str] = ()) -> None:
         self._limits = program.limits
-        # The ranks read no graphs, and a graph that is made in memory cannot be sent to them.
-        self._program = replace(program, prefill=program.weights_path, decode=program.weights_path)
+        # The ranks read no graphs, and were given the weight file when they started.
+        turns, drafts = (None if graph is None else NO_FILE for graph in (program.extend, program.draft))
+        self._program = replace(
+            program, weight_file=NO_FILE, prefill=NO_FILE, decode=NO_FILE, extend=turns, draft=drafts
+        )
         self._group, self._expose = group, tuple(sorted(expose))
         self._number: int | None = None
 

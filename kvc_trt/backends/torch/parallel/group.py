@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from itertools import count
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from kvc_trt.kernels.loading import current_library
 from kvc_trt.machine import usable_cores
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.sharding import Shard, shards
+from kvc_trt.models.sources.held_file import HeldFile
 
 EXCHANGE_SECONDS = 600.0
 """A rank that waits longer for the others in one sum gives up. A rank that died is noticed at once."""
@@ -41,10 +41,10 @@ class RankGroup:
     """
 
     def __init__(
-        self, model: ModelConfig, weights_path: Path, ranks: int, *, device: str = "auto", threads: int | None = None
+        self, model: ModelConfig, weight_file: HeldFile, ranks: int, *, device: str = "auto", threads: int | None = None
     ) -> None:
         self.shards: tuple[Shard, ...] = shards(model, ranks)
-        self._model, self._weights_path = model, weights_path
+        self._model, self._weight_file = model, weight_file
         self._device = device_of(device, ranks)
         self._threads = threads or max(1, usable_cores() // ranks)
         self._numbers, self._released = count(), list[int]()
@@ -97,10 +97,11 @@ class RankGroup:
 
     def _start(self) -> None:
         """Start the ranks and let them meet."""
-        self._processes = RankProcesses(self.ranks, self._threads)
+        weights = self._weight_file.lend()
+        self._processes = RankProcesses(self.ranks, self._threads, weights.descriptor)
         weakref.finalize(self, self._processes.end)
         store = str(self._processes.directory / "store")
-        common = self.ranks, self._model, self._weights_path, self._device, store, EXCHANGE_SECONDS, self._threads
+        common = self.ranks, self._model, weights, self._device, store, EXCHANGE_SECONDS, self._threads
         self._exchange([Start(rank, *common) for rank in range(self.ranks)])
 
     def _exchange(self, messages: Sequence[Start | Call]) -> list[Any]:

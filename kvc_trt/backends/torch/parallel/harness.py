@@ -42,4 +42,4 @@ class ParallelHarness(TorchHarness):
     @cached_property
     def _group(self) -> RankGroup:
         """The ranks, shared by all executors."""
-        return RankGroup(self._engine.model, self._engine.weights_path, self._ranks, threads=self._options.threads)
+        return RankGroup(self._engine.model, self._engine.weight_file, self._ranks, threads=self._options.threads)

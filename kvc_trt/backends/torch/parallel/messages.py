@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.errors import InputError, KvcError, UnsupportedEnvironment
 
 if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
+    from kvc_trt.models.sources.held_file import LentFile
 
 OPEN = "open"
 """The method that makes an executor; every other one is an executor's."""
@@ -22,7 +22,8 @@ class Start:
     rank: int
     ranks: int
     model: ModelConfig
-    weights_path: Path
+    weights: LentFile
+    """The weight file, which the caller holds."""
     device: str
     """cpu or cuda."""
     store: str

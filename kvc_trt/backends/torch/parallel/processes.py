@@ -26,7 +26,8 @@ _LAST_WORDS = 4096
 class RankProcesses:
     """Processes that wait for their first message. `end` kills them all; they also end when this process does."""
 
-    def __init__(self, ranks: int, threads: int) -> None:
+    def __init__(self, ranks: int, threads: int, weights: int) -> None:
+        """Start them; each is given `weights`, the descriptor of an open file, under the same number."""
         self.directory = Path(tempfile.mkdtemp(prefix="kvc-trt-ranks-"))
         """A private directory, through which the ranks meet."""
         self.commands: list[Connection] = []
@@ -38,7 +39,7 @@ class RankProcesses:
         self._watch: threading.Thread | None = None
         try:
             for _ in range(ranks):
-                self._start(threads)
+                self._start(threads, weights)
         except BaseException:
             self.end()
             raise
@@ -70,7 +71,7 @@ class RankProcesses:
                 connection.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _start(self, threads: int) -> None:
+    def _start(self, threads: int, weights: int) -> None:
         (commands, its_commands), (life, its_life) = Pipe(), Pipe()
         self.commands.append(commands)
         self._lives.append(life)
@@ -79,7 +80,7 @@ class RankProcesses:
             with self._output(len(self._processes)).open("wb") as output:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "kvc_trt.backends.torch.parallel.rank", *map(str, sockets)],
-                    pass_fds=sockets,
+                    pass_fds=(*sockets, weights),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=output,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from kvc_trt.backends.torch.parallel.messages import OPEN, Call, Done, Failed, Start
 from kvc_trt.errors import KvcError
 from kvc_trt.models.sharding import shards
+from kvc_trt.models.sources.held_file import HeldFile
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +64,7 @@ class Rank:
 
         torch.set_num_threads(start.threads)
         self._start, self._shard = start, shards(start.model, start.ranks)[start.rank]
+        self._file = HeldFile.borrowed(start.weights)
         self._device = torch.device(start.device, start.rank) if start.device == "cuda" else torch.device("cpu")
         if start.device == "cuda":
             torch.cuda.set_device(self._device)
@@ -121,7 +123,8 @@ class Rank:
         from kvc_trt.backends.torch.parallel.weights import read_shard
 
         dtype: torch.dtype = torch.float32 if self._device.type == "cpu" else getattr(torch, self._dtype)
-        return read_shard(self._start.weights_path, self._shard, self._device, dtype)
+        with self._file.steady():
+            return read_shard(self._file, self._shard, self._device, dtype)
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ A rank is a process of its own, so a file that shrinks under the mapping ends th
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,14 +19,15 @@ if TYPE_CHECKING:
     import torch
 
     from kvc_trt.models.sharding import Extent, Shard
+    from kvc_trt.models.sources.held_file import HeldFile
 
 
 class ShardedSource:
     """A `WeightSource` with the rank's part of each tensor; shapes are those of the parts."""
 
-    def __init__(self, path: Path, shard: Shard) -> None:
-        self._whole, self._places, self._shard = EngineWeights(path), GraphWeights(path), shard
-        self._bytes = np.memmap(path, np.uint8, mode="r")
+    def __init__(self, file: HeldFile, shard: Shard) -> None:
+        self._whole, self._places, self._shard = EngineWeights(file), GraphWeights(file), shard
+        self._bytes = np.frombuffer(file.map(), np.uint8)
 
     def names(self) -> list[str]:
         """Return the Hugging Face names in file order."""
@@ -61,12 +61,12 @@ class ShardedSource:
         return self._shard.extent(name, self._whole.shape(name))
 
 
-def read_shard(path: Path, shard: Shard, device: torch.device, dtype: torch.dtype) -> TorchWeights:
+def read_shard(file: HeldFile, shard: Shard, device: torch.device, dtype: torch.dtype) -> TorchWeights:
     """Read a rank's weights onto its device; UnsupportedEnvironment if they do not fit."""
     needed = memory.shard_bytes(shard, dtype.itemsize)
     what = f"the weights of rank {shard.rank} of {shard.ranks} need"
     memory.require(needed, what, device, "more ranks (build --tp), or --weights bf16 or fp16")
-    source = ShardedSource(path, shard)
+    source = ShardedSource(file, shard)
     found = TorchWeights.read(shard.local, source, device, dtype)
     if HEAD in source.names():
         return found

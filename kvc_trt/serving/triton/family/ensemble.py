@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.errors import InputError
-from kvc_trt.input_files import sha256_of_input
 from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.triton.config import PythonModel, WarmupTensor, finished_config, new_model_config
 from kvc_trt.serving.triton.family import model_names as family
@@ -29,6 +28,7 @@ from kvc_trt.serving.triton.settings import TOKENIZER, ModelSettings, Role, Text
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
+    from kvc_trt.models.sources.held_file import HeldFile
 
 _LATEST = -1
 _PROMPT = {"INPUT_ID": "_input_ids", "REQUEST_INPUT_LEN": "_input_length", "REQUEST_OUTPUT_LEN": "_max_tokens"}
@@ -46,7 +46,7 @@ def export_ensemble(engine: EngineDirectory, repository: Path, settings: Serving
     Raises InputError for an engine without a tokenizer, and where one of the names is taken.
     """
     tokenizer = engine.tokenizer
-    if tokenizer is None or engine.tokenizer_path is None:
+    if tokenizer is None or engine.tokenizer_file is None:
         raise InputError(
             f"{engine.path} has no tokenizer, and preprocessing and postprocessing need one",
             hint="--layout single, which takes input_ids",
@@ -55,9 +55,9 @@ def export_ensemble(engine: EngineDirectory, repository: Path, settings: Serving
     step_settings = ModelSettings(engine.digest, settings or ServingSettings(), "engine")
     step = PythonModel(ENGINE_STEP, step_settings, family.ENGINE_INPUTS, family.ENGINE_OUTPUTS, _step_warmup(ids))
     models = [
-        _text_model(engine, engine.tokenizer_path, "preprocessing", {"QUERY": WarmupTensor.text(WARMUP_TEXT)}),
+        _text_model(engine, engine.tokenizer_file, "preprocessing", {"QUERY": WarmupTensor.text(WARMUP_TEXT)}),
         RepositoryModel(ENGINE_STEP, step.config(engine), engine_files(engine), step.warmup),
-        _text_model(engine, engine.tokenizer_path, "postprocessing", _tokens_warmup(ids)),
+        _text_model(engine, engine.tokenizer_file, "postprocessing", _tokens_warmup(ids)),
         RepositoryModel(ENSEMBLE, ensemble_config()),
     ]
     return write_models(repository, models, "choose another repository")[-1]
@@ -84,13 +84,13 @@ def _add_step(config: Any, name: str, inputs: Mapping[str, str], outputs: Mappin
 
 
 def _text_model(
-    engine: EngineDirectory, tokenizer: Path, role: Role, warmup: Mapping[str, WarmupTensor]
+    engine: EngineDirectory, tokenizer: HeldFile, role: Role, warmup: Mapping[str, WarmupTensor]
 ) -> RepositoryModel:
     before = role == "preprocessing"
     lengths = engine.parameters.max_input_len, engine.parameters.max_output_len
     model = PythonModel(
         PREPROCESSING if before else POSTPROCESSING,
-        TextSettings(role, sha256_of_input(tokenizer, follow_links=False), *lengths),
+        TextSettings(role, str(tokenizer.digest), *lengths),
         family.PREPROCESSING_INPUTS if before else family.POSTPROCESSING_INPUTS,
         family.PREPROCESSING_OUTPUTS if before else family.POSTPROCESSING_OUTPUTS,
         warmup,

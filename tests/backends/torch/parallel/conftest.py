@@ -20,7 +20,7 @@ def on_ranks(request):
     """on_ranks(program, ranks): its executor on ranks of its own, which end with the test."""
 
     def made(program, ranks, **options) -> ParallelExecutor:
-        group = RankGroup(program.model, program.weights_path, ranks, **options)
+        group = RankGroup(program.model, program.weight_file, ranks, **options)
         request.addfinalizer(group.end)
         return ParallelExecutor(program, group)
 
@@ -36,9 +36,9 @@ def on_shared_ranks():
     groups: dict[tuple[ModelConfig, Path, int], RankGroup] = {}
 
     def made(program, ranks) -> ParallelExecutor:
-        key = program.model, program.weights_path, ranks
+        key = program.model, program.weight_file.path, ranks
         if key not in groups or groups[key]._ended:  # a test that failed may have ended them
-            groups[key] = RankGroup(program.model, program.weights_path, ranks)
+            groups[key] = RankGroup(program.model, program.weight_file, ranks)
         return ParallelExecutor(program, groups[key])
 
     yield made

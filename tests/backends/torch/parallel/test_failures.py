@@ -124,12 +124,12 @@ def test_ranks_that_were_ended_are_not_asked_again(executor):
 
 SCRIPT = """
 import signal, sys, time
-from pathlib import Path
 from kvc_trt.backends.torch.parallel.group import RankGroup
+from kvc_trt.models.sources.held_file import HeldFile
 from tests.small_model import SMALL
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in a shell's background
-group = RankGroup(SMALL, Path("/nowhere"), 2)
+group = RankGroup(SMALL, HeldFile(sys.modules["tests.small_model"].__file__), 2)
 group._start()
 print(*group.process_ids, group._processes.directory, flush=True)
 if sys.argv[1] == "wait":
@@ -159,6 +159,6 @@ def test_more_ranks_than_gpus_are_refused(make_program, tmp_path, monkeypatch):
     monkeypatch.setenv(loading.VARIABLE, str(compile_double(tmp_path, executor="cuda")))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(UnsupportedEnvironment, match=r"--tp 2 needs 2 GPUs, one per rank; this machine has 1") as no:
-        RankGroup(program.model, program.weights_path, 2)
+        RankGroup(program.model, program.weight_file, 2)
     assert no.value.exit_code == 3
-    assert RankGroup(program.model, program.weights_path, 2, device="cpu").process_ids == []
+    assert RankGroup(program.model, program.weight_file, 2, device="cpu").process_ids == []

@@ -27,7 +27,7 @@ PLAN = (
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_rank_reads_its_part_and_takes_the_forecast_bytes(tied, precision, ranks, make_program):
     model = replace(MODEL, tie_word_embeddings=tied, qkv_bias=True, output_bias=True)
-    path = make_program("full", precision, model=model).weights_path
+    path = make_program("full", precision, model=model).weight_file
     whole, dtype = EngineWeights(path), torch.float32 if precision == "fp32" else torch.bfloat16
     for shard in shards(model, ranks):
         found = read_shard(path, shard, CPU, dtype)
