@@ -81,6 +81,7 @@ class Engine:
         prefix_bytes: int = 0,
         speculate: str | None = None,
         proofs: bool = False,
+        sealed: bool = False,
         progress: Progress | None = None,
     ) -> Engine:
         """Check the whole directory and return the engine; nothing is loaded yet.
@@ -90,10 +91,11 @@ class Engine:
         `prefix_bytes` are for what prompts have in common (see `share`). `speculate` "ngram", or "ngram:4" for drafts
         of four tokens, checks several tokens at once where the text repeats itself; answers stay the same. With
         `proofs`, answers can be asked for with a proof of what the caches kept and read (docs/proof.md), which makes
-        the graphs write it out. Raises InputError for an engine that is not intact or cannot run there, with the
+        the graphs write it out. With `sealed`, the files are copied to memory that nobody can write, the engine's size
+        in all (docs/security.md). Raises InputError for an engine that is not intact or cannot run there, with the
         command that rebuilds it.
         """
-        directory = open_engine(path, progress=progress)
+        directory = open_engine(path, sealed=sealed, progress=progress)
         options = RunOptions(
             backend=backend,
             threads=threads,
@@ -475,8 +477,9 @@ class Engine:
         return profile_engine(self.directory, request, self._progress)
 
     def close(self) -> None:
-        """Give back what runs the engine; the next question loads it again."""
+        """Give back what runs the engine and its files; the next question checks those that it needs, and loads it."""
         session, self._session = self._session, None
+        self.directory.close()
         if session is not None and isinstance(session.executor, ClosingExecutor):
             session.executor.close()
 

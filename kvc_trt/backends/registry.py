@@ -99,9 +99,11 @@ def program_backend() -> Backend:
     return next(each for each in backends().values() if each.runs_programs)
 
 
-def open_engine(path: str | PathLike[str], *, progress: Progress | None = None) -> EngineDirectory:
+def open_engine(
+    path: str | PathLike[str], *, sealed: bool = False, progress: Progress | None = None
+) -> EngineDirectory:
     """Check and open an engine directory of any backend; InputError as in `EngineDirectory.open`."""
-    return EngineDirectory.open(Path(path), backends(), progress=progress)
+    return EngineDirectory.open(Path(path), backends(), sealed=sealed, progress=progress)
 
 
 def open_session(

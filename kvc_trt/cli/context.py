@@ -13,6 +13,7 @@ import cloup
 from kvc_trt import Engine
 from kvc_trt.atomic_files import check_new_file
 from kvc_trt.backends.registry import names
+from kvc_trt.cli.option_types import SEALED
 from kvc_trt.cli.prompts import read_prompts, warn_of_bare_text
 from kvc_trt.cli.text import printing
 from kvc_trt.errors import BarePromptWarning, InputError, escaped
@@ -47,6 +48,7 @@ def command() -> None:
 @cloup.option("--force", is_flag=True, help="Replace CONTEXT.")
 @cloup.option("--backend", type=click.Choice(names()), help="What runs it.  [default: what it was built for]")
 @cloup.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
+@SEALED
 @printing.json_option
 def save(
     engine: Path,
@@ -59,6 +61,7 @@ def save(
     force: bool,
     backend: str | None,
     threads: int | None,
+    sealed: bool,
     as_json: bool,
 ) -> None:
     """Read a prompt with ENGINE and store what its caches keep.
@@ -69,7 +72,7 @@ def save(
     if len(asked) > 1:
         raise InputError(f"{prompt_ids}: a context is of one prompt, found {len(asked)}")
     check_new_file(file, replace=force)  # before the work, not after it
-    opened = Engine.open(engine, backend=backend, threads=threads, progress=printing.progress())
+    opened = Engine.open(engine, backend=backend, threads=threads, sealed=sealed, progress=printing.progress())
     before = None if start is None else opened.load_context(start)
     if before is None and not raw:
         warn_of_bare_text(asked, opened, BARE_PROMPT_HINT)

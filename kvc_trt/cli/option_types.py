@@ -106,3 +106,10 @@ PREFILL_PRECISION = cloup.option(
     show_default=True,
     help="bf16: prefill in bfloat16, faster on a processor that multiplies it; decode stays in float32.",
 )
+
+
+SEALED = cloup.option(
+    "--sealed",
+    is_flag=True,
+    help="Copy the engine's files to memory that nobody can write; takes as much memory as they have bytes.",
+)

@@ -13,7 +13,7 @@ import cloup
 from kvc_trt import Engine
 from kvc_trt.atomic_files import json_bytes, write_together, write_whole
 from kvc_trt.backends.run_options import PrefillPrecision
-from kvc_trt.cli.option_types import PREFILL_PRECISION, Counts
+from kvc_trt.cli.option_types import PREFILL_PRECISION, SEALED, Counts
 from kvc_trt.cli.text.printing import json_option, print_json, progress, show
 from kvc_trt.errors import escaped
 from kvc_trt.machine import place
@@ -44,6 +44,7 @@ Result = Mapping[str, Any]
     ),
     cloup.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]"),
     PREFILL_PRECISION,
+    SEALED,
 )
 @cloup.option_group(
     "Files",
@@ -70,6 +71,7 @@ def command(
     prefill_seconds: float,
     threads: int | None,
     prefill_precision: PrefillPrecision,
+    sealed: bool,
     csv_file: Path | None,
     png_file: Path | None,
     directory: Path | None,
@@ -80,7 +82,10 @@ def command(
     The two sides take turns, so that a drift of the machine hits both. Decode runs on caches filled synthetically; time
     to first token is that of a real prefill.
     """
-    result = Engine.open(engine, threads=threads, prefill_precision=prefill_precision, progress=progress()).profile(
+    opened = Engine.open(
+        engine, threads=threads, prefill_precision=prefill_precision, sealed=sealed, progress=progress()
+    )
+    result = opened.profile(
         contexts=contexts,
         batches=batches,
         steps=steps,

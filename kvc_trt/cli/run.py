@@ -16,7 +16,7 @@ from kvc_trt import Engine
 from kvc_trt.backends.registry import names
 from kvc_trt.cli.answer_options import answer_options, take_rules
 from kvc_trt.cli.conversation import END, converse, is_conversation
-from kvc_trt.cli.option_types import PREFILL_PRECISION
+from kvc_trt.cli.option_types import PREFILL_PRECISION, SEALED
 from kvc_trt.cli.prompts import warn_of_bare_text
 from kvc_trt.cli.run_arguments import FROM_INPUT, RunArguments
 from kvc_trt.cli.text.printing import answer_text, json_option, print_json, progress, show
@@ -86,6 +86,7 @@ BARE_PROMPT_HINT = "--chat TEXT asks through the template, --raw silences this w
         "or the package's own), else on the CPU, slowly.  [default: what it was built for]",
     ),
     cloup.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]"),
+    SEALED,
     cloup.option(
         "--prefill-slice-ms",
         type=click.FloatRange(min=0, min_open=True),
@@ -147,6 +148,7 @@ def _open(given: RunArguments) -> Engine:
         prefill_precision=given.prefill_precision,
         speculate=given.speculate,
         proofs=given.proves,
+        sealed=given.sealed,
         progress=progress(),
     )
 

@@ -37,6 +37,7 @@ class RunArguments:
     proof_file: Path | None
     backend: str | None
     threads: int | None
+    sealed: bool
     prefill_slice_ms: float | None
     prefill_precision: PrefillPrecision
     speculate: str | None

@@ -13,6 +13,7 @@ import cloup
 
 from kvc_trt.backends.registry import names
 from kvc_trt.cache import cache_root
+from kvc_trt.cli.option_types import SEALED
 from kvc_trt.cli.text.printing import show
 from kvc_trt.errors import InputError
 from kvc_trt.serving.dynamo.deployment import Deployment, Running, Served
@@ -67,6 +68,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
     ),
     cloup.option("--backend", type=click.Choice(names()), help="What runs it.  [default: what it was built for]"),
     cloup.option("--threads", type=click.IntRange(min=1), help="CPU threads of each engine.  [default: all cores]"),
+    SEALED,
     cloup.option(
         "--kv-proofs",
         is_flag=True,
@@ -85,6 +87,7 @@ def command(
     prefill_slice_ms: float | None,
     backend: str | None,
     threads: int | None,
+    sealed: bool,
     kv_proofs: bool,
 ) -> None:
     """Answer OpenAI's API (chat, completions, models) with engines, through NVIDIA Dynamo's frontend.
@@ -99,7 +102,13 @@ def command(
         from kvc_trt.serving.engine import ServingSettings
 
         settings = ServingSettings(
-            rows, queue, prefill_slice_ms=prefill_slice_ms, threads=threads, backend=backend, kv_proofs=kv_proofs
+            rows,
+            queue,
+            prefill_slice_ms=prefill_slice_ms,
+            threads=threads,
+            backend=backend,
+            kv_proofs=kv_proofs,
+            sealed=sealed,
         )
         _serve_triton(engines, host, port, settings, apart=role != "aggregated" or store is not None)
         return
@@ -122,6 +131,7 @@ def command(
         backend=backend,
         threads=threads,
         kv_proofs=kv_proofs,
+        sealed=sealed,
     )
     asyncio.run(Running(deployment, show).run())
 

@@ -16,7 +16,7 @@ from kvc_trt.accuracy.grid import PLAIN, Variant
 from kvc_trt.atomic_files import check_new_file, write_json
 from kvc_trt.backends.registry import backends, names, open_engine, program_backend, runner
 from kvc_trt.backends.run_options import PrefillPrecision
-from kvc_trt.cli.option_types import PREFILL_PRECISION, CountOrByName, Counts, Names
+from kvc_trt.cli.option_types import PREFILL_PRECISION, SEALED, CountOrByName, Counts, Names
 from kvc_trt.cli.text import printing
 from kvc_trt.errors import VerificationFailed
 from kvc_trt.sizes import readable_size
@@ -80,6 +80,7 @@ _ENGINE_HAS = ("policies", "budgets", "weights")
         help="Kernel library for --backend torch.  [default: KVC_TRT_KERNELS, or the package's own]",
     ),
     PREFILL_PRECISION,
+    SEALED,
     cloup.option("--steps", type=int, help="Teacher-forced steps and greedy tokens.  [default: by level]"),
     cloup.option("--samples", type=int, help="Questions per length and mode.  [default: by level]"),
     cloup.option(
@@ -112,6 +113,7 @@ def command(
     backend: str | None,
     kernels: Path | None,
     prefill_precision: PrefillPrecision,
+    sealed: bool,
     steps: int | None,
     samples: int | None,
     checkpoint: Path | None,
@@ -147,7 +149,7 @@ def command(
         shared = {"backend": backend, "kernels": kernels, "checkpoint": checkpoint, "seed": seed, "samples": samples}
         if steps is not None:
             raise click.UsageError("--steps: --level tasks generates answers; --max-new-tokens bounds them")
-        _run_tasks(engine, file, as_json, **shared, **tasks)
+        _run_tasks(engine, file, as_json, sealed, **shared, **tasks)
         return
     _refuse_tasks(tasks, level)
     if engine is None:
@@ -156,7 +158,9 @@ def command(
     file = None if level == "tensors" else file
     if file is not None:
         check_new_file(file, replace=True)
-    opened = Engine.open(engine, backend=backend, prefill_precision=prefill_precision, progress=printing.progress())
+    opened = Engine.open(
+        engine, backend=backend, prefill_precision=prefill_precision, sealed=sealed, progress=printing.progress()
+    )
     report = opened.verify(
         level, kernels=kernels, steps=steps, samples=samples, checkpoint=checkpoint, seed=seed, directory=directory
     )
@@ -197,7 +201,7 @@ def _refuse_tasks(given: Mapping[str, Any], level: str) -> None:
             raise click.UsageError(f"--{name.replace('_', '-')} goes with --level tasks, found --level {level}")
 
 
-def _run_tasks(engine: Path | None, file: Path | None, as_json: bool, **given: Any) -> None:
+def _run_tasks(engine: Path | None, file: Path | None, as_json: bool, sealed: bool, **given: Any) -> None:
     """Measure what compression costs in answers, and report it; VerificationFailed where a bar does not hold."""
     from kvc_trt.accuracy.request import SAMPLES, AccuracyRequest, measure_engine, measure_policies
 
@@ -218,7 +222,7 @@ def _run_tasks(engine: Path | None, file: Path | None, as_json: bool, **given: A
         directory=given["output_dir"],
     )
     if engine is not None:
-        name, opened = engine.name, open_engine(engine, progress=progress)
+        name, opened = engine.name, open_engine(engine, sealed=sealed, progress=progress)
         backend = runner(opened.backend, given["backend"])
         report = measure_engine(opened, backend, asked, kernels=given["kernels"], progress=progress)
     else:

@@ -37,6 +37,8 @@ class ServingSettings:
     """Memory for what prompts have in common."""
     kv_proofs: bool = False
     """True if requests may ask for a proof of what the caches kept and read (docs/proof.md)."""
+    sealed: bool = False
+    """True if the engine's files are copied to memory that nobody can write (docs/security.md)."""
 
 
 class ServedEngine:
@@ -71,6 +73,7 @@ class ServedEngine:
             threads=settings.threads,
             prefix_bytes=settings.prefix_bytes,
             proofs=settings.kv_proofs,
+            sealed=settings.sealed,
         )
         if digest is not None and engine.directory.digest != digest:
             raise InputError(

@@ -57,8 +57,9 @@ class EngineSessions:
         self._options = options
         self._check_precision()
         self._profile = profile
-        self._weights = SharedWeights(program.weight_file)
-        self._quantised = GraphWeights(program.weight_file).quantised
+        with program.weight_file.steady():
+            self._weights = SharedWeights(program.weight_file)
+            self._quantised = GraphWeights(program.weight_file).quantised
         graphs = {
             "prefill": program.prefill, "decode": program.decode, "extend": program.extend, "draft": program.draft
         }  # fmt: skip

@@ -82,10 +82,11 @@ class TorchExecutor(ExecutorBase):
         """The weights on the device: float32 on a CPU, the cache's type on a GPU."""
         if self._weights is not None:
             return self._weights
-        model, source, dtype = self.program.model, EngineWeights(self.program.weight_file), self._dtype
-        needed = memory.weight_bytes(model, dtype.itemsize, own_head=HEAD in source.names())
-        memory.require(needed, "the weights need", self.device, "build the engine with --weights bf16 or fp16")
-        with self.program.weight_file.steady():
+        model, dtype, file = self.program.model, self._dtype, self.program.weight_file
+        with file.steady():
+            source = EngineWeights(file)
+            needed = memory.weight_bytes(model, dtype.itemsize, own_head=HEAD in source.names())
+            memory.require(needed, "the weights need", self.device, "build the engine with --weights bf16 or fp16")
             return TorchWeights.read(model, source, self.device, dtype)
 
     @cached_property

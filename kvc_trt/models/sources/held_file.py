@@ -17,18 +17,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.input_files import open_input
+from kvc_trt.models.sources.lost_files import MAPPINGS
 from kvc_trt.progress import Advance
 
 PIECE = 8 << 20
 """Number of bytes hashed at a time."""
 CLOCK_TICK = 0.02
 """Seconds within which two writes can have the same time; kernels count in ticks of 10 ms at most."""
-MAPPINGS: dict[int, tuple[int, Path]] = {}
-"""Address -> bytes and file of every mapping that is alive."""
 
 Status = tuple[int, int, int, int]
 """Inode, size, time of the last write and of the last change of a file."""
@@ -147,6 +144,8 @@ class HeldFile:
 
     def map(self, *, private_writes: bool = False) -> mmap.mmap:
         """Map the file for reading; with `private_writes`, also for writing to copies of its pages."""
+        import numpy as np
+
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if private_writes else 0)
         try:
             mapping = mmap.mmap(self.descriptor, 0, flags=mmap.MAP_PRIVATE, prot=protection)

@@ -70,6 +70,8 @@ class Deployment:
     threads: int | None = None
     kv_proofs: bool = False
     """True if requests may ask for a proof of what the caches kept and read."""
+    sealed: bool = False
+    """True if engines' files are copied to memory that nobody can write."""
 
     @property
     def has_frontend(self) -> bool:
@@ -217,6 +219,7 @@ class Running:
             if value is not None:
                 arguments += [f"--{option.replace('_', '-')}", str(value)]
         arguments += ["--kv-proofs"] if deployment.kv_proofs else []
+        arguments += ["--sealed"] if deployment.sealed else []
         port = self._status_ports[name] = _free_port(_STATUS_PORTS)
         environment = {**process_environment(self._store), "DYN_SYSTEM_PORT": str(port)}
         command = [sys.executable, "-m", "kvc_trt.serving.dynamo.worker", *arguments]

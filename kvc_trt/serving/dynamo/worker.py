@@ -26,6 +26,7 @@ from kvc_trt.api.engine import Engine
 from kvc_trt.contexts.packing import fingerprint_of, packing_of
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, HandoffRefused, InputError, KvcError
+from kvc_trt.models.sources.lost_files import report_lost_files
 from kvc_trt.runtime import Scheduler
 from kvc_trt.serving.dynamo.bodies import WANTS_ERRORS
 from kvc_trt.serving.dynamo.chunks import CANCELLED, Chunk, refusal
@@ -48,7 +49,11 @@ class Worker(LLMEngine):  # type: ignore[misc]
     def __init__(self, settings: argparse.Namespace) -> None:
         self.settings = settings
         self._engine = Engine.open(
-            settings.engine, backend=settings.backend, threads=settings.threads, proofs=settings.kv_proofs
+            settings.engine,
+            backend=settings.backend,
+            threads=settings.threads,
+            proofs=settings.kv_proofs,
+            sealed=settings.sealed,
         )
         settings.model.mkdir(parents=True, exist_ok=True)
         write_model_directory(self._engine.directory, settings.model)
@@ -196,6 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backend")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--kv-proofs", action="store_true", help="Whether requests may ask for proofs.")
+    parser.add_argument("--sealed", action="store_true", help="Whether to read the engine from sealed memory.")
     return parser
 
 
@@ -211,6 +217,7 @@ def component_of(role: str, name: str) -> str:
 
 def main() -> None:
     """Run a worker until it is asked to end; an error is one line on stderr, as `kvc-trt` writes it."""
+    report_lost_files()
     try:
         run(Worker)
     except Exception as raised:

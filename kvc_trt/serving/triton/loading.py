@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt.errors import KvcError
+from kvc_trt.models.sources.lost_files import report_lost_files
 from kvc_trt.serving.engine import ServedEngine
 from kvc_trt.serving.errors import ServingError
 from kvc_trt.serving.triton.errors import log_to
@@ -25,6 +26,7 @@ def load_model(pb_utils: Any, args: Mapping[str, str]) -> ServedModel | TextStep
     TritonModelException, without a path of this machine, for what cannot answer.
     """
     log_to(pb_utils.Logger)
+    report_lost_files()  # the process is Triton's stub for this model alone
     directory = Path(pb_utils.get_model_dir())
     try:
         settings = read_settings(json.loads(args["model_config"]))

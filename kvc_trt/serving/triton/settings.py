@@ -16,7 +16,7 @@ ENGINE, TOKENIZER = "engine", "tokenizer.json"
 """Directory of the engine and file of a step's tokenizer, beside model.py."""
 DIGEST, TOKENIZER_DIGEST = "engine_sha256", "tokenizer_sha256"
 _NUMBERS = {"rows": int, "queue_limit": int, "memory_bytes": int, "prefix_bytes": int, "threads": int}
-_SWITCHES = {"kv_proofs": {"True": True, "False": False}.__getitem__}
+_SWITCHES = dict.fromkeys(("kv_proofs", "sealed"), {"True": True, "False": False}.__getitem__)
 _READ: Mapping[str, Callable[[str], object]] = {**_NUMBERS, **_SWITCHES, "prefill_slice_ms": float, "backend": str}
 _LENGTHS = {"max_input_len": int, "max_output_len": int}
 _LARGEST = 2**63 - 1

@@ -24,6 +24,7 @@ from kvc_trt.backends.torch.parallel.messages import OPEN, Call, Done, Failed, S
 from kvc_trt.errors import KvcError
 from kvc_trt.models.sharding import shards
 from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.models.sources.lost_files import report_lost_files
 
 if TYPE_CHECKING:
     import torch
@@ -133,6 +134,7 @@ def main() -> None:
     for socket in (commands, life):
         os.set_inheritable(socket.fileno(), False)  # or they would stay open in what PyTorch starts to compile
     start: Start = commands.recv()
+    report_lost_files()
     threading.Thread(target=_end_with, args=(life, Path(start.store).parent), daemon=True).start()
     log = logging.getLogger("kvc_trt")
     log.addHandler(lines := Lines())

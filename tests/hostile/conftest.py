@@ -1,0 +1,12 @@
+"""What the tests of hostile input share."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    return random.Random(0)
