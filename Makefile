@@ -53,7 +53,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env env-latest licences wheel demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native native-if-possible emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving soak faults peers-env dynamo-env triton-env aiperf-env serve clean generate lock
+.PHONY: help env env-latest licences wheel demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native native-if-possible emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving soak faults tamper peers-env dynamo-env triton-env aiperf-env serve clean generate lock
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of retrieval-tiny (under ten minutes)"
@@ -64,6 +64,7 @@ help:
 	@echo "make test       lint, types and the quick tests (eleven minutes)"
 	@echo "make test-all   the above and the long suites, with sanitizers and nvcc (about half an hour); what CI runs"
 	@echo "make test-everything  products of parameters in full and the longest runs too"
+	@echo "make tamper     10,000 changes to an engine's files between check and load (COUNT, SEED; an hour), figures as JSON"
 	@echo "make coverage   the lines of kvc_trt that no test runs"
 	@echo "make emulation  the CUDA kernels compiled for the host, plain and sanitised, into $(BUILD)/"
 	@echo "make native     the operators for ONNX Runtime on this processor, into $(BUILD)/: decode and prefill run them instead of the bodies"
@@ -245,6 +246,10 @@ test-kernels:
 
 test-mutants: emulation-plain
 	$(NATIVE) pytest $(EVERYTHING) $(ON_TWO_CORES) $(MUTANTS)
+
+# Files of an engine, changed between its check and its load: COUNT times, by the seeds from SEED on.
+tamper: env
+	$(NATIVE) python -W ignore -m tests.hostile.tampering --count $(or $(COUNT),10000) --seed $(or $(SEED),0)
 
 coverage: emulation-plain
 	$(NATIVE) pytest $(IN_PARALLEL) --cov --cov-report=term:skip-covered

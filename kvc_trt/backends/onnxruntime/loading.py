@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -70,11 +69,11 @@ def load_graph(graph: Graph, options: LoadOptions, expose: Sequence[str] = ()) -
         if native is not None:
             native.register(session_options)
         model = read_graph(graph) if options.prepared else _prepared(graph, expose, native, options)
-        lent = options.weights.lent(model, session_options) if options.weights is not None else nullcontext()
-        with lent:
-            return onnxruntime.InferenceSession(
-                bytes(model.SerializeToString()), session_options, providers=["CPUExecutionProvider"]
-            )
+        if options.weights is not None:
+            options.weights.lend(model, session_options)
+        return onnxruntime.InferenceSession(
+            bytes(model.SerializeToString()), session_options, providers=["CPUExecutionProvider"]
+        )
     except (MemoryError, KvcError):
         raise
     except Exception as error:  # onnxruntime's exceptions have no other common base

@@ -7,10 +7,6 @@ gets its tensors as they lie there.
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,20 +29,16 @@ class SharedWeights:
         self._bytes: NDArray[np.uint8] = np.frombuffer(file.map(), np.uint8)
         self._lent: dict[tuple[Any, ...], OrtValue] = {}
 
-    @contextlib.contextmanager
-    def lent(self, model: ModelProto, options: SessionOptions) -> Iterator[None]:
+    def lend(self, model: ModelProto, options: SessionOptions) -> None:
         """Let a session with these options read the initializers that `model` has in the file, in place.
 
-        ONNX Runtime refuses a graph whose file is missing, also when it is given every value; so until the block ends
-        there is an empty one, and an initializer that ONNX Runtime would read itself is an error.
+        What its optimiser folds, such as float16 weights of which it makes float32, it reads as a file of the same
+        name, which is this memory too: no path is opened.
         """
         for tensor in model.graph.initializer:
             if (value := self.value(tensor)) is not None:
                 options.add_initializer(tensor.name, value)
-        with tempfile.TemporaryDirectory(prefix="kvc-trt-") as folder:
-            (Path(folder) / self._path.name).touch()
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
-            yield
+        options.add_external_initializers_from_files_in_memory([self._path.name], [self._bytes], [self._bytes.size])
 
     def value(self, tensor: TensorProto) -> OrtValue | None:
         """Return an initializer that lies in the file, in place; None for one that a graph holds itself.

@@ -129,7 +129,7 @@ class HeldFile:
         """Return all bytes, `largest` at most, and exactly those that were checked if there is a digest."""
         size, pieces, position = self.size, [], 0
         if largest is not None and size > largest:
-            raise InputError(f"{self.path}: {size} bytes; expected at most {largest}", hint=self.hint)
+            raise InputError(f"{self.path}: {size} B; expected at most {largest} B", hint=self.hint)
         while position < size and (piece := os.pread(self.descriptor, size - position, position)):
             pieces.append(piece)
             position += len(piece)

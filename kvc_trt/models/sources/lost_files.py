@@ -1,7 +1,7 @@
 """A mapped file that was cut short ends the process with one line and exit code 3, not by a signal without a word.
 
 The system delivers SIGBUS to the thread that reads what is no longer there. Python's own handlers run after the read,
-which never ends; docs/decisions/0034-truncated-files.md says why this handler may run Python all the same.
+which never ends; docs/decisions/0034-files-cut-short.md says why this handler may run Python all the same.
 """
 
 from __future__ import annotations
