@@ -11,6 +11,7 @@ from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import twin_program
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.runtime.executor import Prefilled
 from tests.backends.prompts import LENGTHS, filled, padded, prompts
 
@@ -189,7 +190,7 @@ def test_a_graph_that_cannot_be_loaded(rocketkv, tmp_path):
 
     broken = tmp_path / "decode.onnx"
     broken.write_bytes(b"no graph")
-    executor = OnnxRuntimeExecutor(replace(rocketkv, decode=broken), RunOptions(threads=1))
+    executor = OnnxRuntimeExecutor(replace(rocketkv, decode=HeldFile(broken)), RunOptions(threads=1))
     executor.allocate(1)
     with pytest.raises(UnsupportedEnvironment, match=r"cannot load .*decode\.onnx"):
         executor.decode(np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros((3, 1), np.int64))
