@@ -15,7 +15,8 @@ def test_an_engine_has_a_draft_graph_if_it_is_asked_for(tiny_arguments, tmp_path
     path = tmp_path / "engine"
     assert run([*tiny_arguments, "--draft-tokens", "3", "-o", str(path)]) == 0
     engine = open_engine(path)
-    assert engine.draft_graph == path / "draft.onnx"
+    assert engine.draft_graph is not None
+    assert engine.draft_graph.path == path / "draft.onnx"
     limits = engine_program(engine).limits
     assert (limits.draft_tokens, limits.no_drafts) == (3, None)
     capfd.readouterr()
