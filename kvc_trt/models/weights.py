@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, describe
 from kvc_trt.models.config import ModelConfig
 
 Array = NDArray[Any]
@@ -118,4 +118,4 @@ def check_weights(config: ModelConfig, source: WeightSource) -> None:
 
 def _listing(names: list[str], shown: int = 3) -> str:
     rest = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(repr(name)[1:-1] for name in names[:shown]) + rest
+    return ", ".join(describe(name)[1:-1] for name in names[:shown]) + rest

@@ -9,6 +9,7 @@ what numpy cannot hold. Every refusal is an `InputError`.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from kvc_trt.errors import InputError, describe
+from kvc_trt.input_files import shown
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.models.sources.tensor_file import TensorFile
+from kvc_trt.sizes import readable_size
 
 PADDING_PREFIX = "__padding__."
 """Byte tensors that our writer inserts so that the next tensor is aligned; hidden from `names`."""
@@ -37,7 +40,9 @@ DTYPES: Mapping[str, str] = {
 """Name in the header -> numpy's or ml_dtypes' name."""
 _HEADER_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MAX_DIMENSIONS = 32
-_MAX_EXTENT = (1 << 63) - 1
+_MOST_BYTES = (1 << 63) - 1
+_LARGEST_HEADER = 16 << 20
+"""Bytes; the header of 100,000 tensors has some 10 MiB."""
 
 Chunks: TypeAlias = NDArray[Any] | Iterable[NDArray[Any]]
 Bytes: TypeAlias = bytes | memoryview
@@ -60,7 +65,7 @@ class SafetensorsFile:
         self._file = TensorFile(source)
         self.path = self._file.path
         try:
-            self.metadata, self.entries, self.data_start = _read_header(self._file.descriptor, str(self.path))
+            self.metadata, self.entries, self.data_start = _read_header(self._file.descriptor, shown(self.path))
         except BaseException:
             self._file.close()
             raise
@@ -173,6 +178,11 @@ def _bytes_of(
 
 def _read_header(descriptor: int, source: str) -> tuple[dict[str, str], dict[str, TensorEntry], int]:
     """Check and read the header; returns the metadata, the tensors in the order of their bytes, and their start."""
+    length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    if _LARGEST_HEADER < length <= os.fstat(descriptor).st_size - 8:
+        raise InputError(
+            f"{source}: a header of {readable_size(length)}; expected at most {readable_size(_LARGEST_HEADER)}"
+        )
     try:
         safe_open(f"/proc/self/fd/{descriptor}", framework="numpy", backend="pread")  # by number: the very file
     except SafetensorError as error:
@@ -181,7 +191,6 @@ def _read_header(descriptor: int, source: str) -> tuple[dict[str, str], dict[str
             f"{source}: not a safetensors file, or a damaged one: {describe(reason, 120)[1:-1]}",
             hint="compare its size with the original; a download or copy may have stopped early",
         ) from error
-    length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
     try:
         header = json.loads(text := os.pread(descriptor, length, 8), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -194,10 +203,11 @@ def _read_header(descriptor: int, source: str) -> tuple[dict[str, str], dict[str
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"duplicate key {next(name for name in names if names.count(name) > 1)!r}")
+    result: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in result:
+            raise ValueError(f"duplicate key {describe(name)}")
+        result[name] = value
     return result
 
 
@@ -208,9 +218,12 @@ def _entry_of(name: str, value: Mapping[str, Any], data_start: int, source: str)
     if value["dtype"] not in DTYPES:
         raise InputError(f"{where}: dtype {describe(value['dtype'])}, expected one of {', '.join(DTYPES)}")
     shape, (begin, end) = tuple(value["shape"]), value["data_offsets"]
-    if len(shape) > _MAX_DIMENSIONS or any(extent > _MAX_EXTENT for extent in shape):
+    dtype = DTYPES[value["dtype"]]
+    # numpy counts the bytes of an empty array without the dimensions that are 0.
+    extents = math.prod(extent for extent in shape if extent) * numpy_dtype(dtype).itemsize
+    if len(shape) > _MAX_DIMENSIONS or extents > _MOST_BYTES:
         raise InputError(f"{where}: shape {describe(list(shape))} is more than an array can have")
-    return TensorEntry(DTYPES[value["dtype"]], shape, data_start + begin, end - begin)
+    return TensorEntry(dtype, shape, data_start + begin, end - begin)
 
 
 def _layout(tensors: Sequence[TensorPlan], metadata: dict[str, str]) -> tuple[bytes, dict[str, tuple[int, int]]]:
