@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from kvc_trt.accuracy.results import Results
-from kvc_trt.cli.prompts import read_messages, read_prompt_ids, read_text
+from kvc_trt.accuracy.results import LARGEST_RESULTS, Results
+from kvc_trt.cli.prompts import LARGEST_PROMPT, read_messages, read_prompt_ids, read_text
 from kvc_trt.config import read_configuration
 from kvc_trt.contexts.file import inspect_context
+from kvc_trt.engine.resolution import head_pattern
+from kvc_trt.engine.resolution.calibration import LARGEST_CALIBRATION
 from kvc_trt.engine.resolution.head_pattern import read_head_pattern
 from kvc_trt.errors import InputError
 from kvc_trt.input_files import (
@@ -25,12 +27,17 @@ from kvc_trt.input_files import (
 )
 from kvc_trt.models.formats import is_path, open_checkpoint, read_model_config
 from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
+from kvc_trt.models.gguf.header import MAX_HEADER_BYTES
+from kvc_trt.models.sources import checkpoint, hugging_face, safetensors_file
 from kvc_trt.models.sources.checkpoint import Checkpoint
 from kvc_trt.models.sources.containment import contained
-from kvc_trt.models.sources.tokenizer import read_tokenizer
-from kvc_trt.proof.file import read_proof
-from kvc_trt.tasks.dataset import read_data_set
+from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES, read_tokenizer
+from kvc_trt.proof.file import LARGEST_FILE, read_proof
+from kvc_trt.sizes import readable_size
+from kvc_trt.strict_yaml import LARGEST_YAML
+from kvc_trt.tasks.dataset import LARGEST_DATA_SET, read_data_set
 from kvc_trt.tasks.tokenizer import load_task_tokenizer
+from kvc_trt.validation import LARGEST_CONFIGURATION
 
 READERS: dict[str, Callable[[Path], object]] = {
     "configuration": read_configuration,
@@ -161,3 +168,27 @@ def test_a_file_is_made_or_continued_by_appending(tmp_path: Path) -> None:
 def test_a_digest_is_that_of_the_bytes(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content := os.urandom((4 << 20) + 17))
     assert sha256_of_input(tmp_path / "file") == hashlib.sha256(content).hexdigest()
+
+
+LIMITS = {
+    "configuration, as JSON": LARGEST_CONFIGURATION,
+    "configuration, as YAML; a value of `--set`": LARGEST_YAML,
+    "prompt, document, token ids, messages, calibration prompts": LARGEST_PROMPT,
+    "head pattern": head_pattern.LARGEST_PATTERN,
+    "proof, data set": LARGEST_FILE,
+    "results of an accuracy measurement": LARGEST_RESULTS,
+    "`config.json` and `generation_config.json` of a checkpoint": hugging_face.LARGEST_CONFIG,
+    "index of shards": checkpoint.LARGEST_INDEX,
+    "header of a safetensors file": safetensors_file.LARGEST_HEADER,
+    "header of a GGUF file": MAX_HEADER_BYTES,
+    "`tokenizer.json`": TOKENIZER_FILES["tokenizer.json"],
+}
+
+
+def test_the_page_has_the_limits() -> None:
+    assert LARGEST_PROMPT == LARGEST_CALIBRATION
+    assert LARGEST_FILE == LARGEST_DATA_SET
+    page = (Path(__file__).parent.parent / "docs" / "security.md").read_text(encoding="utf-8")
+    section = page.split("## Files that a user names")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")][2:]
+    assert dict(rows) == {what: readable_size(size).replace(".0 ", " ") for what, size in LIMITS.items()}

@@ -154,7 +154,7 @@ def test_a_broken_index_is_refused(sharded, content):
 
 
 def test_an_index_of_absurd_size_is_not_read(sharded, monkeypatch):
-    monkeypatch.setattr("kvc_trt.models.sources.checkpoint._LARGEST_INDEX", 100)
+    monkeypatch.setattr("kvc_trt.models.sources.checkpoint.LARGEST_INDEX", 100)
     with pytest.raises(InputError, match="expected at most 100"):
         Checkpoint(sharded)
 
@@ -219,3 +219,12 @@ def test_close_lets_go_of_the_files(single):
     checkpoint.close()
     with pytest.raises(ValueError, match="closed"):
         checkpoint.read("lm_head.weight")
+
+
+@pytest.mark.parametrize("name", ["\ud800.safetensors", "a" * 5000 + ".safetensors", "a\x1b[2J.safetensors"])
+def test_a_name_in_an_index_that_no_file_has_is_one_plain_line(sharded, name):
+    edit_index(sharded, lambda weight_map: weight_map.update({"lm_head.weight": name}))
+    with pytest.raises(InputError) as caught:
+        Checkpoint(sharded)
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 600

@@ -22,7 +22,7 @@ from kvc_trt.models.sources.tokenizer import tokenizer_files
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_LARGEST_INDEX = 32 << 20
+LARGEST_INDEX = 32 << 20
 """Bytes; the index of 100,000 tensors has some 10 MiB."""
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -118,7 +118,7 @@ def _open_shards(directory: Path) -> tuple[dict[str, SafetensorsFile], dict[str,
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
-    content = read_json_input(index, _LARGEST_INDEX)
+    content = read_json_input(index, LARGEST_INDEX)
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map or any(not isinstance(v, str) for v in weight_map.values()):
         raise InputError(f"{index}: expected a weight_map from tensor to file name")

@@ -23,7 +23,7 @@ from kvc_trt.validation import ForeignSchema, validated
 _Architecture = Literal["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
 _DType = Literal["float32", "float16", "bfloat16"]
 _RopeKind = Literal["default", "linear", "llama3"]
-_LARGEST_CONFIG = 1 << 20
+LARGEST_CONFIG = 1 << 20
 """Bytes of config.json or generation_config.json."""
 _MAX_LENGTH = 1 << 26
 _MAX_EOS_IDS = 64
@@ -106,7 +106,7 @@ def read_config(directory: str | Path) -> ModelConfig:
 
 def read_json_object(path: Path) -> Mapping[str, Any]:
     """Read a small file that holds one JSON object; anything else is an `InputError`."""
-    value = read_json_input(path, _LARGEST_CONFIG)
+    value = read_json_input(path, LARGEST_CONFIG)
     if not isinstance(value, dict):
         raise InputError(f"{path}: expected a JSON object, found {describe(value)}")
     return value

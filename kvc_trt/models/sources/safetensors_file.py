@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.input_files import shown
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.models.sources.tensor_file import TensorFile
@@ -41,7 +40,7 @@ DTYPES: Mapping[str, str] = {
 _HEADER_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MAX_DIMENSIONS = 32
 _MOST_BYTES = (1 << 63) - 1
-_LARGEST_HEADER = 16 << 20
+LARGEST_HEADER = 16 << 20
 """Bytes; the header of 100,000 tensors has some 10 MiB."""
 
 Chunks: TypeAlias = NDArray[Any] | Iterable[NDArray[Any]]
@@ -65,7 +64,7 @@ class SafetensorsFile:
         self._file = TensorFile(source)
         self.path = self._file.path
         try:
-            self.metadata, self.entries, self.data_start = _read_header(self._file.descriptor, shown(self.path))
+            self.metadata, self.entries, self.data_start = _read_header(self._file.descriptor, str(self.path))
         except BaseException:
             self._file.close()
             raise
@@ -179,9 +178,9 @@ def _bytes_of(
 def _read_header(descriptor: int, source: str) -> tuple[dict[str, str], dict[str, TensorEntry], int]:
     """Check and read the header; returns the metadata, the tensors in the order of their bytes, and their start."""
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
-    if _LARGEST_HEADER < length <= os.fstat(descriptor).st_size - 8:
+    if LARGEST_HEADER < length <= os.fstat(descriptor).st_size - 8:
         raise InputError(
-            f"{source}: a header of {readable_size(length)}; expected at most {readable_size(_LARGEST_HEADER)}"
+            f"{source}: a header of {readable_size(length)}; expected at most {readable_size(LARGEST_HEADER)}"
         )
     try:
         safe_open(f"/proc/self/fd/{descriptor}", framework="numpy", backend="pread")  # by number: the very file
