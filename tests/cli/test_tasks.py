@@ -105,7 +105,7 @@ def test_the_page_names_every_task_and_a_digest_that_is_true(tmp_path, capfd):
         (["--set", "depth=2"], "passkey: the depth is 2"),
         (["--set", "depth=deep"], "task passkey: depth is 'deep', expected a number"),
         (["--set", "depth"], "--set depth: expected key=value"),
-        (["--set", "depth=["], "--set depth=[: the value is not a YAML scalar"),
+        (["--set", "depth=["], "--set depth=[: the value is not valid YAML"),
         (["--set", "depth=0", "--set", "depth=1"], "--set depth=1: 'depth' is set twice"),
     ],
 )
