@@ -18,7 +18,7 @@ import importlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -155,7 +155,7 @@ def pip_install(locked: Iterable[Locked], *, may_be_absent: bool = False) -> boo
     return True
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Install what the command line asks for; return the exit code."""
     parser = argparse.ArgumentParser(description="install a locked environment into this Python")
     parser.add_argument("lock", help="the name of a file in environments/, without .txt")
@@ -163,7 +163,7 @@ def main() -> int:
     parser.add_argument("--extra", action="append", default=[], help="an extra of pyproject.toml; again for more")
     parser.add_argument("--project", action="store_true", help="kvc-trt itself, editable, with what it needs")
     parser.add_argument("--no-dependencies", action="store_true", help="nothing but what is named")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args(arguments)
     asked = requirements([*of_project(options.extra, project=options.project), *options.requirements])
     locked = for_this_python(read(FOLDER / f"{options.lock}.txt"))
     try:

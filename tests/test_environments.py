@@ -159,6 +159,19 @@ def test_an_absent_build_leaves_the_locked_version(package: Path) -> None:
     assert (package.parent / "target" / "lonely.py").exists()
 
 
+@pytest.mark.parametrize("words", [["--no-dependencies", "lonely==1.0"], ["lonely==1.0", "--no-dependencies"]])
+def test_requirements_stand_before_or_behind_options(words: list[str], monkeypatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(install, "missing", lambda of, *_, **__: asked.append([str(one) for one in of]) or [])
+    assert install.main(["alone", *words]) == 0
+    assert asked == [["lonely==1.0"]]
+
+
+def test_a_requirement_without_a_version_is_one_line(capsys) -> None:
+    assert install.main(["alone", "--no-dependencies", "lonely==1.0"]) == 2
+    assert capsys.readouterr().err == "error: environments/alone.txt has no version of lonely==1.0; run make lock\n"
+
+
 def test_what_is_missing_follows_from_the_metadata_of_what_is_there() -> None:
     asked = install.requirements(["pytest", "lonely; python_version < '3'"])
     there = {name: version(f"{name}=={install.metadata.version(name)}", "0" * 64) for name in ("pytest", "packaging")}
