@@ -14,7 +14,8 @@ from email.message import Message
 from importlib import metadata
 
 PERMISSIVE = (
-    "0BSD Apache-2.0 BSD-2-Clause BSD-3-Clause BSL-1.0 CC0-1.0 CNRI-Python ISC MIT MIT-CMU PSF-2.0 Unlicense Zlib"
+    "0BSD AFL-2.1 Apache-2.0 BSD-2-Clause BSD-3-Clause BSL-1.0 CC0-1.0 CNRI-Python ISC MIT MIT-0 MIT-CMU PSF-2.0 "
+    "Unlicense Zlib"
 )
 # The last stays with the files that it is on, which nobody here changes, and asks nothing of other files.
 ALLOWED = (*PERMISSIVE.split(), "MPL-2.0")
@@ -25,13 +26,15 @@ OTHER_NAMES = {
     "Apache-2.0": r"apache(-2\.0 with llvm-exception| software license|( license)?,?( version)? 2\.0( license)?| 2)",
     "BSD-3-Clause": r"(3-clause )?bsd( license| 3-clause|-3-clause license)?|modified bsd license",
     "ISC": r"isc license \(iscl\)",
-    "MIT": r"(the )?mit license",
+    "MIT": r"(the )?mit license( \(mit\))?",
     "MPL-2.0": r"mozilla public license 2\.0 \(mpl 2\.0\)|mpl",
     "PSF-2.0": r"python software foundation license|psf( license)?",
     "Unlicense": r"the unlicense \(unlicense\)",
     NVIDIA: r".*nvidia.*",
 }
 """What metadata writes for a licence, as a regular expression; letters' case does not count."""
+NO_LICENCE = ("License :: OSI Approved", "License :: DFSG approved")
+"""Classifiers that name no licence."""
 READ_BY_HAND = {"kvpress": "Apache-2.0"}
 """Distributions whose metadata names no licence: that of the file that lies in them."""
 
@@ -42,7 +45,7 @@ def stated(fields: Message) -> list[str]:
         return [name.strip(" ()") for name in re.split(r" (?:AND|OR) ", expression)]
     prefix = "License :: "
     classifiers = [text for text in fields.get_all("Classifier", []) if text.startswith(prefix)]
-    named = [text.rsplit(" :: ", 1)[1] for text in classifiers if text != "License :: OSI Approved"]
+    named = [text.rsplit(" :: ", 1)[1] for text in classifiers if text not in NO_LICENCE]
     text = (fields.get("License") or "").strip()
     short = text if len(text) <= 60 else text.splitlines()[0]
     if named and named != ["Other/Proprietary License"]:
