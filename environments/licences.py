@@ -50,6 +50,8 @@ def stated(fields: Message) -> list[str]:
     short = text if len(text) <= 60 else text.splitlines()[0]
     if named and named != ["Other/Proprietary License"]:
         return named
+    if short.lower() == "proprietary":  # whose it is says the author alone
+        return [f"{short}, of {fields.get('Author', 'nobody named')}"]
     return re.split(r" (?:AND|OR) ", short) if short else [READ_BY_HAND.get(fields["Name"].lower(), "none named")]
 
 

@@ -190,6 +190,8 @@ def test_what_is_missing_follows_from_the_metadata_of_what_is_there() -> None:
         ({"License": "BSD 3-Clause", "Classifier": "License :: OSI Approved :: MIT License"}, ["MIT"]),
         ({"License": "Apache 2.0"}, ["Apache-2.0"]),
         ({"License": "GPLv3"}, ["GPLv3"]),
+        ({"License": "Proprietary", "Author": "NVIDIA Corporation"}, ["NVIDIA"]),
+        ({"License": "Proprietary", "Author": "Someone"}, ["Proprietary, of Someone"]),
         ({"License": "The MIT License (MIT)", "Classifier": "License :: DFSG approved"}, ["MIT"]),
         ({"Classifier": "License :: OSI Approved"}, ["none named"]),
         ({}, ["none named"]),
