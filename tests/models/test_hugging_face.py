@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import RopeScaling
 from kvc_trt.models.sources.hugging_face import parse_config, read_config
+from tests.conftest import TINY_MODEL
 
 LLAMA3 = {
     "factor": 8.0,
@@ -30,6 +31,26 @@ def test_defaults_of_a_plain_llama(tiny_config):
     assert config.eos_token_ids == (2,)
     assert tiny_config(num_key_value_heads=None).num_key_value_heads == 4
     assert tiny_config(head_dim=32).head_size == 32
+
+
+@pytest.mark.parametrize(("architecture", "kv_heads"), [("Mistral", 8), ("Qwen2", 32), ("Qwen3", 32), ("Llama", 64)])
+def test_kv_heads_that_are_not_given_are_those_of_transformers(tiny_config, architecture, kv_heads):
+    """The class's own default where the field is absent, all heads where it is null."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    sizes = {**TINY_MODEL, "num_attention_heads": 64, "hidden_size": 64 * 16, "head_dim": 16}
+    del sizes["num_key_value_heads"]
+    found = parse_config({**sizes, "architectures": [f"{architecture}ForCausalLM"]}, "it")
+    assert found.num_key_value_heads == kv_heads
+    assert CONFIG_MAPPING[architecture.lower()].from_dict(sizes).num_key_value_heads == kv_heads
+    given_null = {**sizes, "architectures": [f"{architecture}ForCausalLM"], "num_key_value_heads": None}
+    assert parse_config(given_null, "it").num_key_value_heads == 64
+
+
+def test_the_head_size_of_qwen3_that_is_not_given_is_that_of_transformers():
+    sizes = {name: value for name, value in TINY_MODEL.items() if name != "head_dim"}
+    assert parse_config({**sizes, "architectures": ["Qwen3ForCausalLM"]}, "it").head_size == 128
+    assert parse_config({**sizes, "architectures": ["Qwen2ForCausalLM"]}, "it").head_size == 16
 
 
 def test_families(tiny_config):

@@ -31,6 +31,10 @@ _Length = Annotated[int, Field(ge=1, le=_MAX_LENGTH)]
 _Base = Annotated[float, Field(ge=1, le=1e12)]
 _AllChannels = Annotated[float, Field(ge=1, le=1)]
 """The share of a head's channels that rotate: graphs rotate all of them."""
+_KV_HEADS = {"MistralForCausalLM": 8, "Qwen2ForCausalLM": 32, "Qwen3ForCausalLM": 32}
+"""What an absent `num_key_value_heads` means to transformers; with null, and to Llama, as many as there are heads."""
+_HEAD_SIZES = {"Qwen3ForCausalLM": 128}
+"""What an absent `head_dim` means to it; elsewhere, and with null, the hidden size divided among the heads."""
 _Blend = Annotated[float, Field(ge=1e-3, le=1e3)]
 
 
@@ -124,12 +128,16 @@ def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[s
         return InputError(f"{source}: {(spelling or {}).get(name, name)} is {found}, expected {expected}")
 
     architecture, hidden, heads = fields.architectures[0], fields.hidden_size, fields.num_attention_heads
-    kv_heads = fields.num_key_value_heads or heads
+    absent_kv_heads = heads if "num_key_value_heads" in mapping else _KV_HEADS.get(architecture, heads)
+    kv_heads = absent_kv_heads if fields.num_key_value_heads is None else fields.num_key_value_heads
     if heads % kv_heads:
-        raise wrong("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
-    if fields.head_dim is None and hidden % heads:
+        raise wrong("num_key_value_heads", f"a divisor of num_attention_heads ({heads})", kv_heads)
+    head_size = fields.head_dim
+    if head_size is None and "head_dim" not in mapping:
+        head_size = _HEAD_SIZES.get(architecture)
+    if head_size is None and hidden % heads:
         raise wrong("hidden_size", f"a multiple of num_attention_heads ({heads})")
-    head_size = hidden // heads if fields.head_dim is None else fields.head_dim
+    head_size = hidden // heads if head_size is None else head_size
     if not 2 <= head_size <= 1024 or head_size % 2:
         raise wrong("head_dim", "an even integer in 2..1024", head_size)
     eos = _as_list(fields.eos_token_id)
