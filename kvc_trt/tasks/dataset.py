@@ -84,7 +84,7 @@ class _Sample(OwnSchema):
     index: Annotated[int, Field(ge=0, lt=1 << 63)]
     context: str
     question: str
-    answers: tuple[str, ...]
+    answers: Annotated[tuple[str, ...], Field(min_length=1)]
     meta: dict[str, Any]
 
     def sample(self) -> TaskSample:
@@ -153,7 +153,12 @@ def read_data_set(path: Path) -> DataSet:
     if len(samples) != said.count:
         raise InputError(f"{path} has {len(samples)} samples, its header says {said.count}", hint=_again(path))
     task(said.task)
-    return DataSet(samples=samples, **said.model_dump(exclude={"count"}))
+    found = DataSet(samples=samples, **said.model_dump(exclude={"count"}))
+    try:
+        found.to_jsonl().encode()
+    except ValueError as error:  # nobody wrote it with `to_jsonl`: numbers that are not finite, halves of characters
+        raise InputError(f"{path} holds what a data set cannot: {describe(str(error))}") from error
+    return found
 
 
 def _again(path: Path) -> str:

@@ -171,7 +171,7 @@ def string_match_all(output: str, answers: Sequence[str]) -> float:
 def last_integer(output: str, answers: Sequence[str]) -> float:
     """1 if the last integer of the output is the reference: LongEval's score of its lines."""
     found = re.findall(r"\d+", output)
-    return float(bool(found) and int(found[-1]) in {int(answer) for answer in answers})
+    return float(bool(found) and found[-1].lstrip("0") in {answer.strip().lstrip("0") for answer in answers})
 
 
 def position_match(output: str, answers: Sequence[str]) -> float:

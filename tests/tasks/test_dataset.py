@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 
 import pytest
 
@@ -87,6 +88,8 @@ def test_impossible_data_sets_are_refused():
         (lambda text: text.replace('"task":"passkey"', '"task":"passky"'), "unknown task 'passky'"),
         (lambda text: text.replace('"seed":3,"target', '"sed":3,"target'), "is not a data set of kvc-trt"),
         (lambda text: text.replace('"index"', '"number"'), "is not a data set of kvc-trt"),
+        (lambda text: text.replace('"meta":{', '"meta":{"x":NaN,', 1), "holds what a data set cannot"),
+        (lambda text: re.sub(r'"answers":\[".*?"\]', '"answers":[]', text), "is not a data set of kvc-trt"),
     ],
 )
 def test_a_damaged_file_is_refused(change, message, tmp_path):

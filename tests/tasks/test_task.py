@@ -37,6 +37,11 @@ def test_the_last_integer_counts(output, score):
     assert last_integer(output, ("31415",)) == score
 
 
+def test_the_last_integer_is_compared_as_a_number():
+    assert last_integer("It is 007.", ("7",)) == last_integer("0", ("0",)) == 1
+    assert last_integer("7", ("no number",)) == last_integer("9" * 5000, ("7",)) == 0
+
+
 @pytest.mark.parametrize(
     ("output", "score"), [("4 5 6", 1), ("4 6 5", 1 / 3), ("4", 1 / 3), ("", 0), ("4 5 6 7", 1), ("x 5 y", 1 / 3)]
 )
