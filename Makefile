@@ -53,7 +53,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env env-latest licences wheel demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native native-if-possible emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving soak faults tamper peers-env dynamo-env triton-env aiperf-env serve clean generate lock
+.PHONY: help env env-latest licences wheel demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native native-if-possible emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving soak faults fuzz tamper peers-env dynamo-env triton-env aiperf-env serve clean generate lock
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of retrieval-tiny (under ten minutes)"
@@ -73,6 +73,7 @@ help:
 	@echo "make predict    times on an H100 and H200, predicted from the kernels' machine code, into docs/kernels.md (no GPU)"
 	@echo "make gpu        on a GPU: build, compare, verify and profile an engine, timings, compute-sanitizer (under ten minutes)"
 	@echo "make gpu-bundle  a folder under 60 MB that does the same on a machine with a GPU, torch and no internet (docs/gpu-day.md)"
+	@echo "make fuzz       hostile inputs to every reader: ten minutes, MINUTES=480 for a night, KINDS=\"NAME...\" for some"
 	@echo "make faults     every command that writes, killed, on full disks, with little memory, ended by signals (half an hour)"
 	@echo "make bench      the CPU benchmarks; results go to benchmarks/results/"
 	@echo "make bench-accuracy  every policy at equal token budgets on retrieval-text, in answers (12 minutes of processor time)"
@@ -281,6 +282,12 @@ gpu-bundle: $(VENV)/.cuda-build
 # Commands under kill -9, on full disks, with little memory, ended by signals. ARGUMENTS: --select kills,disks and so on.
 faults: env
 	$(RUN)/python -m tests.hostile.faults $(ARGUMENTS)
+
+# Hostile inputs to every reader. MINUTES, SEED, KINDS="NAME...", ARGUMENTS=--keep makes tests of what is bad.
+SEED ?= 1
+fuzz: env
+	$(RUN)/python -m tests.fuzz --minutes $(if $(filter command line environment,$(origin MINUTES)),$(MINUTES),10) \
+		--seed $(SEED) $(if $(KINDS),--kinds $(KINDS)) $(ARGUMENTS)
 
 bench: env
 	$(RUN)/python -m benchmarks.decode_onnxruntime

@@ -104,13 +104,8 @@ def test_every_dtype_reads_as_the_safetensors_library_does(written, dtype):
         (raw({"a": entry(0, 4, [True])}, b"1234"), "boolean"),
         (raw({"a": entry(0, 4, [1] * 33)}, b"1234"), "more than an array can have"),
         (raw({"a": entry(0, 0, [1 << 63, 0])}), "more than an array can have"),
-<<<<<<< HEAD
         (raw({"a": entry(0, 0, [0, 1 << 61])}), "more than an array can have"),
         (raw({"a": entry(0, 0, [1 << 31, 0, 1 << 31])}), "more than an array can have"),
-=======
-        (raw({"a": entry(0, 0, [0, 1 << 62, 1 << 62])}), "more than an array can have"),
-        (raw({"a": entry(0, 0, [0, 1 << 61, 1])}), "more than an array can have"),
->>>>>>> 20e3d5b9 (What a configuration leaves out means what transformers reads; a safetensors shape beyond any array is one line)
         (raw({"a": entry(0, 4, [1 << 32, 1 << 32, 1])}, b"1234"), "overflow"),
         (raw({"a": entry(0, 0, [1 << 62, 4])}), "overflow"),
         (raw({"a": entry(4, 0, [1])}, b"1234"), "invalid offset"),

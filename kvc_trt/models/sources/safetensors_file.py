@@ -39,13 +39,9 @@ DTYPES: Mapping[str, str] = {
 """Name in the header -> numpy's or ml_dtypes' name."""
 _HEADER_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MAX_DIMENSIONS = 32
-<<<<<<< HEAD
 _MOST_BYTES = (1 << 63) - 1
 LARGEST_HEADER = 16 << 20
 """Bytes; the header of 100,000 tensors has some 10 MiB."""
-=======
-_MAX_BYTES = (1 << 63) - 1
->>>>>>> 20e3d5b9 (What a configuration leaves out means what transformers reads; a safetensors shape beyond any array is one line)
 
 Chunks: TypeAlias = NDArray[Any] | Iterable[NDArray[Any]]
 Bytes: TypeAlias = bytes | memoryview
@@ -221,16 +217,10 @@ def _entry_of(name: str, value: Mapping[str, Any], data_start: int, source: str)
     if value["dtype"] not in DTYPES:
         raise InputError(f"{where}: dtype {describe(value['dtype'])}, expected one of {', '.join(DTYPES)}")
     shape, (begin, end) = tuple(value["shape"]), value["data_offsets"]
-<<<<<<< HEAD
     dtype = DTYPES[value["dtype"]]
     # numpy counts the bytes of an empty array without the dimensions that are 0.
     extents = math.prod(extent for extent in shape if extent) * numpy_dtype(dtype).itemsize
     if len(shape) > _MAX_DIMENSIONS or extents > _MOST_BYTES:
-=======
-    size = numpy_dtype(DTYPES[value["dtype"]]).itemsize
-    # Of a tensor without elements numpy counts the other extents all the same.
-    if len(shape) > _MAX_DIMENSIONS or math.prod(filter(None, shape)) * size > _MAX_BYTES:
->>>>>>> 20e3d5b9 (What a configuration leaves out means what transformers reads; a safetensors shape beyond any array is one line)
         raise InputError(f"{where}: shape {describe(list(shape))} is more than an array can have")
     return TensorEntry(dtype, shape, data_start + begin, end - begin)
 
