@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import machine
 from kvc_trt.accuracy.cell import Mean, interval
-from kvc_trt.atomic_files import write_whole
+from kvc_trt.files.atomic import write_whole
 
 DOCS = machine.ROOT / "docs" / "results"
 IMAGES = machine.ROOT / "docs" / "images"

@@ -24,12 +24,12 @@ from kvc_trt.backends.onnxruntime.benchmark import function_times
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import Program
+from kvc_trt.files.held import HeldFile
 from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.methods.base.operator_runs import prompt_runs
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.profile.profiled_engine import random_prompts
 
 MEMORY_BAR, COMPACTION_BAR = 3e9, 0.10

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks import machine
-from kvc_trt.atomic_files import write_whole
+from kvc_trt.files.atomic import write_whole
 
 RESULTS = machine.ROOT / "benchmarks" / "results"
 UNCOMMITTED = RESULTS / "uncommitted"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from kvc_trt.backends.registry import ChosenBackend, backends, runners, select_backend
 from kvc_trt.backends.run_options import RunOptions
-from kvc_trt.cache import cache_root
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.build import BuildResult, build_engine
 from kvc_trt.engine.resolution.calibration import calibrated
@@ -18,6 +17,7 @@ from kvc_trt.engine.resolution.model_choice import ModelSource, choose_model, op
 from kvc_trt.engine.resolution.resolve import for_source, resolve
 from kvc_trt.engine.resolution.resolved_build import ResolvedBuild
 from kvc_trt.errors import VerificationFailed
+from kvc_trt.files.cache import cache_root
 from kvc_trt.models.sharding import describe_shards
 from kvc_trt.progress import Progress
 from kvc_trt.verify import require_torch

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from kvc_trt.errors import InputError, describe, did_you_mean
-from kvc_trt.input_files import read_text_input
+from kvc_trt.files.inputs import read_text_input
 
 Schema = TypeVar("Schema", bound=BaseModel)
 Document = TypeVar("Document")
@@ -41,7 +41,7 @@ class ForeignSchema(BaseModel):
 
 def parse_assignments(settings: Iterable[str]) -> dict[str, Any]:
     """Parse `--set key=value` arguments; values are read as YAML (`8`, `auto`, `0.25`, `[1, 2]`)."""
-    from kvc_trt.strict_yaml import parsed_yaml
+    from kvc_trt.files.strict_yaml import parsed_yaml
 
     parsed: dict[str, Any] = {}
     for setting in settings:
@@ -59,7 +59,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
     Raises InputError for a missing, oversized or malformed file.
     """
-    from kvc_trt.strict_yaml import parsed_yaml
+    from kvc_trt.files.strict_yaml import parsed_yaml
 
     value = parsed_yaml(read_text_input(path, LARGEST_CONFIGURATION), str(path))
     if not isinstance(value, dict):

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt.engine.program import Program
+from kvc_trt.files.held import HeldFile
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.models.sources.held_file import HeldFile
 from tests.every_policy import parameters_of
 from tests.small_model import SMALL
 

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from kvc_trt.atomic_files import write_json, write_new_file, write_whole
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.files.atomic import write_json, write_new_file, write_whole
 
 
 @pytest.fixture

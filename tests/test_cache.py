@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvc_trt.cache import cache_root
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.files.cache import cache_root
 
 
 def test_the_cache_is_private():

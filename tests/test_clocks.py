@@ -15,6 +15,7 @@ OF_THE_DAY = {
     "date": {"today"},
 }
 READERS = {
+    "files/held.py": "whether a file was written just now, so that the next write could have the same time",
     "engine/stages.py": "how old an entry of the cache is; tests/engine/test_stages.py lets the clock jump",
     "machine.py": "the date of a measurement, which nothing computes with",
     "runtime/chat/conversation.py": "the date that a chat template writes into a prompt",

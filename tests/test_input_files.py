@@ -17,7 +17,7 @@ from kvc_trt.engine.resolution import head_pattern
 from kvc_trt.engine.resolution.calibration import LARGEST_CALIBRATION
 from kvc_trt.engine.resolution.head_pattern import read_head_pattern
 from kvc_trt.errors import InputError
-from kvc_trt.input_files import (
+from kvc_trt.files.inputs import (
     open_appended,
     open_input,
     read_input,
@@ -25,6 +25,7 @@ from kvc_trt.input_files import (
     read_text_input,
     sha256_of_input,
 )
+from kvc_trt.files.strict_yaml import LARGEST_YAML
 from kvc_trt.models.formats import is_path, open_checkpoint, read_model_config
 from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
 from kvc_trt.models.gguf.header import MAX_HEADER_BYTES
@@ -34,7 +35,6 @@ from kvc_trt.models.sources.containment import contained
 from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES, read_tokenizer
 from kvc_trt.proof.file import LARGEST_FILE, read_proof
 from kvc_trt.sizes import readable_size
-from kvc_trt.strict_yaml import LARGEST_YAML
 from kvc_trt.tasks.dataset import LARGEST_DATA_SET, read_data_set
 from kvc_trt.tasks.tokenizer import load_task_tokenizer
 from kvc_trt.validation import LARGEST_CONFIGURATION

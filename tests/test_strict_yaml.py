@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import kvc_trt
 from kvc_trt.config import parse_settings, read_configuration
 from kvc_trt.errors import InputError
-from kvc_trt.strict_yaml import DEEPEST, LARGEST_YAML, MOST_VALUES, parsed_yaml
+from kvc_trt.files.strict_yaml import DEEPEST, LARGEST_YAML, MOST_VALUES, parsed_yaml
 
 LONGEST_SECONDS = 1.0
 """Of processor time; the slowest text takes a quarter of it on a slow machine."""
@@ -178,4 +178,4 @@ def test_nothing_else_reads_yaml() -> None:
         for path in sorted(package.rglob("*.py"))
         if any(reader in path.read_text(encoding="utf-8") for reader in readers)
     ]
-    assert found == ["strict_yaml.py"]
+    assert found == ["files/strict_yaml.py"]

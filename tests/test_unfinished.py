@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvc_trt import unfinished
-from kvc_trt.atomic_files import write_new_pieces, write_together, write_whole
-from kvc_trt.cache import cache_root, scratch_directory
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.files import unfinished
+from kvc_trt.files.atomic import write_new_pieces, write_together, write_whole
+from kvc_trt.files.cache import cache_root, scratch_directory
 
 MARK = "0123456789abcdef"
 

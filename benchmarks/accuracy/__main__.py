@@ -26,7 +26,7 @@ from kvc_trt.accuracy.measure import QuestionDraw
 from kvc_trt.accuracy.pages.published import paper_order
 from kvc_trt.accuracy.pages.report import AccuracyReport
 from kvc_trt.accuracy.run import evaluate, figures
-from kvc_trt.atomic_files import write_whole
+from kvc_trt.files.atomic import write_whole
 from kvc_trt.progress import progress_on
 
 BUDGETS = (32, 64, 128)

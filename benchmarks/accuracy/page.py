@@ -14,7 +14,7 @@ from benchmarks import store
 from benchmarks.page import DOCS, IMAGES, Marks, cells, measured_by, paragraph, plot, reasons, table, together
 from kvc_trt.accuracy.cell import Mean
 from kvc_trt.accuracy.pages.published import NOTICEABLE, Comparison, summary
-from kvc_trt.atomic_files import write_whole
+from kvc_trt.files.atomic import write_whole
 from kvc_trt.policies import BASELINE
 
 MODEL = "retrieval-text"

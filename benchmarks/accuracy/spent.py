@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks import machine, store
 from kvc_trt.accuracy.run import RESULTS_FILE
-from kvc_trt.atomic_files import write_whole
+from kvc_trt.files.atomic import write_whole
 
 SPENT = "spent.json"
 

@@ -14,7 +14,7 @@ from benchmarks.peers.rounds import BUSY
 from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.summary import PointKey, Row, by_point
 from kvc_trt.accuracy.cell import mean
-from kvc_trt.atomic_files import write_whole
+from kvc_trt.files.atomic import write_whole
 from kvc_trt.pages.chart import COLOURS, Chart, Series
 
 _PAGE = DOCS / "peers.md"

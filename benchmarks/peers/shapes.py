@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvc_trt.atomic_files import write_json
+from kvc_trt.files.atomic import write_json
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
 

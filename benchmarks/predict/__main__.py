@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks import store
 from benchmarks.predict import hardware, page
-from kvc_trt.atomic_files import write_whole
+from kvc_trt.files.atomic import write_whole
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

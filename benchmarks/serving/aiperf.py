@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.serving.answered import Answered
 from benchmarks.serving.load import Asked
 from benchmarks.serving.place import Place
-from kvc_trt.atomic_files import write_whole
+from kvc_trt.files.atomic import write_whole
 
 _TOKENIZER = "local/tokenizer"
 _DONE = "[DONE]"

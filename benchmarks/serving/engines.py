@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.serving.load import Asked, Shape, digest
 from benchmarks.serving.place import Place
-from kvc_trt.atomic_files import write_json
+from kvc_trt.files.atomic import write_json
 
 if TYPE_CHECKING:
     from kvc_trt import Engine

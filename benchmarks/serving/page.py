@@ -13,7 +13,7 @@ from benchmarks.page import DOCS, versions, written_by
 from benchmarks.peers.rounds import BUSY
 from benchmarks.serving import plots
 from benchmarks.serving.engines import KINDS
-from kvc_trt.atomic_files import write_whole
+from kvc_trt.files.atomic import write_whole
 
 NAME = "serving"
 PAGE = DOCS / "serving.md"

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt.accuracy.cell import Cell, CellKey
-from kvc_trt.atomic_files import disk_error
 from kvc_trt.errors import InputError, UnsupportedEnvironment, describe
-from kvc_trt.input_files import open_appended
+from kvc_trt.files.atomic import disk_error
+from kvc_trt.files.inputs import open_appended
 
 FORMAT = "kvc-trt accuracy 1"
 LARGEST_RESULTS = 256 << 20

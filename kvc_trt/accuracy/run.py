@@ -18,7 +18,7 @@ from kvc_trt.accuracy.pages.heat_map import heat_map
 from kvc_trt.accuracy.pages.html_page import html_page
 from kvc_trt.accuracy.pages.report import AccuracyReport, Bars
 from kvc_trt.accuracy.results import Results
-from kvc_trt.atomic_files import write_together
+from kvc_trt.files.atomic import write_together
 from kvc_trt.machine import machine_record
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.tasks.dataset import VERSION

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvc_trt.atomic_files import write_whole
-from kvc_trt.cache import cache_root
 from kvc_trt.engine.manifest import canonical
 from kvc_trt.errors import InputError
-from kvc_trt.input_files import read_json_input
+from kvc_trt.files.atomic import write_whole
+from kvc_trt.files.cache import cache_root
+from kvc_trt.files.inputs import read_json_input
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype

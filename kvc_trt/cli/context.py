@@ -11,12 +11,12 @@ import click
 import cloup
 
 from kvc_trt import Engine
-from kvc_trt.atomic_files import check_new_file
 from kvc_trt.backends.registry import names
 from kvc_trt.cli.option_types import SEALED
 from kvc_trt.cli.prompts import read_prompts, warn_of_bare_text
 from kvc_trt.cli.text import printing
 from kvc_trt.errors import BarePromptWarning, InputError, escaped
+from kvc_trt.files.atomic import check_new_file
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from kvc_trt.backends.registry import probe_all
-from kvc_trt.cache import cache_root
 from kvc_trt.cli.text import printing
+from kvc_trt.files.cache import cache_root
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
 from kvc_trt.version import __version__

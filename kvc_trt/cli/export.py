@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import click
 
-from kvc_trt.atomic_files import write_new_file
 from kvc_trt.backends.registry import open_engine, runner
 from kvc_trt.backends.tensorrt_llm.engine_directory import PHASES, export_engine
 from kvc_trt.backends.tensorrt_llm.llm_api import export_llm_api
@@ -18,6 +17,7 @@ from kvc_trt.backends.tensorrt_llm.llm_api_file import read_source, traffic_line
 from kvc_trt.backends.tensorrt_llm.triton_model_file import model_yaml
 from kvc_trt.cli.text import printing
 from kvc_trt.errors import InputError
+from kvc_trt.files.atomic import write_new_file
 from kvc_trt.serving.dynamo.cluster import CONTAINER_FILE, DEPLOYMENT_FILE, export_deployment
 from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.example import example_text

@@ -17,7 +17,7 @@ from kvc_trt.cli.process.ending import INTERRUPTED, end_in_time
 from kvc_trt.cli.process.exhausted import check_address_space, exhaustion
 from kvc_trt.cli.process.streams import drop_unwritten, prepare_streams
 from kvc_trt.errors import KvcError, did_you_mean, one_line
-from kvc_trt.models.sources.lost_files import report_lost_files
+from kvc_trt.files.lost import report_lost_files
 from kvc_trt.version import __version__
 
 COMMANDS = {

@@ -11,11 +11,11 @@ import click
 import cloup
 
 from kvc_trt import Engine
-from kvc_trt.atomic_files import json_bytes, write_together, write_whole
 from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.cli.option_types import PREFILL_PRECISION, SEALED, Counts
 from kvc_trt.cli.text.printing import json_option, print_json, progress, show
 from kvc_trt.errors import escaped
+from kvc_trt.files.atomic import json_bytes, write_together, write_whole
 from kvc_trt.machine import place
 from kvc_trt.profile.pages.files import csv_bytes, png_bytes
 from kvc_trt.profile.pages.report_page import html_bytes

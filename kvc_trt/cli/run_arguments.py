@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from kvc_trt.atomic_files import check_new_file
 from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.cli.prompts import Prompts, read_prompts
+from kvc_trt.files.atomic import check_new_file
 
 FROM_INPUT = "\0"
 """Stands for --chat without a text; no argument of a process can be this."""

@@ -12,10 +12,10 @@ import click
 import cloup
 
 from kvc_trt.backends.registry import names
-from kvc_trt.cache import cache_root
 from kvc_trt.cli.option_types import SEALED
 from kvc_trt.cli.text.printing import show
 from kvc_trt.errors import InputError
+from kvc_trt.files.cache import cache_root
 from kvc_trt.serving.dynamo.deployment import Deployment, Running, Served
 from kvc_trt.serving.dynamo.environment import require_dynamo
 from kvc_trt.serving.triton.installation import find_triton

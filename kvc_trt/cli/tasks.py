@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from kvc_trt.atomic_files import check_new_file, write_new_file
 from kvc_trt.cli.text import printing
+from kvc_trt.files.atomic import check_new_file, write_new_file
 from kvc_trt.tables import text_table
 from kvc_trt.tasks.dataset import draw_data_set
 from kvc_trt.tasks.registry import all_tasks

@@ -13,12 +13,12 @@ from click.core import ParameterSource
 from kvc_trt import Engine
 from kvc_trt.accuracy.cell import ENOUGH_ANSWERED
 from kvc_trt.accuracy.grid import PLAIN, Variant
-from kvc_trt.atomic_files import check_new_file, write_json
 from kvc_trt.backends.registry import backends, names, open_engine, program_backend, runner
 from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.cli.option_types import PREFILL_PRECISION, SEALED, CountOrByName, Counts, Names
 from kvc_trt.cli.text import printing
 from kvc_trt.errors import VerificationFailed
+from kvc_trt.files.atomic import check_new_file, write_json
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
 from kvc_trt.verify import require_torch

@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvc_trt.atomic_files import write_new_pieces
 from kvc_trt.contexts.finite import not_finite
 from kvc_trt.contexts.header import FORMAT, ContextHeader, check_lengths, header_of
 from kvc_trt.contexts.packing import RowPacking
 from kvc_trt.errors import InputError, describe
+from kvc_trt.files.atomic import write_new_pieces
 from kvc_trt.models.sources.safetensors_file import ALIGNMENT, PADDING_PREFIX, SafetensorsFile, TensorPlan, serialised
 from kvc_trt.runtime.context import Array, Context
 from kvc_trt.validation import validated

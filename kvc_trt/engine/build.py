@@ -13,7 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from kvc_trt.atomic_files import disk_error, write_durably
 from kvc_trt.engine.backend import BuildBackend
 from kvc_trt.engine.configuration import EngineConfig
 from kvc_trt.engine.directory import EngineDirectory
@@ -35,8 +34,9 @@ from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, weight_bytes
 from kvc_trt.engine.stages import Stages, drop_entry
 from kvc_trt.engine.writer import check_replaceable, check_space, clear_leftovers, new_directory, place, writable_target
 from kvc_trt.errors import InputError, KvcError
-from kvc_trt.input_files import read_input
-from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.files.atomic import disk_error, write_durably
+from kvc_trt.files.held import HeldFile
+from kvc_trt.files.inputs import read_input
 from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES, check_tokenizer
 from kvc_trt.progress import Progress
 from kvc_trt.runtime.chat.template import ChatTemplate

@@ -40,8 +40,8 @@ from kvc_trt.runtime.chat.template import ChatTemplate
 
 if TYPE_CHECKING:
     from kvc_trt.engine.backend import BuildBackend
+    from kvc_trt.files.held import HeldFile
     from kvc_trt.graph.weights import EngineWeights
-    from kvc_trt.models.sources.held_file import HeldFile
     from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 

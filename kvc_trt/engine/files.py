@@ -8,7 +8,7 @@ import stat
 from pathlib import Path, PurePosixPath
 
 from kvc_trt.errors import InputError
-from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.files.held import HeldFile
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 

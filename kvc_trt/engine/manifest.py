@@ -21,8 +21,8 @@ from pydantic import Field
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.files import check_name, listing
 from kvc_trt.errors import InputError, describe
-from kvc_trt.input_files import read_input
-from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.files.held import HeldFile
+from kvc_trt.files.inputs import read_input
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.validation import OwnSchema, validated_document
 from kvc_trt.version import __version__

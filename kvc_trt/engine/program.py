@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from kvc_trt.errors import InputError
+from kvc_trt.files.held import HeldFile
 from kvc_trt.graph.state import StateTensor, cache_sites, state_tensors
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.runtime.executor import Limits, NoDrafts, NoTurns
 

@@ -17,14 +17,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kvc_trt.atomic_files import disk_error, make_durable, write_durably
-from kvc_trt.cache import cache_root
 from kvc_trt.engine.files import sha256
 from kvc_trt.engine.manifest import FileRecord, Receipt, canonical, strict_json
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.input_files import read_input
+from kvc_trt.files.atomic import disk_error, make_durable, write_durably
+from kvc_trt.files.cache import cache_root
+from kvc_trt.files.inputs import read_input
+from kvc_trt.files.unfinished import locked
 from kvc_trt.progress import NullProgress, Progress
-from kvc_trt.unfinished import locked
 from kvc_trt.validation import validated_document
 
 LARGEST_RECEIPT = 1 << 20

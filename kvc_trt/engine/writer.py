@@ -13,14 +13,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvc_trt.atomic_files import make_durable
-from kvc_trt.cache import cache_root
 from kvc_trt.engine.files import listing
 from kvc_trt.engine.manifest import MANIFEST_FILE
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.files.atomic import make_durable
+from kvc_trt.files.cache import cache_root
+from kvc_trt.files.held import HeldFile
+from kvc_trt.files.unfinished import abandoned, kind_of, locked_directory, remove, unfinished_directory
 from kvc_trt.sizes import readable_size
-from kvc_trt.unfinished import abandoned, kind_of, locked_directory, remove, unfinished_directory
 
 
 def check_replaceable(target: Path, entries: frozenset[str]) -> None:

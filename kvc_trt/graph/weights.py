@@ -16,6 +16,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from kvc_trt.files.held import HeldFile
 from kvc_trt.graph.weight_plans import (
     EMBEDDING,
     FLOAT_PRECISIONS,
@@ -36,7 +37,6 @@ from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.quantisation import BLOCK, dequantise
 from kvc_trt.models.sources import fp8
-from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.models.sources.safetensors_file import SafetensorsFile, write_safetensors
 from kvc_trt.models.weights import WeightSource
 from kvc_trt.progress import NullProgress, Progress

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from kvc_trt.atomic_files import write_new_file
 from kvc_trt.errors import InputError, describe
-from kvc_trt.input_files import read_json_input
+from kvc_trt.files.atomic import write_new_file
+from kvc_trt.files.inputs import read_json_input
 from kvc_trt.proof.lists import check_lists
 from kvc_trt.proof.record import CacheRecord, MadeBy, PrefillPrecision, PromptRecord, Proof, ProofKind, lists_of
 from kvc_trt.validation import OwnSchema, validated

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.files.held import HeldFile
 from kvc_trt.models.sources.tokenizer import held_tokenizer
 from kvc_trt.models.sources.tokenizer_library import Tokenizer
 from kvc_trt.runtime.context import Context

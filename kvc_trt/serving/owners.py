@@ -14,9 +14,9 @@ import stat
 import tempfile
 from pathlib import Path
 
-from kvc_trt.atomic_files import write_whole
 from kvc_trt.errors import InputError
-from kvc_trt.input_files import read_input
+from kvc_trt.files.atomic import write_whole
+from kvc_trt.files.inputs import read_input
 
 OWNER_FILE = "owner"
 _LARGEST_OWNER = 256

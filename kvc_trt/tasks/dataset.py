@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.input_files import read_text_input
+from kvc_trt.files.inputs import read_text_input
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.tasks.associative_recall import ids_of
 from kvc_trt.tasks.framing import Framing

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt.errors import InputError, did_you_mean
+from kvc_trt.files.held import HeldFile
 from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
 from kvc_trt.models.presets import list_presets, load_preset
-from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.models.sources.hugging_face import read_json_object
 from kvc_trt.models.sources.tokenizer import held_tokenizer, read_tokenizer
 from kvc_trt.models.sources.tokenizer_library import Tokenizer

@@ -18,9 +18,9 @@ import pytest
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.engine.stages import Stages
+from kvc_trt.files.unfinished import locked
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sources.safetensors_file import TensorPlan, write_safetensors
-from kvc_trt.unfinished import locked
 from tests.models.hostile_tokenizers import PANICS
 
 

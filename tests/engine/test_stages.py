@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from kvc_trt.cache import cache_root
 from kvc_trt.engine import stages as module
 from kvc_trt.engine.manifest import FileRecord, FinishedStage
 from kvc_trt.engine.stages import Stages
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.files.cache import cache_root
 from tests.mutated_json import mutations, replaced
 
 DIGEST = "0" * 64

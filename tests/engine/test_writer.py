@@ -10,7 +10,7 @@ import pytest
 from kvc_trt.engine import writer
 from kvc_trt.engine.writer import check_space, new_directory, place, writable_target
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.files.held import HeldFile
 
 ENGINE = frozenset({"config.json", "tokenizer", "prefill.onnx"})
 

@@ -168,8 +168,8 @@ def test_nothing_of_an_engine_is_opened_by_its_path_after_the_check(backend, eng
 MAPPED = """
 import os, sys, threading
 import numpy as np
-from kvc_trt.models.sources.lost_files import report_lost_files
-from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.files.lost import report_lost_files
+from kvc_trt.files.held import HeldFile
 report_lost_files()
 read = np.frombuffer(HeldFile(sys.argv[1]).map(), np.float32)
 os.truncate(sys.argv[1], 0)
@@ -189,7 +189,7 @@ print("still here")
 RUNNING = """
 import os, sys
 from kvc_trt import Engine
-from kvc_trt.models.sources.lost_files import report_lost_files
+from kvc_trt.files.lost import report_lost_files
 report_lost_files()
 engine = Engine.open(sys.argv[1], threads=int(sys.argv[2]))
 engine.session()
@@ -229,7 +229,7 @@ def test_weights_that_are_cut_short_under_a_running_engine_end_in_one_line(threa
 def test_another_bus_error_stays_what_it_is(tmp_path):
     code = """
 import mmap, os, sys
-from kvc_trt.models.sources.lost_files import report_lost_files
+from kvc_trt.files.lost import report_lost_files
 report_lost_files()
 file = open(sys.argv[1], "r+b")
 read = mmap.mmap(file.fileno(), 0)

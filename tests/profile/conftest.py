@@ -24,10 +24,10 @@ def engine(model, tmp_path_factory):
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.engine.configuration import EngineConfig
     from kvc_trt.engine.manifest import Manifest
+    from kvc_trt.files.held import HeldFile
     from kvc_trt.graph.build import build_decode, build_prefill
     from kvc_trt.graph.weights import GraphWeights, write_weights
     from kvc_trt.models.random_weights import RandomWeights
-    from kvc_trt.models.sources.held_file import HeldFile
     from kvc_trt.policies import resolve
 
     parameters = resolve("rocketkv", model=model, token_budget=64, max_input_len=512, max_output_len=32, pool_kernel=7)

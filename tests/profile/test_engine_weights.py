@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvc_trt.engine.program import NO_FILE, Program
+from kvc_trt.files.held import HeldFile
 from kvc_trt.graph.weights import write_weights
 from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
-from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.policies import resolve
 from kvc_trt.profile.engine_weights import engine_weight_bytes
 from kvc_trt.profile.model_size import count_parameters, weight_bytes

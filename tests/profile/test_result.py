@@ -9,11 +9,11 @@ import struct
 
 import pytest
 
-from kvc_trt.atomic_files import write_whole
 from kvc_trt.backends.benchmark import CopyBandwidth
 from kvc_trt.backends.onnxruntime import benchmark
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.files.atomic import write_whole
 from kvc_trt.profile import run as profile_run
 from kvc_trt.profile import sweep as profile_sweep
 from kvc_trt.profile.pages.files import csv_bytes, png_bytes

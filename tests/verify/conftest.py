@@ -16,11 +16,11 @@ from kvc_trt.config import BuildConfig
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.engine.configuration import EngineConfig
 from kvc_trt.engine.manifest import CheckpointRecord, FileRecord, Manifest
+from kvc_trt.files.held import HeldFile
 from kvc_trt.graph.build import build_decode, build_draft, build_extend, build_prefill
 from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.policies import PolicyParameters
 from tests.every_policy import parameters_of
 from tests.models.gguf.tiny import write

@@ -31,7 +31,7 @@ from benchmarks import machine, store
 from benchmarks.accuracy.kvpress.onednn_products import use_onednn
 from benchmarks.accuracy.kvpress.presses import Compressor, whole_rows
 from benchmarks.accuracy.kvpress.rows import Decoding, Layers, Rows
-from kvc_trt.atomic_files import write_whole
+from kvc_trt.files.atomic import write_whole
 from kvc_trt.machine import usable_cores
 from kvc_trt.tasks.registry import task
 from kvc_trt.tasks.task import string_match_all

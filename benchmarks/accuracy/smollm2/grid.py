@@ -37,7 +37,7 @@ from kvc_trt.accuracy.measure import GroupMeasurement, QuestionDraw, measure
 from kvc_trt.accuracy.questions import QuestionSet, Vocabulary, ask, draw
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
-from kvc_trt.atomic_files import write_whole
+from kvc_trt.files.atomic import write_whole
 from kvc_trt.progress import progress_on
 from kvc_trt.tasks.dataset import VERSION
 

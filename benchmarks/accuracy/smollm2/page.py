@@ -21,8 +21,8 @@ from benchmarks.accuracy.smollm2.pools import pools
 from benchmarks.accuracy.smollm2.stages import BUDGETS, CORE, ROCKETKV, Stage
 from benchmarks.page import DOCS, IMAGES, Marks, bullet, measured_by, paragraph, plot, span
 from kvc_trt.accuracy.grid import CHAT, QuestionGroup
-from kvc_trt.atomic_files import write_whole
 from kvc_trt.errors import InputError
+from kvc_trt.files.atomic import write_whole
 from kvc_trt.policies import BASELINE
 
 PAGE = DOCS / "accuracy-smollm2.md"

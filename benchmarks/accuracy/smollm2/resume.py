@@ -22,7 +22,7 @@ from benchmarks.accuracy.spent import SPENT
 from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
-from kvc_trt.atomic_files import write_whole
+from kvc_trt.files.atomic import write_whole
 from kvc_trt.tasks.dataset import VERSION
 from kvc_trt.tasks.registry import task
 

@@ -14,7 +14,6 @@ from kvc_trt.accuracy.answerers.reference import Prefills, ReferenceAnswerer
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.backends.registry import program_backend
 from kvc_trt.backends.run_options import RunOptions
-from kvc_trt.cache import scratch_directory
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.program import Program
@@ -22,11 +21,12 @@ from kvc_trt.engine.resolution.calibration import calibrated
 from kvc_trt.engine.resolution.model_choice import ModelChoice, ModelSource, choose_model, open_source
 from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, compute_dtype, host_weights, with_defaults
 from kvc_trt.errors import InputError
+from kvc_trt.files.cache import scratch_directory
+from kvc_trt.files.held import HeldFile
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import EngineWeights, GraphWeights, write_weights
 from kvc_trt.machine import usable_cores
 from kvc_trt.models.config import longest_sequence
-from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.policies import BASELINE
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.chat.template import ChatTemplate

@@ -48,7 +48,7 @@ class PublishedTables:
 @cache
 def published_tables() -> PublishedTables:
     """The paper's tables, read from published.yaml."""
-    from kvc_trt.strict_yaml import parsed_yaml
+    from kvc_trt.files.strict_yaml import parsed_yaml
 
     stored = parsed_yaml(
         files("kvc_trt.accuracy.pages").joinpath("published.yaml").read_text(encoding="utf-8"), "published.yaml"

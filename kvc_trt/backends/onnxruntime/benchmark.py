@@ -38,16 +38,16 @@ from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.native import native_operators
 from kvc_trt.backends.onnxruntime.operator_times import is_node, operator_of, operator_times, read_events
 from kvc_trt.backends.run_options import RunOptions
-from kvc_trt.cache import scratch_directory
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.program import Program
+from kvc_trt.files.cache import scratch_directory
+from kvc_trt.files.held import HeldFile
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.machine import usable_cores
 from kvc_trt.methods.base.operator_runs import prompt_runs
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.operators import PROMPT_BLOCK
 
 _FLOAT32 = 4

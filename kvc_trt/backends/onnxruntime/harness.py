@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.engine import EngineDirectory
-    from kvc_trt.models.sources.held_file import HeldFile
+    from kvc_trt.files.held import HeldFile
 
 
 class OnnxRuntimeHarness(Harness):

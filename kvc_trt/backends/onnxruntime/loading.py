@@ -12,7 +12,7 @@ from kvc_trt.backends.onnxruntime.native import NativeOperators, native_operator
 from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.engine.program import Graph, read_graph
 from kvc_trt.errors import KvcError, UnsupportedEnvironment
-from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.files.held import HeldFile
 
 if TYPE_CHECKING:
     from onnx import ModelProto

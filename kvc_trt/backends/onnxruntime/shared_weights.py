@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
     from onnxruntime import OrtValue, SessionOptions
 
-    from kvc_trt.models.sources.held_file import HeldFile
+    from kvc_trt.files.held import HeldFile
 
 
 class SharedWeights:

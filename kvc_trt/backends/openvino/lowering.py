@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import openvino
     from onnx import GraphProto, ModelProto
 
-    from kvc_trt.models.sources.held_file import HeldFile
+    from kvc_trt.files.held import HeldFile
 
 Array = NDArray[Any]
 Identity: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kvc_trt.backends.trusted_files import check_writers
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.input_files import sha256_of_input
+from kvc_trt.files.inputs import sha256_of_input
 from kvc_trt.kernels.loading import VARIABLE as KERNELS_VARIABLE
 from kvc_trt.kernels.loading import library_path as kernel_library_path
 from kvc_trt.operators import KVC_DOMAIN

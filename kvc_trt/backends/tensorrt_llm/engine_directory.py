@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvc_trt.atomic_files import write_durably
 from kvc_trt.backends.tensorrt.building.profiles import prefill_profiles
 from kvc_trt.backends.tensorrt.format import plan_file
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.engine.manifest import canonical
 from kvc_trt.engine.writer import new_directory, place, writable_target
 from kvc_trt.errors import InputError
-from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.files.atomic import write_durably
+from kvc_trt.files.held import HeldFile
 
 PHASES = ("prefill", "decode")
 CONFIG_FILE, PLAN_FILE = "config.json", "rank0.engine"

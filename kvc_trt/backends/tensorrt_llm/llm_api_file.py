@@ -17,7 +17,7 @@ from kvc_trt.engine.configuration import LARGEST_CONFIG, EngineConfig
 from kvc_trt.engine.format import CONFIG_FILE
 from kvc_trt.engine.manifest import MANIFEST_FILE, read_manifest, rebuild_hint
 from kvc_trt.errors import InputError
-from kvc_trt.input_files import read_input
+from kvc_trt.files.inputs import read_input
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.presets import list_presets, load_preset
@@ -111,7 +111,7 @@ def yaml_text(export: Export, *, source: str, model: str) -> str:
 
 def parse(text: str) -> LlmApiConfiguration:
     """Parse an exported file strictly; InputError for anything that an export does not write."""
-    from kvc_trt.strict_yaml import parsed_yaml
+    from kvc_trt.files.strict_yaml import parsed_yaml
 
     return validated(LlmApiConfiguration, parsed_yaml(text, "exported configuration"), "exported configuration")
 

@@ -38,7 +38,7 @@ def model_yaml(export: Export, *, source: str, model: str) -> str:
     """Return the file: `source` is what was exported, `model` a Hugging Face name or directory; InputError for none."""
     import yaml
 
-    from kvc_trt.strict_yaml import parsed_yaml
+    from kvc_trt.files.strict_yaml import parsed_yaml
 
     meant = validated(
         TritonModel, {**export.configuration.model_dump(), "model": model}, "the model that Triton is to load"

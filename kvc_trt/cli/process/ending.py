@@ -15,7 +15,7 @@ import threading
 import time
 from types import FrameType
 
-from kvc_trt.unfinished import remove_own
+from kvc_trt.files.unfinished import remove_own
 
 GRACE_SECONDS = 1.5
 INTERRUPTED, TERMINATED = 130, 143

@@ -7,8 +7,8 @@ import re
 import resource
 from collections.abc import Iterator
 
-from kvc_trt.atomic_files import OUT_OF_SPACE
 from kvc_trt.errors import UnsupportedEnvironment, describe
+from kvc_trt.files.atomic import OUT_OF_SPACE
 from kvc_trt.sizes import readable_size
 
 LEAST_ADDRESS_SPACE = 512 << 20

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvc_trt import policies
 from kvc_trt.errors import InputError, describe
-from kvc_trt.input_files import read_text_input
+from kvc_trt.files.inputs import read_text_input
 from kvc_trt.methods.base.layer_budget import DEFAULT_SHARE, largest_budget, smallest_budget, uniform_budget
 from kvc_trt.reference.squeeze import squeeze
 from kvc_trt.runtime.session.batch import batch_of

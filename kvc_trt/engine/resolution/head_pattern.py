@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.input_files import read_text_input
+from kvc_trt.files.inputs import read_text_input
 
 LARGEST_PATTERN = 1 << 20
 """Bytes; a table of 128 layers of 128 heads has some 300 KiB."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvc_trt.atomic_files import write_whole
-from kvc_trt.cache import cache_root
 from kvc_trt.config import BuildConfig
 from kvc_trt.errors import InputError
+from kvc_trt.files.atomic import write_whole
+from kvc_trt.files.cache import cache_root
 from kvc_trt.models.config import ModelConfig, longest_sequence
 from kvc_trt.models.formats import AnyCheckpoint, is_file, is_path, open_checkpoint, read_model_config
 from kvc_trt.models.presets import load_preset

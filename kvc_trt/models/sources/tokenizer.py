@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvc_trt.errors import InputError
-from kvc_trt.input_files import read_input
+from kvc_trt.files.held import HeldFile
+from kvc_trt.files.inputs import read_input
 from kvc_trt.models.sources.containment import contained
-from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.models.sources.tokenizer_library import Tokenizer
 from kvc_trt.sizes import readable_size
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.input_files import decoded_text, parsed_json
+from kvc_trt.files.held import HeldFile
+from kvc_trt.files.inputs import decoded_text, parsed_json
 from kvc_trt.models.sources.containment import contained
-from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES
 from kvc_trt.runtime.chat.template_process import TemplateProcess
 

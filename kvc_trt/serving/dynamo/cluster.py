@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.atomic_files import write_durably
 from kvc_trt.engine.manifest import MANIFEST_FILE, sealed
 from kvc_trt.engine.writer import new_directory, place, writable_target
 from kvc_trt.errors import InputError
+from kvc_trt.files.atomic import write_durably
 from kvc_trt.serving.dynamo.environment import DYNAMO_VERSION, NIXL_VERSION
 from kvc_trt.serving.dynamo.model_directory import check_servable
 from kvc_trt.version import __version__

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-from kvc_trt.cache import cache_root
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.files.cache import cache_root
 
 DYNAMO_VERSION = "1.4.2"
 """Its interface to engines and the names below are promised to no other version."""

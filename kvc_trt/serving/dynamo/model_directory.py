@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.atomic_files import write_whole
 from kvc_trt.errors import InputError
-from kvc_trt.input_files import parsed_json
+from kvc_trt.files.atomic import write_whole
+from kvc_trt.files.inputs import parsed_json
 from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import contextlib
 from pathlib import Path
 from typing import NamedTuple
 
-from kvc_trt.atomic_files import write_whole
 from kvc_trt.errors import InputError
-from kvc_trt.input_files import read_text_input
+from kvc_trt.files.atomic import write_whole
+from kvc_trt.files.inputs import read_text_input
 from kvc_trt.serving.owners import is_gone, owner
 
 _LARGEST = 4096

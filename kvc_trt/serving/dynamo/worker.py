@@ -26,7 +26,7 @@ from kvc_trt.api.engine import Engine
 from kvc_trt.contexts.packing import fingerprint_of, packing_of
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, HandoffRefused, InputError, KvcError
-from kvc_trt.models.sources.lost_files import report_lost_files
+from kvc_trt.files.lost import report_lost_files
 from kvc_trt.runtime import Scheduler
 from kvc_trt.serving.dynamo.bodies import WANTS_ERRORS
 from kvc_trt.serving.dynamo.chunks import CANCELLED, Chunk, refusal

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt.errors import KvcError
-from kvc_trt.models.sources.lost_files import report_lost_files
+from kvc_trt.files.lost import report_lost_files
 from kvc_trt.serving.engine import ServedEngine
 from kvc_trt.serving.errors import ServingError
 from kvc_trt.serving.triton.errors import log_to

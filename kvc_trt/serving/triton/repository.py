@@ -16,17 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvc_trt.atomic_files import write_durably
 from kvc_trt.engine.files import listing
 from kvc_trt.engine.manifest import MANIFEST_FILE, sealed
 from kvc_trt.engine.writer import new_directory, place, writable_target
 from kvc_trt.errors import InputError
-from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.files.atomic import write_durably
+from kvc_trt.files.held import HeldFile
+from kvc_trt.files.unfinished import unfinished_directory
 from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.triton.config import VERSION, PythonModel, WarmupTensor, check_model_name
 from kvc_trt.serving.triton.settings import ENGINE, ModelSettings
 from kvc_trt.serving.triton.tensors import INPUTS, OUTPUTS
-from kvc_trt.unfinished import unfinished_directory
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvc_trt.backends.registry import open_engine
-from kvc_trt.cache import cache_root
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.files.cache import cache_root
 from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.example import example_text
 from kvc_trt.serving.owners import own_directory, remove_abandoned, runs

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.atomic_files import files_together
 from kvc_trt.backends.harness import Harness, Watched
 from kvc_trt.backends.registry import backends, harness_for, runners
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.errors import InputError, KvcError, UnsupportedEnvironment
+from kvc_trt.files.atomic import files_together
 from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.kernels import use_library
 from kvc_trt.operators import PROMPT_BLOCK

@@ -8,7 +8,7 @@ from kvc_trt import policies
 from kvc_trt.backends.break_even import first_length_won, lengths_to_try, remembered
 from kvc_trt.backends.onnxruntime import benchmark as module
 from kvc_trt.backends.onnxruntime.benchmark import break_even
-from kvc_trt.cache import cache_root
+from kvc_trt.files.cache import cache_root
 from kvc_trt.models.sources.hugging_face import read_config
 
 

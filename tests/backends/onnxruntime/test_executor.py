@@ -11,7 +11,7 @@ from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import twin_program
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.files.held import HeldFile
 from kvc_trt.runtime.executor import Prefilled
 from tests.backends.prompts import LENGTHS, filled, padded, prompts
 

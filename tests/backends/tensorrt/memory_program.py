@@ -18,7 +18,7 @@ import onnx
 
 from kvc_trt.backends.tensorrt.building.builder import write_plan
 from kvc_trt.backends.tensorrt.building.profiles import decode_profiles
-from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.files.held import HeldFile
 from tests.backends.tensorrt import rtx
 from tests.backends.tensorrt.damaged_plugins import register_plugins
 from tests.backends.tensorrt.plan_program import StandIn

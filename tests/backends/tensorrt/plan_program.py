@@ -24,7 +24,7 @@ from kvc_trt.backends.tensorrt.building.network import parsed_network
 from kvc_trt.backends.tensorrt.building.profiles import Profile, Range
 from kvc_trt.backends.tensorrt.lowering import PLUGINS
 from kvc_trt.errors import KvcError
-from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.files.held import HeldFile
 from tests.backends.tensorrt import rtx
 from tests.backends.tensorrt.damaged_plugins import register_plugins
 

@@ -19,7 +19,7 @@ from kvc_trt.backends.tensorrt.running.loading import LoadedEngine, check_state
 from kvc_trt.contexts import RowPacking
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.files.held import HeldFile
 from kvc_trt.runtime import Request, Sampling, Session
 from kvc_trt.runtime.context import Fingerprint
 from kvc_trt.runtime.executor import NOT_FINITE, GreedyExecutor

@@ -24,7 +24,7 @@ from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
 from kvc_trt.backends.tensorrt.running.loading import LoadedEngine, check_state
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.files.held import HeldFile
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.registry import OPERATORS
 from kvc_trt.runtime import Request, Session

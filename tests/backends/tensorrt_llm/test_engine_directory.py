@@ -15,7 +15,7 @@ from kvc_trt.backends.tensorrt_llm.engine_directory import (
     write_engine_directories,
 )
 from kvc_trt.errors import InputError
-from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.files.held import HeldFile
 
 OURS = {
     "version": "0.1.0",

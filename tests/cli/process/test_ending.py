@@ -14,7 +14,7 @@ import hashlib, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from kvc_trt.cli.process.ending import end_in_time
-from kvc_trt.unfinished import unfinished_directory
+from kvc_trt.files.unfinished import unfinished_directory
 end_in_time()
 def long():
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # one call into C, without Python's lock

@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kvc_trt.atomic_files import disk_error
 from kvc_trt.backends.onnxruntime.binding import bind_input, bind_output, return_freed_memory, shrinking
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, run_bound
 from kvc_trt.backends.onnxruntime.prefill.split_prefill import SplitPrefill, split_prefill
 from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
 from kvc_trt.engine.program import read_graph
+from kvc_trt.files.atomic import disk_error
 from kvc_trt.graph.prefill_parts import LOGITS
 from kvc_trt.machine import usable_cores
 from kvc_trt.runtime.executor import Prefilled

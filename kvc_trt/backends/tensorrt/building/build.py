@@ -24,14 +24,14 @@ from kvc_trt.backends.tensorrt.machine import GpuMachine, inspect_machine
 from kvc_trt.backends.tensorrt.module import Messages, TensorRT, load_tensorrt
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary, load_plugins
 from kvc_trt.backends.tensorrt.requirements import missing_here, refuse
-from kvc_trt.cache import cache_root
 from kvc_trt.engine.format import DECODE_FILE, EXTEND_FILE, PREFILL_FILE, WEIGHTS_FILE
 from kvc_trt.engine.graph_stages import Maker
 from kvc_trt.engine.manifest import canonical
 from kvc_trt.engine.resolution.resolved_build import ResolvedBuild
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.files.cache import cache_root
+from kvc_trt.files.held import HeldFile
 from kvc_trt.graph.state import state_tensors
-from kvc_trt.models.sources.held_file import HeldFile
 from kvc_trt.progress import Progress
 
 GRAPHS = {"prefill": PREFILL_FILE, "decode": DECODE_FILE, "extend": EXTEND_FILE}

@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from kvc_trt.atomic_files import write_whole
 from kvc_trt.backends.tensorrt.building.network import Network, parsed_network
 from kvc_trt.backends.tensorrt.building.profiles import Profile, input_shapes
 from kvc_trt.backends.tensorrt.building.progress import CallbackErrors, Phases, monitor
 from kvc_trt.backends.tensorrt.lowering import PLUGINS, expected_plugins
 from kvc_trt.backends.tensorrt.module import TensorRT
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.files.atomic import write_whole
 from kvc_trt.progress import NullProgress, Progress
 
 if TYPE_CHECKING:
     import tensorrt
     from onnx import ModelProto
 
-    from kvc_trt.models.sources.held_file import HeldFile
+    from kvc_trt.files.held import HeldFile
 
 Compatibility = Literal["none", "hardware"]
 LARGEST_TIMING_CACHE = 256 << 20

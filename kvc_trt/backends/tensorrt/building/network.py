@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import tensorrt
     from onnx import ModelProto
 
-    from kvc_trt.models.sources.held_file import HeldFile
+    from kvc_trt.files.held import HeldFile
 
 
 @dataclass

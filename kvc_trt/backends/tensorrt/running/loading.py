@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from kvc_trt.engine import EngineDirectory
+    from kvc_trt.files.held import HeldFile
     from kvc_trt.graph.state import StateTensor
-    from kvc_trt.models.sources.held_file import HeldFile
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from kvc_trt.backends.torch.device import choose_device
 from kvc_trt.backends.torch.parallel.messages import Call, Done, Failed, Start
 from kvc_trt.backends.torch.parallel.processes import SECONDS_TO_DIE, RankProcesses
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.files.held import HeldFile
 from kvc_trt.kernels.loading import current_library
 from kvc_trt.machine import usable_cores
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.sharding import Shard, shards
-from kvc_trt.models.sources.held_file import HeldFile
 
 EXCHANGE_SECONDS = 600.0
 """A rank that waits longer for the others in one sum gives up. A rank that died is noticed at once."""

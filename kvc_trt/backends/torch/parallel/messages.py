@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from kvc_trt.errors import InputError, KvcError, UnsupportedEnvironment
 
 if TYPE_CHECKING:
+    from kvc_trt.files.held import LentFile
     from kvc_trt.models.config import ModelConfig
-    from kvc_trt.models.sources.held_file import LentFile
 
 OPEN = "open"
 """The method that makes an executor; every other one is an executor's."""

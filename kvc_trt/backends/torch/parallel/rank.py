@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvc_trt.backends.torch.parallel.messages import OPEN, Call, Done, Failed, Start
 from kvc_trt.errors import KvcError
+from kvc_trt.files.held import HeldFile
+from kvc_trt.files.lost import report_lost_files
 from kvc_trt.models.sharding import shards
-from kvc_trt.models.sources.held_file import HeldFile
-from kvc_trt.models.sources.lost_files import report_lost_files
 
 if TYPE_CHECKING:
     import torch

@@ -18,8 +18,8 @@ from kvc_trt.models.dtypes import numpy_dtype
 if TYPE_CHECKING:
     import torch
 
+    from kvc_trt.files.held import HeldFile
     from kvc_trt.models.sharding import Extent, Shard
-    from kvc_trt.models.sources.held_file import HeldFile
 
 
 class ShardedSource:

@@ -28,7 +28,7 @@ from kvc_trt.serving.triton.settings import TOKENIZER, ModelSettings, Role, Text
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
-    from kvc_trt.models.sources.held_file import HeldFile
+    from kvc_trt.files.held import HeldFile
 
 _LATEST = -1
 _PROMPT = {"INPUT_ID": "_input_ids", "REQUEST_INPUT_LEN": "_input_length", "REQUEST_OUTPUT_LEN": "_max_tokens"}

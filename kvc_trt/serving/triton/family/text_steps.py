@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
-from kvc_trt.input_files import read_input
+from kvc_trt.files.inputs import read_input
 from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES
 from kvc_trt.models.sources.tokenizer_library import Tokenizer
 from kvc_trt.serving.errors import invalid, serving_error

@@ -125,7 +125,7 @@ def test_ranks_that_were_ended_are_not_asked_again(executor):
 SCRIPT = """
 import signal, sys, time
 from kvc_trt.backends.torch.parallel.group import RankGroup
-from kvc_trt.models.sources.held_file import HeldFile
+from kvc_trt.files.held import HeldFile
 from tests.small_model import SMALL
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in a shell's background

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.unfinished import abandoned, remove, unfinished_directory
+from kvc_trt.files.unfinished import abandoned, remove, unfinished_directory
 
 
 def cache_root() -> Path:

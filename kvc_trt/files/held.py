@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.input_files import open_input
-from kvc_trt.models.sources.lost_files import MAPPINGS
+from kvc_trt.files.inputs import open_input
+from kvc_trt.files.lost import MAPPINGS
 from kvc_trt.progress import Advance
 
 PIECE = 8 << 20

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.unfinished import UnfinishedFile, abandoned, remove, unfinished_directory
+from kvc_trt.files.unfinished import UnfinishedFile, abandoned, remove, unfinished_directory
 
 OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
