@@ -8,8 +8,8 @@ from pathlib import Path
 from random import Random
 
 from kvc_trt.errors import InputError
-from kvc_trt.models.sources.tokenizer import check_tokenizer
-from kvc_trt.runtime import load_tokenizer
+from kvc_trt.files.held import HeldFile
+from kvc_trt.models.sources.tokenizer import check_tokenizer, held_tokenizer
 from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.runtime.sampling.text import Detokeniser
 from kvc_trt.tasks.tokenizer import load_task_tokenizer
@@ -73,7 +73,7 @@ class TokenizerJson(Kind):
     def read(self, content: bytes) -> None:
         path = self.file(content, "tokenizer.json")
         check_tokenizer([path], 1 << 31)
-        tokenizer = load_tokenizer(path)
+        tokenizer = held_tokenizer(HeldFile(path))
         for text in TEXTS:
             for special in (True, False):
                 ids = list(tokenizer.encode(text, add_special_tokens=special).ids)
