@@ -1,4 +1,4 @@
-"""What an engine directory holds: plain names, no links, no paths outside the directory."""
+"""The names in an engine directory: plain ones, no links, no paths outside the directory."""
 
 from __future__ import annotations
 

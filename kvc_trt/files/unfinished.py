@@ -1,4 +1,4 @@
-"""What a process has under construction: named so that the next one knows it, locked so that it knows who still works.
+"""Files and directories under construction: their names say so, and a lock says that a process still works on them.
 
 A killed process removes nothing. What it leaves stands beside its target, under a name that only this module gives, and
 its lock ended with the process; the next write to the same target removes it. Neither clocks nor process numbers
@@ -25,9 +25,9 @@ Kind = Literal["tmp", "old"]
 
 _OPEN_FILES = Path("/proc/self/fd")
 _NO_NAMELESS_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
-"""What file systems and kernels without them answer to O_TMPFILE."""
+"""The answers to O_TMPFILE of file systems and kernels without files that have no name."""
 _own: set[Path] = set()
-"""What this process has under construction, by name."""
+"""The names of all that this process has under construction."""
 
 
 class UnfinishedFile:

@@ -23,7 +23,7 @@ class Ranges:
     measured: int = 0
     """Number of tensors measured; a tensor counts once for a prompt or step."""
     beyond: dict[str, str] = field(default_factory=dict)
-    """What the first value outside the range is, by the tensor's name, in the order in which they arose."""
+    """Tensor -> its first value outside the range, in the order in which they arose."""
 
     @property
     def largest(self) -> float:

@@ -26,7 +26,7 @@ _TRIED_TOKENS = 64
 
 
 class Tokenizer:
-    """What `tokenizers.Tokenizer` makes of a tokenizer.json.
+    """A tokenizer.json, as `tokenizers.Tokenizer` reads it.
 
     A prompt is encoded whole: what the file says of truncation and padding was meant for training.
     """
@@ -36,9 +36,8 @@ class Tokenizer:
         from tokenizers import Tokenizer as Library
 
         self._content = content
-        self._name = PurePath(
-            source
-        ).name  # what fails in use may be told to a client, who needs no path of this machine
+        # What fails in use may be told to a client, who needs no path of this machine.
+        self._name = PurePath(source).name
         with _failures_named(f"{source} is not a tokenizer", at_loading=True), _panics_off_stderr():
             self._library = Library.from_buffer(content)
             self._library.no_truncation()

@@ -243,9 +243,8 @@ class Scheduler:
                     return
             try:
                 advanced = self.advance()
-            except (
-                BaseException
-            ) as error:  # a mistake here: no caller may wait for ever, and newcomers find a clean start
+            except BaseException as error:
+                # A mistake of the scheduler's own: no caller may wait for ever, and newcomers find a clean start.
                 LOG.exception("the scheduler failed, and all that it had accepted with it")
                 self._worker.start_again(error)
                 continue

@@ -1,4 +1,4 @@
-"""What fails in one row alone: its sampling, its text, its stop rules. It ends that row, and no other."""
+"""Failures of one row alone, in its sampling, its text or its stop rules: they end that row, and no other."""
 
 from __future__ import annotations
 
