@@ -7,6 +7,8 @@ gets its tensors as they lie there.
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,25 +22,42 @@ if TYPE_CHECKING:
 
     from kvc_trt.files.held import HeldFile
 
+_FILES_IN_MEMORY = "add_external_initializers_from_files_in_memory"
+"""ONNX Runtime 1.23, the newest for Python 3.10, does not have it."""
+_FOLDER = "session.model_external_initializers_file_folder_path"
+
 
 class SharedWeights:
     """A weight file, mapped for as long as this object lives: it has to outlive the sessions that it lends to."""
 
     def __init__(self, file: HeldFile) -> None:
-        self._path = file.path
+        self._file, self._path = file, file.path
         self._bytes: NDArray[np.uint8] = np.frombuffer(file.map(), np.uint8)
         self._lent: dict[tuple[Any, ...], OrtValue] = {}
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def lend(self, model: ModelProto, options: SessionOptions) -> None:
         """Let a session with these options read the initializers that `model` has in the file, in place.
 
-        What its optimiser folds, such as float16 weights of which it makes float32, it reads as a file of the same
-        name, which is this memory too: no path is opened.
+        What its optimiser folds, such as float16 weights of which it makes float32, it reads from a file of that name;
+        here that is this memory, or a link to the file that is held. The path of the file is never opened again.
         """
         for tensor in model.graph.initializer:
             if (value := self.value(tensor)) is not None:
                 options.add_initializer(tensor.name, value)
-        options.add_external_initializers_from_files_in_memory([self._path.name], [self._bytes], [self._bytes.size])
+        if hasattr(options, _FILES_IN_MEMORY):
+            getattr(options, _FILES_IN_MEMORY)([self._path.name], [self._bytes], [self._bytes.size])
+        else:
+            options.add_session_config_entry(_FOLDER, self._folder_of_a_link())
+
+    def _folder_of_a_link(self) -> str:
+        """Return a folder, there for as long as this object, in which the file's name leads to what is held."""
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="kvc-trt-")
+        link = Path(self._folder.name) / self._path.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(f"/proc/self/fd/{self._file.descriptor}")
+        return self._folder.name
 
     def value(self, tensor: TensorProto) -> OrtValue | None:
         """Return an initializer that lies in the file, in place; None for one that a graph holds itself.

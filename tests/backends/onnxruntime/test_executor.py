@@ -10,7 +10,7 @@ import pytest
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import twin_program
-from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.files.held import HeldFile
 from kvc_trt.runtime.executor import Prefilled
 from tests.backends.prompts import LENGTHS, filled, padded, prompts
@@ -192,7 +192,7 @@ def test_a_graph_that_cannot_be_loaded(rocketkv, tmp_path):
     broken.write_bytes(b"no graph")
     executor = OnnxRuntimeExecutor(replace(rocketkv, decode=HeldFile(broken)), RunOptions(threads=1))
     executor.allocate(1)
-    with pytest.raises(UnsupportedEnvironment, match=r"cannot load .*decode\.onnx"):
+    with pytest.raises(InputError, match=r"decode\.onnx is not an ONNX graph"):
         executor.decode(np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros((3, 1), np.int64))
 
 
