@@ -180,6 +180,8 @@ class HeldFile:
         """Compare the content with the digest, and note the status that belongs to it."""
         descriptor = self.descriptor
         self._status = _settled_status(descriptor)
+        if self._status is None:
+            raise self._changed("again and again while it was being checked")
         if self.digest is not None and (found := self.compute_digest(advance)) != self.digest:
             expected = f"expected SHA-256 {self.digest}, found {found}"
             raise InputError(f"{self.path} was changed: {expected}", hint=self.hint)
@@ -225,8 +227,10 @@ def _status(descriptor: int) -> Status:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _settled_status(descriptor: int) -> Status:
-    """Return the status once the last change is so old that the next one has another time."""
-    while 0 <= time.time() - os.fstat(descriptor).st_ctime < CLOCK_TICK:
+def _settled_status(descriptor: int) -> Status | None:
+    """Return the status once the last change is so old that the next one has another time; None if it never is."""
+    for _ in range(20):
+        if not 0 <= time.time() - os.fstat(descriptor).st_ctime < CLOCK_TICK:
+            return _status(descriptor)
         time.sleep(CLOCK_TICK / 4)
-    return _status(descriptor)
+    return None

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 import kvc_trt
 from kvc_trt import Engine
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from tests.hostile.tampering import PROMPT, Trials, flip, replace, truncate
+from tests.hostile.tampering import PROMPT, Trials, flip, replace, toggling, truncate
 
 TRIALS = 60
 BACKENDS = ["onnxruntime", pytest.param("torch", marks=pytest.mark.filterwarnings("ignore"))]
@@ -83,6 +84,14 @@ def test_a_link_to_the_weights_while_the_engine_is_open_changes_nothing(engine_d
     engine = Engine.open(engine_dir, threads=1)
     os.link(engine_dir / "weights.safetensors", engine_dir.parent / "linked")
     assert answer(engine) == expected
+
+
+def test_a_file_that_is_written_all_the_time_is_refused_soon(engine_dir, chance):
+    with toggling(engine_dir / "decode.onnx", chance):
+        started = time.monotonic()
+        with pytest.raises(InputError, match=r"decode\.onnx was changed"):
+            Engine.open(engine_dir)
+    assert time.monotonic() - started < 5
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory that can be sealed")
