@@ -38,7 +38,7 @@ def test_the_reference_answers_as_the_engine(tiny, key_value, mode, policy):
     engine = tiny.open(Variant(policy, 32), room)
     from kvc_trt.graph.weights import EngineWeights
 
-    weights = EngineWeights(tiny._path)
+    weights = EngineWeights(tiny._file)
     ends = tiny.config.eos_token_ids
     reference = ReferenceAnswerer(tiny.config, weights, engine.parameters, MOST_ROWS, ends, Prefills())
     found = engine.answer(asked.flat, asked.max_new_tokens)
@@ -115,7 +115,7 @@ def test_the_likelihood_of_a_continuation_is_the_models_own(tiny, key_value, mod
     answerer = tiny.open(Variant("full", None), Room(LENGTH - 5, 5 + 8))
     decoder = ReferenceDecoder(
         tiny.config,
-        EngineWeights(tiny._path),
+        EngineWeights(tiny._file),
         method=policies.method(answerer.parameters),
         parameters=answerer.parameters,
     )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx.inliner import inline_selected_functions
 
@@ -168,7 +167,7 @@ def test_engines_whose_graphs_call_onnx_runtimes_product_still_prepack_it(
     """Engines built before there was an operator for it: without prepacking, a step takes 50 times as long."""
     monkeypatch.setenv(VARIABLE, str(library))
     program = make_program("full", precision)
-    whole = onnx.load(program.decode, load_external_data=False)
+    whole = read_graph(program.decode)
     inlined = inline_selected_functions(whole, [(KVC_DOMAIN, QUANTISED_LINEAR.name)])
     assert any(node.op_type == CONTRIBUTED_PRODUCT for node in inlined.graph.node)
     assert OnnxRuntimeExecutor(replace(program, decode=lambda: inlined)).prepacks_decode

@@ -4,12 +4,11 @@ import json
 import re
 
 import numpy as np
-import onnx
 import pytest
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.run_options import RunOptions
-from kvc_trt.engine.program import twin_program
+from kvc_trt.engine.program import read_graph, twin_program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.files.held import HeldFile
 from kvc_trt.runtime.executor import Prefilled
@@ -78,7 +77,7 @@ def test_outputs_are_the_memory_of_the_inputs(executor, rocketkv):
 
 def test_no_node_but_the_append_reads_a_cache_that_is_written(rocketkv):
     """A second reader would make the append copy its input first."""
-    graph = onnx.load(rocketkv.decode, load_external_data=False).graph
+    graph = read_graph(rocketkv.decode).graph
     state = {tensor.name for tensor in rocketkv.state}
     readers = {name: [node.op_type for node in graph.node if name in node.input] for name in state}
     assert all(len(found) == 1 for found in readers.values()), readers

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.run_options import RunOptions
+from kvc_trt.engine.program import read_graph
 from kvc_trt.operators import PROMPT_BLOCK
 from tests.every_policy import EVERY
 from tests.small_model import SMALL
@@ -129,7 +129,7 @@ def test_native_operators_give_the_same_bits(make_program, library, monkeypatch)
 def test_an_engine_whose_attention_takes_all_queries_is_cut_too(executor):
     """The body of the whole attention counts keys from the first query; the body of the parts does not."""
     program = executor.program
-    graph = onnx.load(program.prefill, load_external_data=False)
+    graph = read_graph(program.prefill)
     (body,) = (one for one in graph.functions if one.name == "KvcPrefillAttention")
     del body.node[:]
     expected = executor.prefill(*prompt(600))
