@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.answer_rules import RULES
 from kvc_trt.runtime.executor import Executor, Extended, Limits, TurnExecutor
+from kvc_trt.runtime.kinds import listed
 from kvc_trt.runtime.request import check_token_ids
 from kvc_trt.runtime.session.row import Row
 
@@ -43,11 +44,14 @@ def take_turn(
     check_takes_turns(executor, what)
     row.check_no_proof()
     assert isinstance(executor, TurnExecutor)
+    waiting = row.unfed() if feed_last else row.forced
+    if count := listed(token_ids):  # first of all, since its error has the numbers and the way out
+        check_turn(len(waiting) + count, row.position, row.cache_lengths.tolist(), limits, what)
     new = check_token_ids(token_ids, limits, what)
     if not new:
         raise InputError(f"{what}: the turn is empty, expected at least one token")
     RULES["max_new_tokens"].check(max_new_tokens, f"{what}: ")
-    tokens = [*(row.unfed() if feed_last else row.forced), *new]
+    tokens = [*waiting, *new]
     check_turn(len(tokens), row.position, row.cache_lengths.tolist(), limits, what)
     found = _run(executor, row, place, tokens)
     row.turned(tokens, new, found.logits[0], found.cache_lengths[:, 0].copy(), max_new_tokens)
