@@ -210,7 +210,9 @@ class TestChanged:
     def test_proofs_that_the_engine_cannot_read_are_refused(self, engine, honest):
         with pytest.raises(InputError, match="token 0 is 50, expected an id from 0 to 49"):
             engine.replay(resealed(honest, prompt_token_ids=(50,)))
-        with pytest.raises(InputError, match="400 prompt tokens and 405 in all, expected at most 256 and"):
+        with pytest.raises(InputError, match="270 prompt tokens and 275 in all, expected at most 256 and"):
+            engine.replay(resealed(honest, prompt_token_ids=(3,) * 270))
+        with pytest.raises(InputError, match="prompt has 400 tokens, expected at most 288"):
             engine.replay(resealed(honest, prompt_token_ids=(3,) * 400))
 
     @pytest.mark.parametrize(
