@@ -18,7 +18,7 @@ WRITTEN_OTHERWISE = {"speculate": "speculation"}
 def test_every_option_is_a_keyword_of_engine_open():
     given = inspect.signature(Engine.open).parameters.values()
     keywords = {WRITTEN_OTHERWISE.get(one.name, one.name): one.default for one in given}
-    own = {"path": inspect.Parameter.empty, "progress": None}
+    own = {"path": inspect.Parameter.empty, "progress": None, "sealed": False}  # of opening, not of running
     assert keywords == {**own, **{one.name: one.default for one in fields(RunOptions)}}
 
 
