@@ -7,6 +7,7 @@ modules that every part may use. With these two rules it follows from the import
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -139,6 +140,14 @@ def test_undrawn_modules_import_no_drawn_package() -> None:
     for module, targets in module_imports().items():
         if part(module) in small:
             assert {part(target) for target in targets} <= small, module
+
+
+def test_every_name_that_a_package_offers_is_there() -> None:
+    lists = [path for path in PACKAGE.rglob("__init__.py") if "__all__" in path.read_text(encoding="utf-8")]
+    packages = [importlib.import_module(".".join(path.parent.relative_to(ROOT).parts)) for path in lists]
+    missing = [f"{one.__name__}.{name}" for one in packages for name in one.__all__ if not hasattr(one, name)]
+    assert len(packages) > 10
+    assert missing == []
 
 
 def test_packages_import_each_other_in_one_direction() -> None:

@@ -25,7 +25,6 @@ __all__ = [
     "Ticket",
     "Timings",
     "load_tokenizer",
-    "tokenizer_of",
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,6 @@ from kvc_trt.serving.triton.family.model_names import (
 from kvc_trt.serving.triton.settings import TOKENIZER, TextSettings
 from kvc_trt.serving.triton.tensors import Outputs, array_of, response, tensors_of
 from kvc_trt.serving.values import checked
-
-if TYPE_CHECKING:
-    from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 
 class TextStep:
