@@ -43,7 +43,7 @@ def bomb(levels: int) -> list[Any]:
 def test_no_more_of_a_value_is_read_than_is_shown(value: Any) -> None:
     began = time.process_time()
     assert len(describe(value)) == 60
-    assert time.process_time() - began < 0.1
+    assert time.process_time() - began < 2, "a bomb read whole takes minutes"
 
 
 @pytest.mark.parametrize("value", [10**5000, [10**5000]], ids=["alone", "in a list"])

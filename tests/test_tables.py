@@ -17,7 +17,7 @@ ROWS = [("full", "1.5 GiB", "keep every token, read every token"), ("rocketkv", 
 def terminal(monkeypatch):
     def of(columns: int) -> None:
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-        monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns, 24)))
+        monkeypatch.setattr("shutil.get_terminal_size", lambda fallback=(80, 24): os.terminal_size((columns, 24)))
 
     return of
 

@@ -91,7 +91,7 @@ def test_a_file_that_is_written_all_the_time_is_refused_soon(engine_dir, chance)
         started = time.monotonic()
         with pytest.raises(InputError, match=r"decode\.onnx was changed"):
             Engine.open(engine_dir)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60, "it is written for as long as anybody waits"
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory that can be sealed")

@@ -280,7 +280,8 @@ def test_an_empty_tensor_is_read_or_refused(extents, place, dtype):
             opened = SafetensorsFile(file.name)
         except InputError as refused:
             ours = "more than an array can have" in refused.message
-            with pytest.raises(ValueError, match=r"too big|exceeded") if ours else contextlib.nullcontext():
+            numpys = r"too big|exceeded|cannot reshape"
+            with pytest.raises(ValueError, match=numpys) if ours else contextlib.nullcontext():
                 np.empty(0, DTYPES[dtype]).reshape(shape if ours else 0)
         else:
             assert opened.read("a").shape == tuple(shape)
@@ -295,4 +296,4 @@ def test_many_names_take_time_in_proportion(written, repeated):
     began = time.process_time()
     with pytest.raises(InputError, match="duplicate key") if repeated else contextlib.nullcontext():
         assert len(SafetensorsFile(path).names()) == 30_000
-    assert time.process_time() - began < 3
+    assert time.process_time() - began < 15, "the square of their number takes a minute"

@@ -31,7 +31,7 @@ def executor_of(make_program):
 
 
 def answer(executor, new_tokens):
-    """One row of `new_tokens`; memory of the process after a fifth of them and at the end, bytes."""
+    """Answer one row with `new_tokens`; the memory of the process must stand still in at least a fifth of them."""
     process, memory, session = psutil.Process(), [], Session(executor, None, 1)
     allocated, seen = executor.state_bytes(), 0
     addresses = {name: buffer.ctypes.data for name, buffer in executor.buffers.items()}
@@ -39,7 +39,7 @@ def answer(executor, new_tokens):
     def watch(_, event):
         nonlocal seen
         seen += 1
-        if seen in (new_tokens // 5, new_tokens):
+        if seen % (new_tokens // 5) == 0:
             memory.append(process.memory_info().rss)
 
     request = Request(
@@ -53,9 +53,10 @@ def answer(executor, new_tokens):
     assert output.physical_lengths == executor.limits.capacities
     for tensor in executor.program.state:
         assert np.isfinite(executor.buffers[tensor.name]).all()
-    early, late = memory
-    stored = MODEL.num_hidden_layers * 2 * MODEL.num_key_value_heads * MODEL.head_size * 4
-    assert late - early < MIB + stored * (new_tokens - new_tokens // 5), "as if the tokens between were stored"
+    # A process of many tests may grow once for reasons of its own; what stores tokens grows in every fifth.
+    stored = MODEL.num_hidden_layers * 2 * MODEL.num_key_value_heads * MODEL.head_size * 4 * (new_tokens // 5)
+    assert len(memory) == 5
+    assert np.diff(memory).min() < MIB // 4 + stored // 2, "as if the tokens between were stored"
 
 
 @pytest.mark.parametrize("name", POLICIES)
