@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ class _Action(ctypes.Structure):
     )
 
 
+_reporting = threading.Lock()
+"""Taken by the thread that reports; others that read what is lost wait for the end of the process."""
 _kept: list[Any] = []
 """What must live as long as the process: the handler, and the action before it."""
 
@@ -50,6 +53,7 @@ def report_lost_files() -> None:
         address = ctypes.c_uint64.from_address(information + _ADDRESS_AT).value
         for start, (size, path) in list(MAPPINGS.items()):
             if start <= address < start + size:
+                _reporting.acquire()
                 said = f"error: {path} was cut short while it was in use: what was read of it is no longer there\n"
                 hint = "hint: put the file back and run the command again; --sealed reads a copy in memory\n"
                 os.write(2, (said + hint).encode("utf-8", "backslashreplace"))
