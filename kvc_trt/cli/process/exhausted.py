@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import re
 import resource
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from types import ModuleType
 
 from kvc_trt.errors import UnsupportedEnvironment, describe
 from kvc_trt.files.atomic import OUT_OF_SPACE
@@ -13,6 +16,8 @@ from kvc_trt.sizes import readable_size
 
 LEAST_ADDRESS_SPACE = 512 << 20
 """With less, libraries end the process while they are loaded, each in its own way and some without a word."""
+_LEAST_FOR = {"torch": 1 << 30}
+"""The same for libraries that only some commands load, by module."""
 
 _NO_MEMORY = "free some memory, raise the limit (ulimit -v), or take a shorter prompt or a smaller batch"
 _NO_THREADS = "raise the limits of memory and processes (ulimit -v, ulimit -u), or take fewer --threads"
@@ -31,13 +36,30 @@ _MEMORY = re.compile(r"std::bad_alloc|(failed to|can't|cannot) allocate memory[^
 
 
 def check_address_space() -> None:
-    """Raise UnsupportedEnvironment where a limit leaves too little to load the libraries."""
+    """Raise UnsupportedEnvironment where a limit leaves too little to load the libraries, now or when one is needed."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit != resource.RLIM_INFINITY and limit < LEAST_ADDRESS_SPACE:
+    if limit == resource.RLIM_INFINITY:
+        return
+    _require(limit, LEAST_ADDRESS_SPACE, "")
+    if not any(isinstance(finder, _RoomForLibraries) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _RoomForLibraries())
+
+
+class _RoomForLibraries(MetaPathFinder):
+    """Finds no module, but is asked before any is loaded."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        """Raise UnsupportedEnvironment for a library that the limit leaves too little for."""
+        if fullname in _LEAST_FOR:
+            _require(resource.getrlimit(resource.RLIMIT_AS)[0], _LEAST_FOR[fullname], f" to load {fullname}")
+
+
+def _require(limit: int, least: int, purpose: str) -> None:
+    if limit != resource.RLIM_INFINITY and limit < least:
         raise UnsupportedEnvironment(
-            f"the limit of this process's memory is {readable_size(limit)}, expected at least "
-            f"{readable_size(LEAST_ADDRESS_SPACE)}",
-            hint=f"ulimit -v {LEAST_ADDRESS_SPACE >> 10}, or more",
+            f"the limit of this process's memory is {readable_size(limit)}, expected at least {readable_size(least)}"
+            f"{purpose}",
+            hint=f"ulimit -v {least >> 10}, or more",
         )
 
 

@@ -55,13 +55,30 @@ def test_a_bug_stays_a_bug(error):
 
 @pytest.mark.parametrize("mebibytes", [32, (LEAST_ADDRESS_SPACE >> 20) - 1])
 def test_too_low_a_limit_is_said_before_libraries_die_of_it(mebibytes):
-    limit = mebibytes << 20
-    done = subprocess.run(
-        [sys.executable, "-m", "kvc_trt", "policies"], capture_output=True, text=True, timeout=120, check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
-    )  # fmt: skip
+    done = limited(mebibytes, "policies")
     assert done.returncode == 3
     assert done.stdout == ""
     error, hint = done.stderr.splitlines()
     assert error.startswith(f"error: the limit of this process's memory is {mebibytes}.0 MiB, expected at least 512")
     assert hint == "hint: ulimit -v 524288, or more"
+
+
+@pytest.mark.parametrize("mebibytes", [614, 698])
+def test_too_low_a_limit_for_pytorch_is_said_before_it_dies_of_it(mebibytes, tmp_path):
+    done = limited(mebibytes, "verify", "--level", "tasks", "--model", "retrieval-tiny", "--output-dir", str(tmp_path))
+    assert done.returncode == 3
+    error, hint = done.stderr.splitlines()[-2:]
+    expected = (
+        f"error: the limit of this process's memory is {mebibytes}.0 MiB, expected at least 1.0 GiB to load torch"
+    )
+    assert error == expected
+    assert hint == "hint: ulimit -v 1048576, or more"
+
+
+def limited(mebibytes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run kvc-trt with so much address space."""
+    limit = mebibytes << 20
+    return subprocess.run(
+        [sys.executable, "-m", "kvc_trt", *arguments], capture_output=True, text=True, timeout=120, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )  # fmt: skip

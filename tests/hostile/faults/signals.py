@@ -39,7 +39,7 @@ def signalled(subject: Subject, inputs: Inputs, folders: Folders, number: signal
     ended = running.wait()
     lasted = time.monotonic() - sent
     problems = [] if ended.code in (0, CODES[number]) else [f"ended with {ended.code}: {ended.line}"]
-    if lasted > WITHIN_SECONDS and ended.code:
+    if lasted > WITHIN_SECONDS:
         problems.append(f"it ended {lasted:.1f} s later")
     if "Traceback" in ended.errors:
         problems.append("a traceback")

@@ -113,6 +113,8 @@ class Running:
             tempfile.tempdir = None
             os.dup2(os.open(os.devnull, os.O_RDWR), 1)
             os.dup2(self._errors.fileno(), 2)
+            # A shell starts what runs in its background with Ctrl-C ignored, and children inherit that.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             prepare()
             main(arguments)
         except SystemExit as end:
