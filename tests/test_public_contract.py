@@ -33,6 +33,7 @@ SIGNATURES = {
     "token_budget=0, dense_until=None",
     reference.sparq_attention: "query, keys, values, lengths, *, top_r, top_k, token_budget=0, dense_until=None, "
     "reallocate=True",
+    reference.store: "values, *, format",
 }
 B, H, G, S, D, W, P = 2, 4, 2, 12, 8, 3, 3
 
@@ -47,6 +48,7 @@ def test_names_and_defaults_of_arguments(function: Callable[..., Any]) -> None:
 def test_fields_of_results() -> None:
     assert reference.Compacted._fields == ("keys", "values", "indices", "lengths", "scores")
     assert reference.Selection._fields == ("output", "selected", "kept", "scores")
+    assert reference.Stored._fields == ("codes", "scales", "minima")
 
 
 def prompt(dtype: torch.dtype) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvc_trt.reference.quest import quest_attention
     from kvc_trt.reference.recent import keep_recent
     from kvc_trt.reference.sparq import sparq_attention
+    from kvc_trt.reference.stored import Stored, store
     from kvc_trt.reference.topk import exact_topk
     from kvc_trt.reference.tova import keep_attended, tova_attention
     from kvc_trt.reference.turn import Turn, append_block, compact_turn, extend_attention, join
@@ -51,6 +52,7 @@ else:
         "kvc_trt.reference.quest": ("quest_attention",),
         "kvc_trt.reference.recent": ("keep_recent",),
         "kvc_trt.reference.sparq": ("sparq_attention",),
+        "kvc_trt.reference.stored": ("Stored", "store"),
         "kvc_trt.reference.tova": ("keep_attended", "tova_attention"),
         "kvc_trt.reference.turn": ("Turn", "append_block", "compact_turn", "extend_attention", "join"),
     }
@@ -61,6 +63,7 @@ __all__ = [
     "ExpectedQueries",
     "LayerCache",
     "Selection",
+    "Stored",
     "Turn",
     "append",
     "append_block",
@@ -83,5 +86,6 @@ __all__ = [
     "page_bounds",
     "quest_attention",
     "sparq_attention",
+    "store",
     "tova_attention",
 ]
