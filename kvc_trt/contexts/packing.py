@@ -19,6 +19,7 @@ from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.manifest import digest_of
 from kvc_trt.engine.program import Program, engine_program
 from kvc_trt.graph.state import ITEM_SIZE, CacheSite, StateTensor, cache_sites, state_tensors
+from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 from kvc_trt.runtime.context import Array, Context, Fingerprint, OtherTurns
@@ -120,9 +121,10 @@ def fingerprint_of(engine: EngineDirectory) -> Fingerprint:
 
 
 def recorded(parameters: PolicyParameters) -> dict[str, Any]:
-    """Return what tells parameters apart; contexts of before know no bounds in fp8."""
+    """Return what tells parameters apart; contexts of before know neither bounds in fp8 nor formats."""
     numbers = dataclasses.asdict(parameters)
-    return numbers if parameters.fp8_bounds else {name: one for name, one in numbers.items() if name != "fp8_bounds"}
+    unknown = {"fp8_bounds": False, "kv_cache": AUTO}
+    return {name: one for name, one in numbers.items() if name not in unknown or one != unknown[name]}
 
 
 def _other_turns(program: Program) -> OtherTurns | None:

@@ -1,6 +1,9 @@
 """The caches of a decoder's layers under a policy: compact a prompt, append a token, read what a step selects.
 
 A layer's KV heads may form several groups, each with its own cache and rule (`Rule.groups`).
+
+A prompt's own attention and the votes for what stays of it read exact keys and values. What stays is stored in the
+rule's format, and everything that reads a cache afterwards reads what is stored.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.reference import bounds
 from kvc_trt.reference.cache import LayerCache, Selection
@@ -19,6 +23,7 @@ from kvc_trt.reference.dense import dense_attention
 from kvc_trt.reference.layers import Rotary
 from kvc_trt.reference.recent import make_room
 from kvc_trt.reference.rules import HeadGroup, Method, PromptQueries, Rule
+from kvc_trt.reference.stored import read_back
 from kvc_trt.reference.turn import Turn, append_block, extend_attention, join
 
 
@@ -75,10 +80,8 @@ class LayerCaches:
             raise ValueError(f"policy {rule.policy} takes no turns: {rule.no_turn}")
         new_lengths = torch.tensor([len(row.keys) for row in rows])
         shared = cache.keys.shape[1] // rows[0].keys.shape[1]
-        k_new, v_new = (
-            _stacked(part, longest).repeat_interleave(shared, dim=1)
-            for part in ([row.keys for row in rows], [row.values for row in rows])
-        )
+        block = (_stacked([row.keys for row in rows], longest), _stacked([row.values for row in rows], longest))
+        k_new, v_new = (part.repeat_interleave(shared, dim=1) for part in _as_stored(rule, *block))
         source = cache if cache.whole is None else cache.whole
         joined = join(source.keys, source.values, source.lengths, k_new, v_new, new_lengths)
         queries = _stacked([row.query for row in rows], longest)
@@ -119,7 +122,10 @@ class LayerCaches:
             make_room(cache, slots=group.parameters.capacity, sinks=group.parameters.sinks)
         stored = new.plain_keys if group.parameters.positions == "cache" else new.keys
         # With one cache per query head, each repeats the key of its group.
-        keys, values = (x.repeat_interleave(cache.keys.shape[1] // x.shape[1], dim=1) for x in (stored, new.values))
+        keys, values = (
+            x.repeat_interleave(cache.keys.shape[1] // x.shape[1], dim=1)
+            for x in _as_stored(group.parameters, stored, new.values)
+        )
         if cache.positions is not None:
             for row, slot in enumerate(cache.lengths.tolist()):
                 cache.positions[row, :, slot] = positions[row]
@@ -153,11 +159,15 @@ class LayerCaches:
             kept = self.method.compact(observed, keys, values, prompt_lengths, parameters)
         else:
             kept = self._compact_to(budgets, queries.window, keys, values, prompt_lengths)
+        survivors = _as_stored(parameters, kept.keys, kept.values)
+        kept = kept._replace(keys=survivors[0], values=survivors[1])
         cache = LayerCache(kept.keys, kept.values, kept.lengths)
         self._fill(cache, kept, parameters)
         if parameters.keeps_whole:
             slots = parameters.max_sequence_len
-            cache.whole = LayerCache(_with_room(keys, slots), _with_room(values, slots), prompt_lengths.clone())
+            every_key, every_value = _as_stored(parameters, keys, values)
+            whole = _with_room(every_key, slots), _with_room(every_value, slots)
+            cache.whole = LayerCache(*whole, prompt_lengths.clone())
             cache.whole.positions = torch.arange(slots).expand(*keys.shape[:2], slots)
         return cache
 
@@ -214,6 +224,14 @@ class LayerCaches:
         batch, heads, slots, size = keys.shape
         by_slot = keys.permute(2, 0, 1, 3).reshape(slots, batch * heads, size)
         return self._rotary(by_slot, torch.arange(slots)).reshape(slots, batch, heads, size).permute(1, 2, 0, 3)
+
+
+def _as_stored(rule: Rule, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys and values [...,D] as a cache of the rule gives them back.
+
+    A cache holds what is read of it. That is as good as codes: they move, and are never made a second time."""
+    stored = CACHE_FORMATS[rule.kv_cache]
+    return read_back(keys, stored.keys), read_back(values, stored.values)
 
 
 def _stacked(rows: list[Tensor], slots: int, *, last: bool = False) -> Tensor:

@@ -63,6 +63,10 @@ class Rule(Protocol):
         """True if the bounds of pages are kept in fp8."""
 
     @property
+    def kv_cache(self) -> str:
+        """The format of what is kept, one of `CACHE_FORMATS`."""
+
+    @property
     def has_pages(self) -> bool:
         """True if the cache carries the bounds of its pages."""
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvc_trt.models.cache_formats import FP8, INT4, INT8, VECTOR_FORMATS
+from kvc_trt.models.cache_formats import FP8, INT4, INT8, VECTOR_FORMATS, VectorFormat
 
 HALF_LARGEST = 65504.0
 """The largest finite number of float16, the type of scales and minima."""
@@ -106,6 +106,11 @@ def _scale(wanted: Tensor) -> Tensor:
     """Return positive float32 numbers as float16, 1 where they vanish."""
     scales = wanted.clamp(max=HALF_LARGEST).to(torch.float16)
     return scales.masked_fill(scales == 0, 1.0)
+
+
+def read_back(values: Tensor, vectors: VectorFormat | None) -> Tensor:
+    """Return what a cache gives back of `values` [..., D], in their type; None stores them as they are."""
+    return values if vectors is None else store(values, format=vectors.name).values().to(values.dtype)
 
 
 _STORE: Mapping[str, Callable[[Tensor], Stored]] = {INT8.name: _int8, FP8.name: _fp8, INT4.name: _int4}

@@ -115,8 +115,9 @@ def test_packings_know_the_tokens_kept_and_read():
     assert [policy for policy in kept if packings[policy].reads_everything] == ["full"]
 
 
-def test_contexts_of_before_fp8_bounds_still_fit():
-    """The digest of older parameters does not include the field of fp8 bounds."""
-    parameters = parameters_of("hybrid")
-    assert set(recorded(parameters)) == {field.name for field in dataclasses.fields(parameters)} - {"fp8_bounds"}
-    assert recorded(dataclasses.replace(parameters, fp8_bounds=True))["fp8_bounds"] is True
+def test_contexts_of_before_fp8_bounds_and_formats_still_fit():
+    """The digest of older parameters does not include the fields that came later."""
+    parameters, later = parameters_of("hybrid"), {"fp8_bounds": True, "kv_cache": "int8"}
+    assert set(recorded(parameters)) == {field.name for field in dataclasses.fields(parameters)} - set(later)
+    for name, value in later.items():
+        assert recorded(dataclasses.replace(parameters, **{name: value}))[name] == value

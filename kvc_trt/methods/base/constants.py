@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
 from kvc_trt.operators.dimensions import INT32_MAX, stored_pages
 
 Positions = Literal["original", "cache"]
@@ -17,7 +18,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Split = Annotated[str, Field(pattern="^(adaptive|even)$")] | Share
 Budgets = Annotated[tuple[Positive, ...], Field(max_length=1024)]
 Heads = Annotated[tuple[bool, ...], Field(max_length=1024)]
-ADDED_LATER = frozenset(("future_positions", "max_conversation_len", "fp8_bounds"))
+CacheFormatName = Annotated[str, Field(pattern=f"^({'|'.join(CACHE_FORMATS)})$")]
+ADDED_LATER = frozenset(("future_positions", "max_conversation_len", "fp8_bounds", "kv_cache"))
 """Fields that engines built earlier do not record; they mean their defaults there."""
 
 
@@ -75,6 +77,8 @@ class Constants:
 
     fp8_bounds: bool = False
     """True if page bounds are stored in fp8, rounded so that none promises less."""
+    kv_cache: CacheFormatName = AUTO
+    """The format of what is kept (`models/cache_formats.py`), the same for all caches of an engine."""
 
     @property
     def max_sequence_len(self) -> int:

@@ -179,6 +179,7 @@ class PolicyParameters(Constants):
             skip_layers=0,
             split=self.split,
             max_conversation_len=self.max_conversation_len,
+            kv_cache=self.kv_cache,
         )
 
     def _by_heads(self, retrieval: tuple[bool, ...]) -> tuple[Group, ...]:
