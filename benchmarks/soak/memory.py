@@ -72,4 +72,5 @@ def growth(minutes: Sequence[tuple[float, float]]) -> dict[str, Any]:
         "first_mib": sizes[0],
         "last_mib": sizes[-1],
         "peak_mib": max(sizes),
+        "mib_by_minute": [round(size, 1) for size in sizes],
     }

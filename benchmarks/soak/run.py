@@ -25,6 +25,7 @@ _WITH_KILLS, _WARM_UP, _CHECKPOINTS = 0.4, 0.1, 12
 """The share of the time in which processes are killed, the share after it that memory takes to settle, and how often
 the server is left in peace."""
 _IDLE_SECONDS = 30.0
+_TRIES = 5
 
 
 @dataclass
@@ -124,7 +125,7 @@ class Soak:
         for client in self._clients:
             client.idle.wait(2 * TIMEOUT)
         figures = self._when_idle()
-        rows = {name: self._rows_at_once(name) for name in figures}
+        rows = {name: self._rows_that_can_be_taken(name) for name in figures}
         self.record.checkpoints.append(
             {
                 "at": round(at, 1),
@@ -150,10 +151,22 @@ class Soak:
                 return figures
             time.sleep(0.2)
 
+    def _rows_that_can_be_taken(self, engine: str) -> int:
+        """Return the most rows of an engine that were taken at once in a few tries; a row that leaked is missing.
+
+        On a busy machine, short answers end before all rows are taken.
+        """
+        most = 0
+        for _ in range(_TRIES):
+            most = max(most, self._rows_at_once(engine))
+            if most == ROWS:
+                break
+        return most
+
     def _rows_at_once(self, engine: str) -> int:
         """Return how many rows of an engine are taken at once, that of a prompt being read included.
 
-        A row that leaked is missing. More than fit are asked for, so that others wait for each that ends.
+        More than fit are asked for, so that others wait for each that ends.
         """
         asked = catalogue.long_request(engine)
         most = 0.0
