@@ -11,11 +11,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from kvc_trt.files.unfinished import remove_own
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 GRACE_SECONDS = 1.5
 INTERRUPTED, TERMINATED = 130, 143
@@ -26,6 +31,7 @@ _SHOW_CURSOR = b"\x1b[?25h"
 def end_in_time() -> None:
     """Answer SIGTERM by SystemExit, as Python answers Ctrl-C by KeyboardInterrupt, and end what neither ends."""
     signal.signal(signal.SIGTERM, _terminated)
+    sys.unraisablehook = _report_lost
     heard, told = os.pipe()
     os.set_blocking(told, False)
     signal.set_wakeup_fd(told, warn_on_full_buffer=False)
@@ -36,6 +42,15 @@ def end_in_time() -> None:
 def _terminated(number: int, frame: FrameType | None) -> None:
     # SystemExit unwinds the stack, so every `finally` removes what it had begun to write.
     raise SystemExit(TERMINATED)
+
+
+def _report_lost(lost: UnraisableHookArgs) -> None:
+    """Print what Python prints of an exception that it has to drop, but for our own two.
+
+    A signal that comes while an object is freed raises them where nothing can catch them; the thread ends the process.
+    """
+    if not isinstance(lost.exc_value, (KeyboardInterrupt, SystemExit)):
+        sys.__unraisablehook__(lost)
 
 
 def _end_what_lasts(heard: int) -> None:
