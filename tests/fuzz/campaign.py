@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ from typing import Any
 from tests.fuzz.board import Board, mapped
 from tests.fuzz.kind import Kind
 from tests.fuzz.minimise import crash_key
-from tests.fuzz.verdict import KILL_AFTER
+from tests.fuzz.verdict import KILL_AFTER, waited
 
 ROOT = Path(__file__).resolve().parents[2]
 REGRESSIONS = Path(__file__).parent / "regressions"
@@ -133,11 +134,16 @@ def _watched(
 ) -> str | None:
     """Wait until the worker is done; how it ended, if that was not by itself."""
     began = recording = time.monotonic()
+    input_at, waited_before, is_stuck = 0.0, 0.0, False
     while process.poll() is None:
         time.sleep(0.1)
         now, started = time.monotonic(), board.started
         recording = now if started or not board.ready else recording
-        is_stuck = started and now - started > kind.seconds * KILL_AFTER
+        with contextlib.suppress(OSError):  # it may just have ended
+            if started != input_at:
+                input_at, waited_before = started, waited(process.pid)
+            is_slow = started and now - started > kind.seconds * KILL_AFTER
+            is_stuck = is_slow and now - started - waited(process.pid) + waited_before > kind.seconds * KILL_AFTER
         if is_stuck or (not board.ready and now - began > _STARTS_WITHIN) or now - recording > _RECORDS_WITHIN:
             process.kill()
             process.wait()
