@@ -168,10 +168,11 @@ lint: env
 types: env
 	$(RUN)/mypy
 
-# Stubs of a proprietary package: generated where they are used, never committed.
-types-tensorrt: $(VENV)/.tensorrt
+# Stubs of a proprietary package: generated where they are used, never committed. What `types` has just read of the
+# modules that name no TensorRT is in mypy's cache.
+types-tensorrt: $(VENV)/.tensorrt types
 	$(RUN)/python -m tests.backends.tensorrt.stubs $(BUILD)/typings
-	MYPYPATH=$(BUILD)/typings $(RUN)/mypy --cache-dir $(BUILD)/typings/.mypy_cache -p kvc_trt.backends.tensorrt
+	MYPYPATH=$(BUILD)/typings $(RUN)/mypy -p kvc_trt.backends.tensorrt
 
 # TensorRT's registry, parser, builder and bindings as far as they run on a CPU: judges for the tests, nothing to run engines.
 $(VENV)/.tensorrt: $(VENV)/.installed
