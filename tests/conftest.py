@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,10 +79,20 @@ def _cache_of_the_session(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session")
+def _caches(tmp_path_factory) -> Iterator[Path]:
+    """Folders that no test has been given yet.
+
+    pytest's own numbered folders would be siblings of all others: for each it reads the names of thousands.
+    """
+    folder = tmp_path_factory.mktemp("caches")
+    return (folder / str(number) for number in count())
+
+
 @pytest.fixture(autouse=True)
-def _private_cache(tmp_path_factory, monkeypatch):
+def _private_cache(_caches, monkeypatch):
     """No test reads or leaves anything in the user's own cache."""
-    monkeypatch.setenv("KVC_TRT_CACHE", str(tmp_path_factory.mktemp("cache") / "kvc-trt"))
+    monkeypatch.setenv("KVC_TRT_CACHE", str(next(_caches) / "kvc-trt"))
 
 
 @pytest.fixture(scope="session")
