@@ -287,11 +287,11 @@ def test_a_real_model(smollm2_gguf, tmp_path):
     directory = tmp_path / "engine"
     build(
         "smollm2-135m-instruct", checkpoint=str(smollm2_gguf), policy="rocketkv", token_budget=128,
-        max_input_len=1024, max_output_len=64, weights="fp32", verify=False, output=directory,
+        max_input_len=512, max_output_len=64, weights="fp32", verify=False, output=directory,
     )  # fmt: skip
     engine = Engine.open(directory, proofs=True)
-    words = "The quick brown fox jumps over the lazy dog, and the code of the day is 7319. " * 40
-    prompt = engine.chat_prompt(f"{words[:3000]}\n\nWhat is the code of the day?")
+    words = "The quick brown fox jumps over the lazy dog, and the code of the day is 7319. " * 15
+    prompt = engine.chat_prompt(f"{words[:1200]}\n\nWhat is the code of the day?")
     output = engine.generate(prompt, max_new_tokens=16, kv_proof="lists")
     write_proof(tmp_path / "proof.json", output.kv_proof)
     report = engine.replay(tmp_path / "proof.json")

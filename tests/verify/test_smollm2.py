@@ -16,7 +16,7 @@ from kvc_trt.verify.engine_run import run
 from kvc_trt.verify.ladder import verify
 
 pytestmark = pytest.mark.slow
-CONTEXT = 640
+CONTEXT = 320
 
 
 @pytest.fixture(scope="module")

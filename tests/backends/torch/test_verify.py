@@ -36,7 +36,7 @@ def passed_rungs(report):
 
 
 def test_retrieval_tiny_passes_every_rung_through_the_emulated_kernels(engine, emulation):
-    """Smaller than the quick level's own sizes (8 of 32 steps, 4 of 32 questions); those are the slow test below."""
+    """Smaller than the quick level's own sizes (8 of 32 steps, 4 of 32 questions); the next test has more."""
     report = verify(engine, RunOptions("torch"), kernels=emulation.path, steps=8, samples=4)
     assert report.passed, report.failures
     assert passed_rungs(report) == EVERYTHING
@@ -46,7 +46,7 @@ def test_retrieval_tiny_passes_every_rung_through_the_emulated_kernels(engine, e
     assert report.near_ties.lists_compared > 200
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_retrieval_tiny_passes_the_quick_level_through_the_emulated_kernels(engine, emulation):
     """As many steps as a user's check, and a quarter of its 32 questions per placement."""
     report = verify(engine, RunOptions("torch"), kernels=emulation.path, samples=8)
