@@ -63,7 +63,8 @@ def broken_emulation(directory: Path, sources: Sequence[str], *edits: tuple[str,
     for name in sources:
         command = ["c++", *options, *included, "-x", "c++", "-c", str(PLUGINS / "src" / name)]
         _run([*command, "-o", str(directory / f"{name}.o")])
-    unchanged = [path for path in _emulation_objects() if path.name.removesuffix(".o") not in sources]
+    kernels = [path for path in _objects("kvc_emulation_objects") if path.name.removesuffix(".o") not in sources]
+    unchanged = [*kernels, *host_objects()]
     objects = map(str, [*unchanged, *(directory / f"{name}.o" for name in sources)])
     library = directory / "libkvc_emulation.so"
     exported = f"-Wl,--no-undefined,--version-script={PLUGINS / 'exports.map'}"
@@ -71,10 +72,13 @@ def broken_emulation(directory: Path, sources: Sequence[str], *edits: tuple[str,
     return library
 
 
-def _emulation_objects() -> list[Path]:
-    folder = emulation().parent
-    kinds = ("kvc_emulation.dir", "kvc_emulation_objects.dir")
-    return [path for kind in kinds for path in folder.glob(f"plugins_cuda/emulation/CMakeFiles/{kind}/**/*.o")]
+def host_objects() -> list[Path]:
+    """Everything of the emulation that is compiled but the kernels."""
+    return _objects("kvc_emulation")
+
+
+def _objects(target: str) -> list[Path]:
+    return sorted(emulation().parent.glob(f"plugins_cuda/emulation/CMakeFiles/{target}.dir/**/*.o"))
 
 
 def emulation() -> Path:

@@ -16,7 +16,7 @@ import torch
 
 from kvc_trt.kernels.c_library import KernelError
 from kvc_trt.kernels.library import KernelLibrary
-from tests.plugins_cuda.build import ROOT, made_once
+from tests.plugins_cuda.build import ROOT, host_objects
 from tests.plugins_cuda.guards import VARIABLE, Mistake, guarded, with_mistake
 
 Check = Callable[[KernelLibrary], None]
@@ -149,16 +149,11 @@ def _prefix(*flags: str) -> Path:
 
 @functools.cache
 def _unchanged() -> tuple[Path, ...]:
-    """Objects of the emulation and of the host sources, which all processes share, and the number of the mutation."""
+    """Objects of the emulation and of the host sources, and the number of the mutation."""
     number = Path(_directory.name) / "number.o"
     number.with_suffix(".cpp").write_text(f'extern "C" {{ int {VARIABLE} = 0; }}\n')
     _compile("-c", number.with_suffix(".cpp"), "-o", number)
-    return (number, *made_once("mutants", _compile_host_sources, PLUGINS, Path(__file__).parent).glob("*.o"))
-
-
-def _compile_host_sources(directory: Path) -> None:
-    for path in (*PLUGINS.glob("emulation/*.cpp"), *PLUGINS.glob("src/*.cpp")):
-        _compile("-O2", "-c", path, "-o", directory / f"{path.stem}.o")
+    return (number, *host_objects())
 
 
 def _compile(*arguments: str | Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvc_trt.kernels.c_library import SCHEDULES as ORDERS
 from kvc_trt.kernels.structs import EmulatedExecutions, EmulatedLaunch
-from tests.plugins_cuda.build import made_once
+from tests.plugins_cuda.build import host_objects, made_once
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = ROOT / "plugins_cuda"
@@ -71,9 +71,8 @@ class Toys:
 
 
 def compile_toys(directory: Path, *flags: str) -> None:
-    """Compile toys and emulation into `directory`: libtoys.so, and a library of its own for each of INSTRUMENTED."""
+    """Compile toys into `directory`: libtoys.so, and a library of its own for each of INSTRUMENTED."""
     jobs = {"toys": [TOYS / f"{name}.cu" for name in ("blocks", "limits", "mistakes", "mma", "numeric", "selection")]}
-    jobs["emulation"] = sorted((PLUGINS / "emulation").glob("*.cpp"))
     jobs |= {name: [TOYS / f"{name}.cu"] for name in INSTRUMENTED}
     running = []
     for job, units in jobs.items():
@@ -83,7 +82,7 @@ def compile_toys(directory: Path, *flags: str) -> None:
         output = process.communicate()[0]
         assert process.returncode == 0, output
     for kernels in ("toys", *INSTRUMENTED):
-        objects = [*(directory / kernels).glob("*.o"), *(directory / "emulation").glob("*.o")]
+        objects = [*(directory / kernels).glob("*.o"), *host_objects()]
         command = ["g++", "-shared", *flags, *map(str, objects), "-o", str(directory / f"lib{kernels}.so")]
         subprocess.run(command, check=True)
 
