@@ -120,6 +120,7 @@ def check_step(case: Case, state, step, lengths, node: SingleNode | None = None)
     return found["k_cache_out"], found["v_cache_out"], found["bounds_out"]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("fp8_bounds", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2, 8])
 @pytest.mark.parametrize("page_size", [1, 2, 3, 4, 5, 7])

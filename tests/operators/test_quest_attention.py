@@ -86,6 +86,7 @@ def check_step(case: Case, arrays, lengths):
     return [found["k_cache_out"], found["v_cache_out"], found["bounds_out"]]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("fp8_bounds", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2, 8])
 @pytest.mark.parametrize("page_size", [1, 3, 5])

@@ -70,6 +70,7 @@ def check_gated(library: Path, x: np.ndarray, size: int, seed: int, *, joined: b
     np.testing.assert_allclose(found, gates / (1 + np.exp(-gates)) * ups, rtol=1e-6, atol=1e-30)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("size", [16, 37, 400])
 def test_gated_units(library: Path, instructions: str, joined: bool, size: int) -> None:

@@ -23,6 +23,7 @@ def native(library: Path, kernel: int = 5, budget: int = 40, threads: int = 1) -
     return NativeNode(body.body, body.attributes, library, threads)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("kernel", [1, 5, 63, 511])

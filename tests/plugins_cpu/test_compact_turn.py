@@ -40,6 +40,7 @@ def check(arrays: list[np.ndarray], voting: list[int], node: NativeNode, budget:
         bodies.check(alone, budget, kernel, compactor=lambda *_, result=result: result)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kernel", [1, 5, 63])
 def test_unequal_rows_and_windows_equal_the_reference(

@@ -36,6 +36,7 @@ def check(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None
         np.testing.assert_array_equal(found[name], expected[name])
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size", "capacity", "lengths"),

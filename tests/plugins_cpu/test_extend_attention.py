@@ -37,6 +37,7 @@ def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray, stored: np.ndarray) -> np
     return reference.extend_attention(*tensors, torch.from_numpy(stored), new).numpy()
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("stored", "block", "group", "size"),

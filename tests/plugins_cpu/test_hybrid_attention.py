@@ -26,6 +26,7 @@ def native(case: Case, library: Path, threads: int = 1) -> NativeNode:
     return NativeNode(hybrid_body(case), attributes_of(case), library, threads)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("case", [Case(), Case(heads=6, page_size=5), Case(kv_heads=8, page_size=1), Case(page_size=7)])
 def test_rows_of_every_length_follow_the_reference_step_by_step(

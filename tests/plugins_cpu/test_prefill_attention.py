@@ -35,6 +35,7 @@ def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     return weights / weights.sum(axis=-1, keepdims=True) @ values
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("batch", "heads", "kv_heads", "size", "length"),

@@ -40,6 +40,7 @@ def assert_right(found: np.ndarray, x: np.ndarray, packed: np.ndarray, scales: n
     assert (np.abs(found - x.astype(np.float64) @ values.T) <= 1.001 * bound + 1e-30).all()
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
@@ -70,6 +71,7 @@ def test_any_shape_is_right(
     assert_right(native(x, packed, scales)["y"], x, packed, scales, bits)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("tokens", [2, 40])
 def test_the_input_is_rounded_to_8_bits_by_blocks(library: Path, instructions: str, bits: int, tokens: int) -> None:
@@ -112,6 +114,7 @@ def test_zeros_give_zeros(library: Path, instructions: str) -> None:
     assert not native(np.zeros((3, 64), np.float32), packed, scales)["y"].any()
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("tokens", [2, 20])
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])

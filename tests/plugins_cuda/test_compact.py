@@ -49,6 +49,7 @@ def test_golden_case(library: KernelLibrary) -> None:
     assert run_compact(library, case).indices[0, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 10, 11]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pool", [1, 5, 63])
 def test_random_prompts(scheduled_library: KernelLibrary, dtype: torch.dtype, pool: int) -> None:
@@ -139,6 +140,7 @@ def test_any_shape(library: KernelLibrary, data: st.DataObject) -> None:
 # ---- Caches and bounds
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page", PAGES)
 @FP8
@@ -172,6 +174,7 @@ def test_strides(library: KernelLibrary, order: tuple[int, ...]) -> None:
     assert_equal_results(found, run_compact(library, case))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
 def test_nan_and_infinity_in_keys(scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
@@ -245,6 +248,7 @@ def test_without_bounds(library: KernelLibrary, in_place: bool) -> None:
         assert_same_bits(found[name], getattr(expected, name), name)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page", [1, 3, 50, 1000])
 @pytest.mark.parametrize("in_place", [False, True])

@@ -75,6 +75,7 @@ def check_turn(library: KernelLibrary, case: TurnCase) -> CompactResult:
     return found
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("pool", [1, 5, 63])
 def test_rows_with_windows_of_their_own(scheduled_library: KernelLibrary, dtype: torch.dtype, pool: int) -> None:

@@ -182,6 +182,7 @@ def test_large_scores(library: KernelLibrary, dtype: torch.dtype, m: int) -> Non
     check_dense(library, case)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("m", [90, 700])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -52,6 +52,7 @@ def golden(**changes: Any) -> StepCase:
     return replace(case, **changes)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
 def test_golden(scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
@@ -85,6 +86,7 @@ def test_a_group_sum_of_zero_reads_the_minimum(library: KernelLibrary) -> None:
     assert check_hybrid(library, case).near_ties == 0
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
@@ -155,6 +157,7 @@ def test_nan_in_what_arrives(library: KernelLibrary, fp8: bool, where: str) -> N
     assert not output[1:].isnan().any(), "NaN of one row reached another"
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
 @pytest.mark.parametrize("slot", [0, 49, 50, 51, 99])
 @pytest.mark.parametrize(("dtype", "top_r"), [(torch.float32, 64), (torch.bfloat16, 64), (torch.float16, 49)])
@@ -185,6 +188,7 @@ def test_minus_infinity_in_every_page(library: KernelLibrary) -> None:
     assert selected_tokens(library, case)[0] == reference_tokens(case)[0] == [list(range(16))] * 2
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
 def test_nothing_hangs_on_garbage(scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:
@@ -210,6 +214,7 @@ def test_nothing_hangs_on_garbage(scheduled_library: KernelLibrary, fp8: bool, d
 
 
 @pytest.mark.slow
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page", [1, 3, 4])
 @FP8

@@ -22,6 +22,7 @@ def test_rows_within_the_limit_read_everything(
     assert [[len(head) for head in row] for row in selected_tokens(library, case)] == [[n, n] for n in counts]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
 def test_a_row_that_fits_equals_the_dense_operation(
@@ -34,6 +35,7 @@ def test_a_row_that_fits_equals_the_dense_operation(
         assert torch.equal(output, dense)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ties", [False, True])
 @FP8
@@ -74,6 +76,7 @@ def test_larger_chunks_of_a_larger_batch_change_nothing(library: KernelLibrary, 
     assert check_hybrid(library, alone).near_ties == 0 or library.executor == "cuda"
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page", [1, 4, 7])
 @FP8

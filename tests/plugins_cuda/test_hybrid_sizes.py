@@ -14,24 +14,26 @@ from tests.plugins_cuda.hybrid_steps import GROUPS, run, selected_tokens, small,
 
 
 @pytest.mark.pairwise
+@pytest.mark.parametrize("top_r", [1, 15, 16, 17, 40])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("heads", [4, 8, 16])
 @pytest.mark.parametrize("pages", [1, 7, 8, 9, 15, 16, 17, 24, 120, 121, 127, 128, 129, 136, 145, 255, 256])
-def test_the_last_tile_of_pages(library: KernelLibrary, pages: int, heads: int, dtype: torch.dtype) -> None:
+def test_the_last_tile_of_pages(library: KernelLibrary, pages: int, heads: int, dtype: torch.dtype, top_r: int) -> None:
     """Around units of 8 pages, a warp's 16, a block's 128; a last step of 16 channels with few of them and many."""
-    for top_r in (1, 15, 16, 17, 40):
-        check_hybrid(library, last_tile(pages, heads, dtype, top_r))
+    check_hybrid(library, last_tile(pages, heads, dtype, top_r))
 
 
 @pytest.mark.slow
 @pytest.mark.pairwise
+@pytest.mark.parametrize("top_r", [1, 16, 17, 40])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [4, 8, 16])
 @pytest.mark.parametrize("pages", [1, 2, 15, 16, 17, 31, 32, 33, 48, 255, 256, 257, 273, 512, 513])
-def test_the_last_tile_of_pages_in_fp8(library: KernelLibrary, pages: int, heads: int, dtype: torch.dtype) -> None:
+def test_the_last_tile_of_pages_in_fp8(
+    library: KernelLibrary, pages: int, heads: int, dtype: torch.dtype, top_r: int
+) -> None:
     """Around spans of 16 pages, a warp's 32, a block's 256."""
-    for top_r in (1, 16, 17, 40):
-        check_hybrid(library, last_tile(pages, heads, dtype, top_r, fp8=True))
+    check_hybrid(library, last_tile(pages, heads, dtype, top_r, fp8=True))
 
 
 def last_tile(pages: int, heads: int, dtype: torch.dtype, top_r: int, *, fp8: bool = False) -> StepCase:
@@ -42,6 +44,7 @@ def last_tile(pages: int, heads: int, dtype: torch.dtype, top_r: int, *, fp8: bo
     )  # fmt: skip
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("shift", range(8))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @FP8
@@ -85,6 +88,7 @@ def test_pages_past_the_last_slot_are_neither_scored_nor_changed(
     assert_same_bits(poisoned.bounds[..., pages:], case.bounds[..., pages:], "bounds past the last slot")
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
@@ -92,11 +96,14 @@ def test_groups(library: KernelLibrary, fp8: bool, group: int, dtype: torch.dtyp
     check_hybrid(library, small(heads=2 * group, dtype=dtype, fp8=fp8))
 
 
+@pytest.mark.pairwise
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", range(16, 257, 8))
 @FP8
-def test_head_sizes(library: KernelLibrary, fp8: bool, size: int) -> None:
-    for dtype, r in ((torch.bfloat16, size), (torch.float16, size // 2 + 1), (torch.float32, 3)):
-        check_hybrid(library, small(size=size, top_r=r, dtype=dtype, lengths=(100, 40), fp8=fp8))
+def test_head_sizes(library: KernelLibrary, fp8: bool, size: int, dtype: torch.dtype) -> None:
+    """With all channels chosen, about half of them, and few."""
+    top_r = {torch.bfloat16: size, torch.float16: size // 2 + 1, torch.float32: 3}[dtype]
+    check_hybrid(library, small(size=size, top_r=top_r, dtype=dtype, lengths=(100, 40), fp8=fp8))
 
 
 @pytest.mark.parametrize(
@@ -152,6 +159,7 @@ def test_the_selected_list_is_written_to_its_end(library: KernelLibrary) -> None
     assert bool((selected[2, :, 11:] == -1).all())
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("top_k", [16, 400])
 def test_a_block_takes_several_splits_of_a_long_row_within_the_budget(

@@ -25,7 +25,7 @@ from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.presets import list_presets, load_preset
 from kvc_trt.operators.schema import Operator
 from kvc_trt.operators.tensors import FP8_BOUNDS
-from tests.plugins_cuda.mutants import Mutation, compile_mutant
+from tests.plugins_cuda.mutants import RARELY_INLINED, Mutation, compile_mutant
 from tests.plugins_cuda.toys import PLUGINS
 
 OPERATIONS = {one.kernel.operation: one for one in LIBRARY_OPERATORS if one.kernel is not None}
@@ -132,6 +132,7 @@ def step(batch: int, context: int, budget: int, policy: str = "rocketkv", dtype:
 
 
 @pytest.mark.slow
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [Dtype.BFLOAT16, Dtype.FLOAT32], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("policy", OF_POLICY)
 @pytest.mark.parametrize("heads", models(), ids=str)
@@ -200,7 +201,7 @@ def forgetful() -> KernelLibrary:
     mistake = Mutation(
         "forgets_static", "src/launch_kernel.h", "if (bytes == 0) {", f"if (bytes <= {BY_DEFAULT}) {{"
     )  # fmt: skip
-    return KernelLibrary(compile_mutant(mistake, "src/hybrid_attention.cu"))
+    return KernelLibrary(compile_mutant(mistake, "src/hybrid_attention.cu", RARELY_INLINED))
 
 
 @pytest.mark.slow

@@ -113,6 +113,7 @@ def test_any_step(either: KernelLibrary, dtype: torch.dtype, data: st.DataObject
     check(either, unrotated(data.draw(steps(dtype)), data.draw(st.integers(0, 1000))))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [16, 24, 40, 64, 128, 136, 256])
 @pytest.mark.parametrize("heads", [2, 10, 32])
@@ -130,6 +131,7 @@ def test_many_rows(library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> Non
     check(library, unrotated(step_case(lengths=lengths, heads=8, size=64, dtype=dtype, fp8=fp8)))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @FP8
 def test_schedules_agree(scheduled_library: KernelLibrary, fp8: bool, dtype: torch.dtype) -> None:

@@ -89,6 +89,7 @@ of_a_block = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.pairwise
 @of_a_block
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(

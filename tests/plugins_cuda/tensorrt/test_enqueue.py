@@ -77,6 +77,7 @@ def check_same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
+@pytest.mark.pairwise
 @cases.FP8
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
 @pytest.mark.parametrize("lengths", [(61, 9, 40), (24,), (5, 0)], ids=str)
@@ -88,6 +89,7 @@ def test_compaction(enqueue, emulation, dtype, lengths, fp8):
     check_same(outputs, expected)
 
 
+@pytest.mark.pairwise
 @cases.FP8
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
 @pytest.mark.parametrize("lengths", [(61, 17, 40), (15, 3), (70, -1)], ids=str)
