@@ -27,7 +27,8 @@ from tests.plugins_cuda import build
 TAG = sys.implementation.cache_tag
 THIS = f"cp{sys.version_info[0]}{sys.version_info[1]}"
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
-COMPARED = "tests/plugins_cuda/test_every_kernel.py tests/kernels/test_ops.py tests/backends/torch/test_on_a_gpu.py"
+COMPARED = "tests/kernels/test_ops.py tests/backends/torch/test_on_a_gpu.py"
+"""A file of each folder but that of the kernels, whose test of every kernel is what the part `sanitize` runs."""
 
 
 # ---- Wheels

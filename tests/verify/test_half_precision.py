@@ -12,8 +12,8 @@ from kvc_trt.verify.ladder import verify
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "budget"),
-    [("rocketkv", 64), ("rocketkv", 128), ("rocketkv-mt", 256), ("hybrid", 256), ("sparq", 128),
-     ("expected-attention-hybrid", 64), ("expected-attention-hybrid", 128)],
+    [("rocketkv", 64), ("rocketkv-mt", 256), ("hybrid", 256), ("sparq", 128), ("expected-attention-hybrid", 64),
+     *(pytest.param(name, 128, marks=pytest.mark.exhaustive) for name in ("rocketkv", "expected-attention-hybrid"))],
 )  # fmt: skip
 def test_an_honest_engine_passes(policy, budget, tmp_path, capsys):
     path = tmp_path / "engine"
