@@ -38,6 +38,7 @@ def failed(report):
     return {rung.name: rung.checks[0].detail for rung in report.rungs if rung.status == "failed"}
 
 
+@pytest.mark.slow
 def test_a_right_engine_passes_and_polygraphy_goes_on_from_its_files(engine, tmp_path, capfd):
     arguments = [
         "verify",

@@ -14,7 +14,7 @@ import json
 import shlex
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,8 @@ BASE = "onnxruntime"
 """The executor that all others are compared with: it alone shows every tensor of a graph."""
 STEPS = 4
 """Decode steps compared."""
+STATISTICS = ("log_output_stats", "log_compared_output_stats")
+"""Polygraphy's functions that describe tensors in its log; which of them there are depends on its version."""
 GRAPHS = ("prefill", "decode")
 TOLERANCES = "tolerances.py"
 _TOLERANCES_SCRIPT = '''"""The bars of kvc-trt verify --level tensors, for polygraphy run --compare-func-script."""
@@ -97,8 +99,6 @@ def verify_tensors(
     Polygraphy's files. A difference is in the report, not raised.
     """
     require_polygraphy()
-    from polygraphy.logger import G_LOGGER
-
     others = [backend] if backend != BASE else [name for name in runners(engine.backend) if name != BASE]
     if kernels is not None and not any(backends()[name].calls_kernels for name in others):
         raise InputError(f"--kernels {kernels}: no executor that is compared calls it", hint="--backend torch")
@@ -109,8 +109,8 @@ def verify_tensors(
     comparison = _Comparison(engine, seed, steps or min(STEPS, room), directory, progress or NullProgress())
     report = comparison.report
     libraries = contextlib.nullcontext() if kernels is None else use_library(kernels)
-    with libraries, G_LOGGER.verbosity(G_LOGGER.CRITICAL), warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # Polygraphy's statistics of empty slots
+    with libraries, _without_a_log(), warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # Polygraphy's differences of empty slots
         for other in others:
             comparison.add(other)
         for graph in GRAPHS:
@@ -119,6 +119,26 @@ def verify_tensors(
         report.next_commands += [_next_command(report, graph, directory) for graph in GRAPHS]
     report.seconds = time.monotonic() - started
     return report
+
+
+@contextlib.contextmanager
+def _without_a_log() -> Iterator[None]:
+    """Let Polygraphy log nothing during the block, and compute no statistics of tensors for its log.
+
+    It computes them whatever it logs, which takes longer than to run and compare the graphs.
+    """
+    from polygraphy.comparator import util
+    from polygraphy.logger import G_LOGGER
+
+    statistics = {name: getattr(util, name) for name in STATISTICS if hasattr(util, name)}
+    with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
+        for name in statistics:
+            setattr(util, name, lambda *given, **options: None)
+        try:
+            yield
+        finally:
+            for name, function in statistics.items():
+                setattr(util, name, function)
 
 
 def _next_command(report: Report, graph: str, directory: Path) -> str:
