@@ -12,10 +12,11 @@ ABI, `torch.ops`, the TensorRT plugins. Importing this module imports neither on
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.operators import KVC_DOMAIN, OPSET
 from kvc_trt.operators.dimensions import (
     COMMON_FORMULAS,
@@ -30,6 +31,7 @@ from kvc_trt.operators.dimensions import (
 if TYPE_CHECKING:
     from onnx import FunctionProto
 
+    from kvc_trt.models.cache_formats import CacheFormat, VectorFormat
     from kvc_trt.operators.emitter import Emitter, Value
     from kvc_trt.operators.shapes import Layout
 
@@ -65,6 +67,9 @@ class Attribute:
     """Name of another attribute or size that it may not exceed."""
 
 
+CACHE_FORMAT = Attribute("cache_format", 0, 4, "how keys and values are stored", bits=32)
+
+
 @dataclass(frozen=True)
 class Tensor:
     """One input or output of an operator."""
@@ -80,6 +85,11 @@ class Tensor:
     """For state: the value of an empty slot or page."""
     optional: bool = False
     """True if a kernel may omit this output (a null pointer)."""
+    stored: Literal["keys", "values", "channels"] | None = None
+    """The vectors of a cache: in a format these are codes, and the operator has their scales and minima too. Channels
+    of keys are codes alone, never packed: their scales are those of the keys."""
+    parts_as: str | None = None
+    """What the names of its scales and minima begin with; None: its own name without "_cache"."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +140,17 @@ class Operator:
     native: bool = True
     """True if plugins_cpu may implement it; otherwise it is no part of that library's interface.
     A turn's operators are not: their time goes into matrix products, which ONNX Runtime computes as fast."""
+    stores: bool = False
+    """True if it stores or reads vectors of a cache, so that what it computes depends on the cache's format."""
+
+    def in_format(self, form: CacheFormat) -> Operator:
+        """Return the operator over caches of a format; itself if that is `auto`, or if it does not depend on it."""
+        if not self.stores or form.keys is None:
+            return self
+        inputs, outputs = (
+            tuple(part for tensor in side for part in parts_of(tensor, form)) for side in (self.inputs, self.outputs)
+        )
+        return replace(self, inputs=inputs, outputs=outputs, attributes=(*self.attributes, CACHE_FORMAT))
 
     @cached_property
     def state(self) -> tuple[Tensor, ...]:
@@ -148,12 +169,12 @@ class Operator:
 
         if self.write is None:
             raise ValueError(f"{self.name} has no body: it is an operator of the kernel libraries alone")
-        emit = Emitter()
+        emit, own = Emitter(), self.in_format(layout.cache_format)
         written = self.write(emit, layout)
-        self._check_names("outputs", written, self.outputs)
-        outputs = {name: written[name] for name in _names(self.outputs)}
+        own._check_names("outputs", written, own.outputs)
+        outputs = {name: written[name] for name in _names(own.outputs)}
         return make_function(
-            KVC_DOMAIN, self.name, _names(self.inputs), outputs, _names(self.attributes), emit, opset=OPSET
+            KVC_DOMAIN, self.name, _names(own.inputs), outputs, _names(own.attributes), emit, opset=OPSET
         )
 
     def call(
@@ -168,17 +189,19 @@ class Operator:
         `outputs` names all of the values; without it they get generated names. Raises ValueError unless exactly the
         operator's inputs, outputs and attributes are given.
         """
-        self._check_names("inputs", inputs, self.inputs)
-        self._check_names("attributes", attributes, self.attributes)
-        names = _names(self.outputs)
+        form = next(form for form in CACHE_FORMATS.values() if form.code == attributes.get(CACHE_FORMAT.name, 0))
+        own = self.in_format(form)
+        own._check_names("inputs", inputs, own.inputs)
+        own._check_names("attributes", attributes, own.attributes)
+        names = _names(own.outputs)
         if outputs is not None:
-            self._check_names("outputs", outputs, self.outputs)
+            own._check_names("outputs", outputs, own.outputs)
         made = emit.call(
             self.name,
-            *(inputs[name] for name in _names(self.inputs)),
+            *(inputs[name] for name in _names(own.inputs)),
             outputs=len(names) if outputs is None else [outputs[name] for name in names],
             domain=KVC_DOMAIN,
-            **{name: attributes[name] for name in _names(self.attributes)},
+            **{name: attributes[name] for name in _names(own.attributes)},
             **PLUGIN_ATTRIBUTES,
         )
         return dict(zip(names, (made,) if isinstance(made, str) else made, strict=True))
@@ -255,6 +278,32 @@ class Operator:
     ) -> None:
         if set(found) != set(_names(expected)):
             raise ValueError(f"{self.name}: expected {kind} {', '.join(_names(expected))}, found {', '.join(found)}")
+
+
+def parts_of(tensor: Tensor, form: CacheFormat) -> tuple[Tensor, ...]:
+    """Return the tensors of an operator that hold one of its tensors in a format: itself, or codes and numbers."""
+    vector = form.values if tensor.stored == "values" else form.keys
+    if tensor.stored is None or vector is None:
+        return (tensor,)
+    if tensor.stored == "channels":
+        return (replace(tensor, element=INT8),)
+    names = part_names(tensor, vector)
+    aliases = [None if tensor.alias is None else name.removesuffix("_out") for name in names]
+    codes = "D" if vector.code_bits == 8 else "D/2"
+    kinds = [(INT8, codes), (INT8 if vector.scale_bytes == 1 else FLOAT16, "groups"), (FLOAT16, "groups")]
+    return tuple(
+        replace(tensor, name=name, element=element, alias=alias, shape=(*tensor.shape[:-1], last))
+        for name, alias, (element, last) in zip(names, aliases, kinds[: len(names)], strict=True)
+    )
+
+
+def part_names(tensor: Tensor, vector: VectorFormat | None) -> list[str]:
+    """Return the names of a tensor's codes, scales, and minima where the format has them; None: its own name."""
+    if vector is None:
+        return [tensor.name]
+    before, after = tensor.name.removesuffix("_out"), "_out" * tensor.name.endswith("_out")
+    own = tensor.parts_as or before.removesuffix("_cache")
+    return [tensor.name, f"{own}_scale{after}", *([f"{own}_minimum{after}"] if vector.grouped else [])]
 
 
 def _names(parts: tuple[Tensor, ...] | tuple[Attribute, ...]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS, CacheFormat
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators.dimensions import page_multiple
 
@@ -78,6 +79,8 @@ class Layout:
     """True if page bounds are fp8 codes."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Numbers that cannot be attributes, by name ("pool_kernel"): ONNX wants a list, or the body depends on them."""
+    cache_format: CacheFormat = CACHE_FORMATS[AUTO]
+    """How caches store keys and values."""
 
     @property
     def lowest(self) -> np.ndarray:
