@@ -10,8 +10,8 @@ from kvc_trt.operators.schema import BOUND, CACHE, INT32, INT64, Attribute, Tens
 QUERY = Tensor("query", CACHE, ("B", "H", "D"), "after RoPE")
 K_NEW = Tensor("k_new", CACHE, ("B", "G", "D"), "after RoPE")
 V_NEW = Tensor("v_new", CACHE, ("B", "G", "D"))
-K_CACHE = Tensor("k_cache", CACHE, ("B", "G", "C", "D"))
-V_CACHE = Tensor("v_cache", CACHE, ("B", "G", "C", "D"))
+K_CACHE = Tensor("k_cache", CACHE, ("B", "G", "C", "D"), stored="keys")
+V_CACHE = Tensor("v_cache", CACHE, ("B", "G", "C", "D"), stored="values")
 BOUNDS = Tensor(
     "bounds",
     BOUND,

@@ -87,6 +87,10 @@ class SingleNode:
     def session(self, types: tuple[str, ...]):
         return open_session(self.model(types))
 
+    def named(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run it on the arrays of its inputs' names; others are ignored."""
+        return self(*(arrays[name] for name in self.body.input))
+
     def __call__(self, *arrays):
         types = tuple(str(array.dtype) for array in arrays)
         if types not in self._sessions:

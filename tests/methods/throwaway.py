@@ -54,7 +54,7 @@ def _write_compact(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
         squares = branch.ReduceSum(branch.Mul(keys, keys), [3], keepdims=0)
         return among_row(branch, squares, branch.Less(columns, branch.Reshape("prompt_lengths", [-1, 1, 1])))
 
-    return keep_best(emit, rank).outputs
+    return keep_best(emit, layout, rank).outputs
 
 
 def _write_step(emit: Emitter, layout: Layout) -> Mapping[str, Value]:

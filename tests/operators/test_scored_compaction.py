@@ -18,7 +18,7 @@ LENGTHS, BUDGET, CAPACITY = np.array([9, 4, 2]), 4, 6
 PAGING = {"page_size": 2, "fp8_bounds": 0}
 
 
-def even_first(emit):
+def even_first(emit, tables):
     """Even positions before odd ones."""
     columns = count_to(emit, size(emit, "k", 2))
     even = float32(emit, emit.Equal(emit.Mod(columns, 2), 0))

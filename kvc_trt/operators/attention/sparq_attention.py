@@ -37,7 +37,7 @@ from kvc_trt.operators.tensors import (
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
 
-CHANNELS = Tensor("channels", CACHE, ("B", "G", "D", "C"), "the keys once more, channel by channel")
+CHANNELS = Tensor("channels", CACHE, ("B", "G", "D", "C"), "the keys once more, channel by channel", stored="channels")
 VALUE_SUM = Tensor("value_sum", FLOAT, ("B", "G", "D"), "sum of all stored values")
 
 

@@ -30,6 +30,7 @@ from kvc_trt.operators.tensors import (
     V_CACHE,
     WINDOW,
 )
+from kvc_trt.operators.vectors import EXACT, Tables, Vectors, stored_tables
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
 NOT_A_NUMBER, PADDING = -1.0, -2.0
 """Ranks below every score (scores are sums of probabilities)."""
 PROTECTED = np.float32(3e38)
+
+STORED_KEYS = replace(
+    PROMPT_KEYS, summary="the stored tokens, then the new ones; after RoPE", stored="keys", parts_as="joined_k"
+)
+STORED_VALUES = replace(PROMPT_VALUES, summary="", stored="values", parts_as="joined_v")
 
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
@@ -46,20 +52,22 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     computed. Two numbers cannot be attribute references in ONNX and are written into the body: `pool_kernel` (MaxPool
     takes a list) and `lowest`, the lowest finite number of the cache type, which marks empty pages.
     """
-    pool_kernel = int(layout.number("pool_kernel"))
-    kept = keep_best(emit, lambda branch: rank(branch, pool_kernel))
-    return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout)}
+    return _kept(emit, layout, EXACT)
 
 
 def _write_turn(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body of KvcCompactTurn: KvcCompact over stored and new tokens, each row with its own window."""
+    return _kept(emit, layout, stored_tables(layout, STORED_KEYS, STORED_VALUES), "window_lengths")
+
+
+def _kept(emit: Emitter, layout: Layout, tables: Tables, voting: Value | None = None) -> dict[str, Value]:
     pool_kernel = int(layout.number("pool_kernel"))
-    kept = keep_best(emit, lambda branch: rank(branch, pool_kernel, "window_lengths"))
+    kept = keep_best(emit, layout, lambda branch: rank(branch, tables.keys, pool_kernel, voting), tables)
     return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout)}
 
 
-def rank(emit: Emitter, pool_kernel: int, voting: Value | None = None) -> Value:
-    """Return the rank of each prompt position, FLOAT [B,G,S] (steps 2 to 8); the window ranks highest.
+def rank(emit: Emitter, keys: Vectors, pool_kernel: int, voting: Value | None = None) -> Value:
+    """Return the rank of each position of `keys`, FLOAT [B,G,S] (steps 2 to 8); the window ranks highest.
 
     The last `voting` INT64 [B] rows of q_window are the window; None: all of them.
     """
@@ -67,14 +75,14 @@ def rank(emit: Emitter, pool_kernel: int, voting: Value | None = None) -> Value:
     columns = count_to(emit, size(emit, "k", 2))
     window = size(emit, "q_window", 2) if voting is None else emit.Reshape(voting, [-1, 1, 1])
     prefix = emit.Less(columns, emit.Sub(rows, window))
-    observed = emit.Where(prefix, observed_attention(emit, rows, columns, voting), NOT_A_NUMBER)
+    observed = emit.Where(prefix, observed_attention(emit, keys, rows, columns, voting), NOT_A_NUMBER)
     reach = (pool_kernel - 1) // 2
     pooled = emit.MaxPool(observed, kernel_shape=[pool_kernel], pads=[reach, reach])
     score = emit.Where(emit.GreaterOrEqual(pooled, 0.0), pooled, NOT_A_NUMBER)
     return str(emit.Where(prefix, score, emit.Where(emit.Less(columns, rows), PROTECTED, PADDING)))
 
 
-def observed_attention(emit: Emitter, rows: Value, columns: Value, voting: Value | None = None) -> Value:
+def observed_attention(emit: Emitter, keys: Vectors, rows: Value, columns: Value, voting: Value | None = None) -> Value:
     """Return the attention of the window's queries to each key, summed over queries, then the group; FLOAT [B,G,S].
 
     Of each row of q_window the last `voting` INT64 [B] queries count; None: all. One KV head at a time: the scores of
@@ -92,8 +100,8 @@ def observed_attention(emit: Emitter, rows: Value, columns: Value, voting: Value
     by_head = emit.Concat([0, -1], window, size(emit, "k", 2), axis=0)
 
     def one_head(body: Emitter, head: Value) -> Value:
-        keys = float32(body, body.Gather("k", head, axis=1))
-        scores = body.MatMul(body.Gather(query, head, axis=1), body.Transpose(keys, perm=[0, 2, 1]))
+        own = keys.of_head(body, head)
+        scores = body.MatMul(body.Gather(query, head, axis=1), body.Transpose(own, perm=[0, 2, 1]))
         probabilities = body.Softmax(body.Where(hidden, MASKED, body.Reshape(scores, by_head)), axis=-1)
         if silent is not None:
             probabilities = body.Where(silent, 0.0, probabilities)
@@ -102,22 +110,29 @@ def observed_attention(emit: Emitter, rows: Value, columns: Value, voting: Value
     return str(emit.Transpose(emit.collect(scalar(emit, size(emit, "k", 1)), one_head), perm=[1, 0, 2]))
 
 
-def page_bounds(emit: Emitter, keys: Value, stored: Value, layout: Layout) -> Value:
-    """Return page maxima of K and of -K over the `stored` slots of `keys` [B,G,n,D], channel-major [B,G,2D,P].
+def page_bounds(emit: Emitter, keys: Vectors, stored: Value, layout: Layout) -> Value:
+    """Return page maxima of K and of -K over the `stored` slots of `keys`, n of them, channel-major [B,G,2D,P].
 
-    Where bounds are fp8, their codes.
+    Where bounds are fp8, their codes. Bounds of keys in a format are those of what attention reads.
     """
     page_size = one(emit, emit.attribute("page_size"))
     capacity = one(emit, emit.attribute("capacity"))
-    pages, lowest = _stored_pages(emit, capacity, page_size, layout.page_multiple), layout.lowest
-    by_channel = emit.Transpose(keys, perm=[0, 1, 3, 2])
+    pages = _stored_pages(emit, capacity, page_size, layout.page_multiple)
+    lowest = layout.lowest if keys.format is None else layout.lowest.astype(np.float32)
+    by_channel = emit.Transpose(keys.read(emit), perm=[0, 1, 3, 2])
     both = emit.Concat(by_channel, emit.Neg(by_channel), axis=2)
+    if keys.format is not None:  # a maximum may lose a NaN, which all channels of a vector have or none
+        both = emit.Where(emit.IsNaN(emit.Gather(by_channel, [0], axis=2)), np.float32(np.inf), both)
     marked = emit.Where(emit.Unsqueeze(stored, [2]), both, lowest)
     missing = emit.Sub(emit.Mul(pages, page_size), size(emit, marked, 3))
     padded = emit.Pad(marked, emit.Concat([0], missing, axis=0), lowest, [3])
     paged = emit.Reshape(padded, emit.Concat([0, 0, 0], pages, page_size, axis=0))
     maxima = emit.ReduceMax(paged, [4], keepdims=0)
-    return write_codes(emit, float32(emit, maxima)) if layout.fp8_bounds else str(maxima)
+    if layout.fp8_bounds:
+        return write_codes(emit, float32(emit, maxima))
+    if keys.format is None:
+        return str(maxima)
+    return emit.cast(emit.Where(emit.IsInf(maxima), np.float32(np.nan), maxima), layout.lowest.dtype)
 
 
 def _stored_pages(emit: Emitter, capacity: Value, page_size: Value, multiple: int) -> Value:
@@ -148,6 +163,7 @@ COMPACT = Operator(
     ),
     formulas={"C": "capacity"},
     write=_write,
+    stores=True,
     kernel=Kernel(
         "kvc_compact",
         "KvcCompactParams",
@@ -172,8 +188,8 @@ COMPACT_TURN = Operator(
     summary="Keep the part of stored and new tokens that the last queries of a turn look at.",
     inputs=(
         replace(WINDOW, summary="the last queries of the turn, right-aligned"),
-        replace(PROMPT_KEYS, summary="the stored tokens, then the new ones; after RoPE"),
-        replace(PROMPT_VALUES, summary=""),
+        STORED_KEYS,
+        STORED_VALUES,
         replace(PROMPT_LENGTHS, summary="stored and new tokens"),
         Tensor("window_lengths", INT64, ("B",), "how many rows of q_window are the row's own, 1..W"),
     ),
@@ -187,5 +203,6 @@ COMPACT_TURN = Operator(
     attributes=COMPACT.attributes,
     formulas=COMPACT.formulas,
     write=_write_turn,
+    stores=True,
     kernel=Kernel("kvc_compact_turn", "KvcCompactTurnParams", reserved=True),
 )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body of KvcCompactHeavyHitters. S is a multiple of PROMPT_BLOCK."""
     received = _received(emit)
-    return keep_with_scores(emit, received, lambda branch: _rank(branch, received))
+    return keep_with_scores(emit, layout, received, lambda branch: _rank(branch, received))
 
 
 def _received(emit: Emitter) -> Value:

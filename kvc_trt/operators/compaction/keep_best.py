@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvc_trt.operators.shapes import count_to, int32, into_slots, one, pad_end, size
+from kvc_trt.operators.shapes import Layout, count_to, int32, into_slots, one, pad_end, size
+from kvc_trt.operators.tensors import K_CACHE, V_CACHE
+from kvc_trt.operators.vectors import EXACT, Tables, Vectors
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
@@ -23,20 +25,21 @@ NOT_A_NUMBER, PADDING = np.float32(-2e38), np.float32(-3e38)
 class KeptValues:
     """The result of a compaction."""
 
-    keys: Value
-    """[B,G,n,D]: the kept keys, before they are put into the slots of a cache."""
+    keys: Vectors
+    """The n kept keys as they are stored, before they are put into the slots of a cache."""
     stored: Value
     """BOOL [B,1,n]: which of them are real, not padding."""
     positions: Value
     """INT64 [B,G,n]: their prompt positions, ascending; undefined for padding."""
     outputs: dict[str, Value]
-    """The operator's outputs k_cache, v_cache, cache_lengths and indices."""
+    """The operator's outputs k_cache, v_cache and what their format adds, cache_lengths and indices."""
 
 
-def keep_best(emit: Emitter, rank: Callable[[Emitter], Value]) -> KeptValues:
-    """Keep the `prompt_budget` tokens of highest rank of each row of `k`, `v`; rows that fit keep everything.
+def keep_best(emit: Emitter, layout: Layout, rank: Callable[[Emitter], Value], tables: Tables = EXACT) -> KeptValues:
+    """Keep the `prompt_budget` tokens of highest rank of each row of `tables`; rows that fit keep everything.
 
-    `rank` writes FLOAT [B,G,S]; it is not computed if all rows fit. The lowest index wins among equals.
+    `rank` writes FLOAT [B,G,S]; it is not computed if all rows fit. The lowest index wins among equals. What stays of
+    exact tables is stored in the engine's format; what is stored already moves as it is.
     """
     budget = emit.attribute("prompt_budget")
 
@@ -44,29 +47,32 @@ def keep_best(emit: Emitter, rank: Callable[[Emitter], Value]) -> KeptValues:
         _, best = branch.TopK(rank(branch), one(branch, budget), outputs=2, axis=2, sorted=0)
         kept, _ = branch.TopK(best, one(branch, budget), outputs=2, axis=2, largest=0)
         where = branch.Unsqueeze(kept, [3])
-        return [*(branch.GatherND(table, where, batch_dims=2) for table in ("k", "v")), kept]
+        return [*(branch.GatherND(part, where, batch_dims=2) for part in tables.parts), kept]
 
     def keep(branch: Emitter) -> list[Value]:
         slots = branch.Min(size(branch, "k", 2), one(branch, budget))
         everything = branch.Expand(count_to(branch, slots), branch.Concat(branch.Shape("k", end=2), [1], axis=0))
-        return [*(branch.Slice(table, [0], slots, [2]) for table in ("k", "v")), everything]
+        return [*(branch.Slice(part, [0], slots, [2]) for part in tables.parts), everything]
 
     too_long = emit.Greater(emit.ReduceMax("prompt_lengths", keepdims=0), budget)
-    keys, values, kept = emit.choose(too_long, evict, keep, outputs=3)
+    *parts, kept = emit.choose(too_long, evict, keep, outputs=len(tables.parts) + 1)
     lengths = emit.Min("prompt_lengths", budget)
-    stored = emit.Less(count_to(emit, size(emit, keys, 2)), emit.Reshape(lengths, [-1, 1, 1]))
-    k_cache, v_cache = (into_slots(emit, rows, emit.Unsqueeze(stored, [3])) for rows in (keys, values))
+    stored = emit.Less(count_to(emit, size(emit, parts[0], 2)), emit.Reshape(lengths, [-1, 1, 1]))
+    held = tables.of(parts).stored(emit, layout)
+    caches = held.map(lambda rows: into_slots(emit, rows, emit.Unsqueeze(stored, [3]))).named(K_CACHE, V_CACHE)
     indices = pad_end(emit, emit.Where(stored, kept, -1), emit.attribute("capacity"), np.int64(-1))
-    outputs = {"k_cache": k_cache, "v_cache": v_cache, "cache_lengths": lengths, "indices": int32(emit, indices)}
-    return KeptValues(keys, stored, kept, outputs)
+    outputs = {**caches, "cache_lengths": lengths, "indices": int32(emit, indices)}
+    return KeptValues(held.keys, stored, kept, outputs)
 
 
-def keep_with_scores(emit: Emitter, scores: Value, rank: Callable[[Emitter], Value]) -> dict[str, Value]:
+def keep_with_scores(
+    emit: Emitter, layout: Layout, scores: Value, rank: Callable[[Emitter], Value], tables: Tables = EXACT
+) -> dict[str, Value]:
     """Keep tokens as `keep_best` does; the result has their `scores` and `slot_positions` too.
 
     `scores` is FLOAT [B,G,S]. `slot_positions` equals `indices`: the text position of each slot's token, -1 if empty.
     """
-    kept = keep_best(emit, rank)
+    kept = keep_best(emit, layout, rank, tables)
     gathered = emit.GatherElements(scores, kept.positions, axis=2)
     return {
         **kept.outputs,

@@ -12,6 +12,7 @@ import numpy as np
 from kvc_trt.operators.compaction.keep_best import among_row
 from kvc_trt.operators.compaction.scored import scored_compaction
 from kvc_trt.operators.shapes import count_to, float32, scalar, size
+from kvc_trt.operators.vectors import Tables
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
@@ -20,14 +21,14 @@ SHORTEST = np.float32(1e-12)
 """Smallest length by which a key is divided, so that a key of zeros stays one."""
 
 
-def _rank(emit: Emitter) -> Value:
-    """Return the rank of each prompt position, FLOAT [B,G,S]: low along the row's mean direction."""
+def _rank(emit: Emitter, tables: Tables) -> Value:
+    """Return the rank of each position, FLOAT [B,G,S]: low along the row's mean direction."""
     rows, columns = emit.Reshape("prompt_lengths", [-1, 1]), count_to(emit, size(emit, "k", 2))
     real = emit.Less(columns, rows)
     count = float32(emit, emit.Unsqueeze(rows, [2]))
 
     def one_head(body: Emitter, head: Value) -> Value:
-        keys = float32(body, body.Gather("k", head, axis=1))
+        keys = tables.keys.of_head(body, head)
         length = body.Max(body.ReduceL2(keys, [2]), SHORTEST)
         scaled = body.Where(body.Unsqueeze(real, [2]), body.Div(keys, length), 0.0)
         anchor = body.Div(body.ReduceSum(scaled, [1]), count)
@@ -41,4 +42,10 @@ COMPACT_KEYDIFF = scored_compaction(
     "KvcCompactKeydiff",
     "Keep the tokens of a prompt whose keys differ most from the mean direction of all keys.",
     _rank,
+)
+COMPACT_KEYDIFF_OF_TURN = scored_compaction(
+    "KvcCompactKeydiffOfTurn",
+    "KvcCompactKeydiff over stored and new tokens of a cache that has a format.",
+    _rank,
+    of_turn=True,
 )

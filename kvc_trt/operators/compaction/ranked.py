@@ -31,13 +31,14 @@ from kvc_trt.operators.tensors import (
     V_CACHE,
     WINDOW,
 )
+from kvc_trt.operators.vectors import EXACT, stored_tables
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
 
 KEPT = (
-    Tensor("k_kept", CACHE, ("B", "G", "N", "D")),
-    Tensor("v_kept", CACHE, ("B", "G", "N", "D")),
+    Tensor("k_kept", CACHE, ("B", "G", "N", "D"), stored="keys"),
+    Tensor("v_kept", CACHE, ("B", "G", "N", "D"), stored="values"),
     Tensor("kept", INT64, ("B", "G", "N"), "prompt positions, ascending"),
     Tensor("ranks", INT64, ("B", "G", "N"), "which of them would be kept first"),
 )
@@ -50,11 +51,11 @@ def _write_ranked(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body of KvcCompactRanked. Padding ranks last."""
     pool_kernel = int(layout.number("pool_kernel"))
     wanted = emit.Min(one(emit, emit.attribute("prompt_budget")), size(emit, "k", 2))
-    _, best = emit.TopK(rank(emit, pool_kernel), wanted, outputs=2, axis=2)
+    _, best = emit.TopK(rank(emit, EXACT.keys, pool_kernel), wanted, outputs=2, axis=2)
     kept, ranks = emit.TopK(best, wanted, outputs=2, axis=2, largest=0)
     where = emit.Unsqueeze(kept, [3])
-    keys, values = (emit.GatherND(rows, where, batch_dims=2) for rows in ("k", "v"))
-    return {"k_kept": keys, "v_kept": values, "kept": kept, "ranks": ranks}
+    held = EXACT.map(lambda rows: emit.GatherND(rows, where, batch_dims=2)).stored(emit, layout)
+    return {**held.named(*KEPT[:2]), "kept": kept, "ranks": ranks}
 
 
 def _write_trim(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
@@ -65,13 +66,12 @@ def _write_trim(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     slots, _ = emit.TopK(emit.Where(stays, count_to(emit, entries), LAST_INDEX), entries, outputs=2, axis=2, largest=0)
     taken = emit.Min(slots, emit.Sub(entries, 1))
     stored = emit.Less(count_to(emit, entries), emit.Reshape(lengths, [-1, 1, 1]))
-    keys, values = (_gathered(emit, rows, taken) for rows in ("k_kept", "v_kept"))
-    k_cache, v_cache = (into_slots(emit, rows, emit.Unsqueeze(stored, [3])) for rows in (keys, values))
+    held = stored_tables(layout, *KEPT[:2]).map(lambda rows: _gathered(emit, rows, taken))
+    caches = held.map(lambda rows: into_slots(emit, rows, emit.Unsqueeze(stored, [3])))
     positions = emit.Where(stored, emit.GatherElements("kept", taken, axis=2), -1)
     return {
-        "k_cache": k_cache,
-        "v_cache": v_cache,
-        "bounds": page_bounds(emit, keys, stored, layout),
+        **caches.named(K_CACHE, V_CACHE),
+        "bounds": page_bounds(emit, held.keys, stored, layout),
         "cache_lengths": lengths,
         "indices": int32(emit, pad_end(emit, positions, emit.attribute("capacity"), np.int64(-1))),
     }
@@ -89,6 +89,7 @@ COMPACT_RANKED = Operator(
     attributes=(Attribute("prompt_budget", 1, MAX_TOKENS, "the largest budget that the layer may get"),),
     formulas={"N": "min(prompt_budget, S)"},
     write=_write_ranked,
+    stores=True,
 )
 
 TRIM = Operator(
@@ -99,4 +100,5 @@ TRIM = Operator(
     attributes=(CAPACITY, PAGE_SIZE, FP8_BOUNDS),
     formulas={"C": "capacity"},
     write=_write_trim,
+    stores=True,
 )

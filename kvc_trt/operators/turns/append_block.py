@@ -16,6 +16,7 @@ from kvc_trt.operators.fp8_bounds import write_codes, write_ranks
 from kvc_trt.operators.schema import CACHE, INT64, Kernel, Operator, Tensor
 from kvc_trt.operators.shapes import Layout, count_to, float32, size
 from kvc_trt.operators.tensors import BOUNDS, CACHE_LENGTHS, FP8_BOUNDS, K_CACHE, PAGE_SIZE, V_CACHE, updated
+from kvc_trt.operators.vectors import Tables, Vectors, stored_tables
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 K_BLOCK = Tensor("k_new", CACHE, ("B", "G", "M", "D"), "after RoPE; padded on the right")
 V_BLOCK = Tensor("v_new", CACHE, ("B", "G", "M", "D"))
 LENGTHS = Tensor("lengths", INT64, ("B",), "new tokens of each row, 1..M")
+
+
+NEW = Tables(Vectors(("k_new",)), Vectors(("v_new",)))
 
 
 class BlockPlaces:
@@ -64,14 +68,17 @@ def by_channel(emit: Emitter, places: BlockPlaces, block: Value) -> Value:
 def _write_append(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body of KvcAppendBlock: token i of row b goes to slot cache_lengths[b] + i."""
     places = BlockPlaces(emit)
-    return {f"{table}_out": places.write(table, block) for table, block in (("k_cache", "k_new"), ("v_cache", "v_new"))}
+    caches = stored_tables(layout, K_CACHE, V_CACHE)
+    return caches.with_new(NEW.stored(emit, layout), places.write).named(updated(K_CACHE), updated(V_CACHE))
 
 
 def _write_bounds(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body of KvcRaiseBounds: each token raises the maxima of its page."""
     places = BlockPlaces(emit)
-    keys = by_channel(emit, places, "k_new")
+    keys = by_channel(emit, places, NEW.keys.stored(emit, layout.cache_format.keys).read(emit))
     columns = emit.Concat(keys, emit.Neg(keys), axis=2)
+    if layout.cache_format.keys is not None and not layout.fp8_bounds:
+        columns = emit.cast(columns, layout.lowest.dtype)
     pages = emit.Unsqueeze(emit.Div(places.slots, emit.attribute("page_size")), [1, 2])
     where = emit.Expand(pages, emit.Shape(columns))
     if not layout.fp8_bounds:
@@ -83,11 +90,11 @@ def _write_bounds(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 
 def _write_channels(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body of KvcAppendChannels."""
-    places = BlockPlaces(emit)
-    columns = by_channel(emit, places, "k_new")
+    places, stored = BlockPlaces(emit), NEW.stored(emit, layout)
+    columns = by_channel(emit, places, stored.keys.codes(emit))
     where = emit.Expand(emit.Unsqueeze(places.slots, [1, 2]), emit.Shape(columns))
     real = emit.Less(count_to(emit, size(emit, "v_new", 2)), emit.Reshape("lengths", [-1, 1]))
-    values = emit.Where(emit.Unsqueeze(real, [1, 3]), float32(emit, "v_new"), np.float32(0))
+    values = emit.Where(emit.Unsqueeze(real, [1, 3]), stored.values.widened(emit), np.float32(0))
     return {
         "channels_out": emit.ScatterElements("channels", where, columns, axis=3),
         "value_sum_out": emit.Add("value_sum", emit.ReduceSum(values, [2], keepdims=0)),
@@ -100,6 +107,7 @@ APPEND_BLOCK = Operator(
     inputs=(K_BLOCK, V_BLOCK, K_CACHE, V_CACHE, CACHE_LENGTHS, LENGTHS),
     outputs=(updated(K_CACHE), updated(V_CACHE)),
     write=_write_append,
+    stores=True,
     kernel=Kernel("kvc_append_block", "KvcAppendBlockParams"),
     native=False,
 )
@@ -110,6 +118,7 @@ RAISE_BOUNDS = Operator(
     outputs=(updated(BOUNDS),),
     attributes=(PAGE_SIZE, FP8_BOUNDS),
     write=_write_bounds,
+    stores=True,
     kernel=Kernel("kvc_raise_bounds", "KvcRaiseBoundsParams"),
     native=False,
 )
@@ -119,5 +128,6 @@ APPEND_CHANNELS = Operator(
     inputs=(K_BLOCK, V_BLOCK, CHANNELS, VALUE_SUM, CACHE_LENGTHS, LENGTHS),
     outputs=(updated(CHANNELS), updated(VALUE_SUM)),
     write=_write_channels,
+    stores=True,
     native=False,
 )

@@ -14,13 +14,21 @@ import numpy as np
 from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.operators.schema import CACHE, INT64, Operator, Tensor
 from kvc_trt.operators.shapes import MASKED, Layout, attention_scale, count_to, float32, one, scalar, size
+from kvc_trt.operators.vectors import Vectors, stored_tables
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
 
 TURN_QUERIES = Tensor("q", CACHE, ("B", "H", "M", "D"), "of the new tokens, after RoPE; padded on the right")
-TURN_KEYS = Tensor("k", CACHE, ("B", "G", "T", "D"), "the stored entries, then the new ones; after RoPE")
-TURN_VALUES = Tensor("v", CACHE, ("B", "G", "T", "D"))
+TURN_KEYS = Tensor(
+    "k",
+    CACHE,
+    ("B", "G", "T", "D"),
+    "the stored entries, then the new ones; after RoPE",
+    stored="keys",
+    parts_as="joined_k",
+)
+TURN_VALUES = Tensor("v", CACHE, ("B", "G", "T", "D"), stored="values", parts_as="joined_v")
 STORED_BEFORE = Tensor("cache_lengths", INT64, ("B",), "entries before the new ones")
 
 
@@ -48,9 +56,9 @@ def query_blocks(emit: Emitter) -> QueryBlocks:
 
 
 def weights_of_turn(
-    emit: Emitter, blocks: QueryBlocks, index: Value, stored: Value = "cache_lengths"
+    emit: Emitter, blocks: QueryBlocks, keys: Vectors, index: Value, stored: Value = "cache_lengths"
 ) -> tuple[Value, Value, Value]:
-    """Return the attention FLOAT [B,G,g,b,end] of block `index` to the first entries of `k`, `stored` [B] of them old.
+    """Return the attention FLOAT [B,G,g,b,end] of block `index` to the first of `keys`, `stored` [B] of them old.
 
     Also return their number `end`, INT64 [1], and the place in the turn of each of the block's queries, INT64 [b].
     """
@@ -60,8 +68,8 @@ def weights_of_turn(
     longest = emit.Add(emit.ReduceMax(stored), emit.Add(start, blocks.size))
     end = emit.Min(longest, size(emit, "k", 2))
     matrix = emit.Reshape(rows, emit.Concat([0, 0, -1], size(emit, "q", 3), axis=0))
-    keys = float32(emit, emit.Slice("k", [0], end, [2]))
-    scores = emit.MatMul(matrix, emit.Transpose(keys, perm=[0, 1, 3, 2]))
+    seen = keys.map(lambda part: emit.Slice(part, [0], end, [2])).widened(emit)
+    scores = emit.MatMul(matrix, emit.Transpose(seen, perm=[0, 1, 3, 2]))
     by_head = emit.Reshape(scores, emit.Concat(emit.Shape(rows, end=-1), [-1], axis=0))
     last_seen = emit.Add(emit.Reshape(stored, [-1, 1, 1, 1, 1]), emit.Unsqueeze(places, [1]))
     hidden = emit.Greater(count_to(emit, end), last_seen)
@@ -70,13 +78,14 @@ def weights_of_turn(
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body of KvcExtendAttention; query i of row b sees the first cache_lengths[b] + i + 1 entries."""
-    blocks = query_blocks(emit)
+    blocks, tables = query_blocks(emit), stored_tables(layout, TURN_KEYS, TURN_VALUES)
     last = emit.Sub(blocks.count, 1)
 
     def block(body: Emitter, iteration: Value) -> Value:
-        weights, end, _ = weights_of_turn(body, blocks, body.Sub(last, iteration))
+        weights, end, _ = weights_of_turn(body, blocks, tables.keys, body.Sub(last, iteration))
         matrix = body.Reshape(weights, body.Concat([0, 0, -1], end, axis=0))
-        attended = body.MatMul(matrix, float32(body, body.Slice("v", [0], end, [2])))
+        values = tables.values.map(lambda part: body.Slice(part, [0], end, [2])).widened(body)
+        attended = body.MatMul(matrix, values)
         by_head = body.Concat(body.Shape(weights, end=-1), [-1], axis=0)
         return str(body.Reshape(attended, by_head))
 
@@ -93,4 +102,5 @@ EXTEND_ATTENTION = Operator(
     inputs=(TURN_QUERIES, TURN_KEYS, TURN_VALUES, STORED_BEFORE),
     outputs=(Tensor("o", CACHE, ("B", "H", "M", "D")),),
     write=_write,
+    stores=True,
 )

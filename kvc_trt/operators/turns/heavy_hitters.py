@@ -27,6 +27,7 @@ from kvc_trt.operators.turns.extend_attention import (
     query_blocks,
     weights_of_turn,
 )
+from kvc_trt.operators.vectors import Vectors, stored_tables
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
@@ -34,13 +35,14 @@ if TYPE_CHECKING:
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body of KvcCompactHeavyHittersOfTurn; k and v hold stored tokens by position, then the new ones."""
-    received = _received(emit)
+    tables = stored_tables(layout, TURN_KEYS, TURN_VALUES)
+    received = _received(emit, tables.keys)
     rows, columns = emit.Reshape("prompt_lengths", [-1, 1, 1]), count_to(emit, size(emit, "k", 2))
     contested = emit.Less(columns, emit.Sub(rows, emit.attribute("recent")))
-    return keep_with_scores(emit, received, lambda branch: among_row(branch, received, contested))
+    return keep_with_scores(emit, layout, received, lambda branch: among_row(branch, received, contested), tables)
 
 
-def _received(emit: Emitter) -> Value:
+def _received(emit: Emitter, keys: Vectors) -> Value:
     """Return what each token received before and from the turn's queries, summed over the group; FLOAT [B,G,T]."""
     blocks = query_blocks(emit)
     length, last = size(emit, "k", 2), emit.Sub(blocks.count, 1)
@@ -49,7 +51,7 @@ def _received(emit: Emitter) -> Value:
     ordered = emit.Where(stored, emit.GatherElements("stored_scores", "order", axis=2), np.float32(0))
 
     def block(body: Emitter, iteration: Value, total: Value) -> Value:
-        weights, end, places = weights_of_turn(body, blocks, body.Sub(last, iteration), "stored_lengths")
+        weights, end, places = weights_of_turn(body, blocks, keys, body.Sub(last, iteration), "stored_lengths")
         real = body.Less(body.Unsqueeze(places, [1]), lengths)
         paid = body.ReduceSum(body.Where(real, weights, 0.0), [2, 3], keepdims=0)
         padding = body.Concat([0], body.Sub(length, end), axis=0)
@@ -76,5 +78,6 @@ COMPACT_HEAVY_HITTERS_OF_TURN = Operator(
     attributes=COMPACT_HEAVY_HITTERS.attributes,
     formulas=COMPACT_HEAVY_HITTERS.formulas,
     write=_write,
+    stores=True,
     native=False,
 )

@@ -12,8 +12,9 @@ from kvc_trt.operators.attention.heavy_hitter_attention import SLOT_POSITIONS
 from kvc_trt.operators.schema import INT32, INT64, Kernel, Operator, Tensor
 from kvc_trt.operators.shapes import Layout, int32, size
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
-from kvc_trt.operators.turns.append_block import K_BLOCK, LENGTHS, V_BLOCK, BlockPlaces
+from kvc_trt.operators.turns.append_block import K_BLOCK, LENGTHS, NEW, V_BLOCK, BlockPlaces
 from kvc_trt.operators.turns.extend_attention import STORED_BEFORE, TURN_KEYS, TURN_VALUES
+from kvc_trt.operators.vectors import Tables, stored_tables
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
@@ -25,7 +26,7 @@ UNUSED = np.int32(2**31 - 1)
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body of KvcJoinBlock: the first cache_lengths[b] slots hold tokens, the new ones follow."""
-    return _joined(emit, "k_cache", "v_cache")
+    return _joined(emit, layout, stored_tables(layout, K_CACHE, V_CACHE))
 
 
 def _write_in_order(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
@@ -34,19 +35,20 @@ def _write_in_order(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     places = emit.Where(empty, UNUSED, "slot_positions")
     _, order = emit.TopK(places, size(emit, "slot_positions", 2), outputs=2, axis=2, largest=0)
     rows = emit.Unsqueeze(order, [3])
-    tables = [emit.GatherND(table, rows, batch_dims=2) for table in ("k_cache", "v_cache")]
+    caches = stored_tables(layout, K_CACHE, V_CACHE).map(lambda part: emit.GatherND(part, rows, batch_dims=2))
     positions = emit.GatherElements("slot_positions", order, axis=2)
-    return {**_joined(emit, *tables), "order": int32(emit, order), "ordered_positions": positions}
+    return {**_joined(emit, layout, caches), "order": int32(emit, order), "ordered_positions": positions}
 
 
-def _joined(emit: Emitter, keys: Value, values: Value) -> dict[str, Value]:
+def _joined(emit: Emitter, layout: Layout, caches: Tables) -> dict[str, Value]:
     places = BlockPlaces(emit)
     room = emit.Concat([0], size(emit, "k_new", 2), axis=0)
-    found = {}
-    for name, table, block in (("k", keys, "k_new"), ("v", values, "v_new")):
-        longer = emit.Pad(table, room, emit.CastLike(np.float32(0), table), [2])
-        found[name] = places.write(longer, block)
-    return {**found, "joined_lengths": emit.Add("cache_lengths", "lengths")}
+
+    def joined(part: Value, new: Value) -> Value:
+        return places.write(str(emit.Pad(part, room, emit.CastLike(np.float32(0), part), [2])), new)
+
+    found = caches.with_new(NEW.stored(emit, layout), joined)
+    return {**found.named(JOINED_KEYS, JOINED_VALUES), "joined_lengths": emit.Add("cache_lengths", "lengths")}
 
 
 JOIN_BLOCK = Operator(
@@ -55,6 +57,7 @@ JOIN_BLOCK = Operator(
     inputs=(K_BLOCK, V_BLOCK, K_CACHE, V_CACHE, STORED_BEFORE, LENGTHS),
     outputs=(JOINED_KEYS, JOINED_VALUES, JOINED_LENGTHS),
     write=_write,
+    stores=True,
     kernel=Kernel("kvc_join_block", "KvcJoinBlockParams"),
 )
 JOIN_IN_ORDER = Operator(
@@ -69,5 +72,6 @@ JOIN_IN_ORDER = Operator(
         Tensor("ordered_positions", INT32, ("B", "G", "C"), "their positions"),
     ),
     write=_write_in_order,
+    stores=True,
     native=False,
 )

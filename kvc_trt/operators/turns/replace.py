@@ -14,15 +14,23 @@ from kvc_trt.operators.attention.heavy_hitter_attention import SLOT_POSITIONS
 from kvc_trt.operators.schema import BOUND, CACHE, INT32, Kernel, Operator, Tensor
 from kvc_trt.operators.shapes import Layout
 from kvc_trt.operators.tensors import BOUNDS, FP8_BOUNDS, K_CACHE, V_CACHE, updated
+from kvc_trt.operators.vectors import stored_tables
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
 
 
+K_KEPT = Tensor("k_kept", CACHE, ("B", "G", "C", "D"), "what the cache holds from now on", stored="keys")
+V_KEPT = Tensor("v_kept", CACHE, ("B", "G", "C", "D"), stored="values")
+
+
 def _write_cache(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body of KvcReplaceCache."""
-    replaced = {"k_cache": "k_kept", "v_cache": "v_kept", "slot_positions": "positions_kept"}
-    return {f"{state}_out": emit.Identity(kept) for state, kept in replaced.items()}
+    kept = stored_tables(layout, K_KEPT, V_KEPT).map(emit.Identity)
+    return {
+        **kept.named(updated(K_CACHE), updated(V_CACHE)),
+        "slot_positions_out": emit.Identity("positions_kept"),
+    }
 
 
 def _write_bounds(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
@@ -37,12 +45,13 @@ REPLACE_CACHE = Operator(
         K_CACHE,
         V_CACHE,
         SLOT_POSITIONS,
-        Tensor("k_kept", CACHE, ("B", "G", "C", "D"), "what the cache holds from now on"),
-        Tensor("v_kept", CACHE, ("B", "G", "C", "D")),
+        K_KEPT,
+        V_KEPT,
         Tensor("positions_kept", INT32, ("B", "G", "C")),
     ),
     outputs=(updated(K_CACHE), updated(V_CACHE), updated(SLOT_POSITIONS)),
     write=_write_cache,
+    stores=True,
     kernel=Kernel("kvc_replace_cache", "KvcReplaceCacheParams"),
     native=False,
 )
@@ -53,6 +62,7 @@ REPLACE_BOUNDS = Operator(
     outputs=(updated(BOUNDS),),
     attributes=(FP8_BOUNDS,),
     write=_write_bounds,
+    stores=True,
     kernel=Kernel("kvc_replace_bounds", "KvcReplaceBoundsParams", reserved=True),
     native=False,
 )

@@ -17,6 +17,7 @@ from kvc_trt.operators.shapes import Layout
 from kvc_trt.operators.tensors import CAPACITY, K_CACHE, V_CACHE
 from kvc_trt.operators.turns.append_block import LENGTHS
 from kvc_trt.operators.turns.extend_attention import TURN_KEYS, TURN_VALUES
+from kvc_trt.operators.vectors import stored_tables
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
@@ -34,19 +35,20 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     after = emit.Add(before, emit.Reshape("lengths", [-1, 1]))
     newest = emit.Sub(after, 1)
     turned = emit.Sub(newest, emit.Mod(emit.Sub(newest, slots), ring))
-    held = emit.Where(emit.And(emit.GreaterOrEqual(slots, sinks), emit.GreaterOrEqual(turned, slots)), turned, slots)
-    is_new = emit.GreaterOrEqual(held, before)
-    place = emit.Where(is_new, emit.Add(emit.Sub(held, before), emit.Min(before, capacity)), slots)
+    number = emit.Where(emit.And(emit.GreaterOrEqual(slots, sinks), emit.GreaterOrEqual(turned, slots)), turned, slots)
+    is_new = emit.GreaterOrEqual(number, before)
+    place = emit.Where(is_new, emit.Add(emit.Sub(number, before), emit.Min(before, capacity)), slots)
     occupied = emit.Unsqueeze(emit.Less(slots, after), [1, 3])
     inside = emit.Where(emit.Less(slots, after), place, 0)
     index = emit.Expand(
         emit.Unsqueeze(inside, [1, 3]), emit.Concat([1], emit.Shape("k", start=1, end=2), [1, 1], axis=0)
     )
-    found = {}
-    for name, table in (("k_cache", "k"), ("v_cache", "v")):
-        rows = emit.GatherND(table, index, batch_dims=2)
-        found[name] = emit.Where(occupied, rows, emit.CastLike(np.float32(0), table))
-    return found
+
+    def held(part: Value) -> Value:
+        rows = emit.GatherND(part, index, batch_dims=2)
+        return str(emit.Where(occupied, rows, emit.CastLike(np.float32(0), part)))
+
+    return stored_tables(layout, TURN_KEYS, TURN_VALUES).map(held).named(K_CACHE, V_CACHE)
 
 
 COMPACT_RING = Operator(
@@ -57,5 +59,6 @@ COMPACT_RING = Operator(
     attributes=(CAPACITY, SINKS),
     formulas={"C": "capacity"},
     write=_write,
+    stores=True,
     native=False,
 )
