@@ -119,10 +119,14 @@ class Emitter:
 
     def collect(self, count: Value, body: Callable[[Emitter, Value], Value]) -> Value:
         """Loop `count` times and stack what `body(emitter, iteration)` returns along a new first axis."""
+        return self.collect_all(count, lambda inner, iteration: [body(inner, iteration)])[0]
+
+    def collect_all(self, count: Value, body: Callable[[Emitter, Value], Sequence[Value]]) -> Sequence[Value]:
+        """Like `collect`, for a body that returns several values."""
         serial = next(self._serial)
         iteration, alive, still = f"iteration_{serial}", f"alive_{serial}", f"still_{serial}"
         inner = Emitter(self)
-        result = body(inner, iteration)
+        results = body(inner, iteration)
         inner.nodes.append(helper.make_node("Identity", [alive], [still], name=f"Identity_{serial}"))
         inputs = [
             helper.make_tensor_value_info(iteration, TensorProto.INT64, []),
@@ -130,10 +134,11 @@ class Emitter:
         ]
         outputs = [
             helper.make_tensor_value_info(still, TensorProto.BOOL, []),
-            helper.make_empty_tensor_value_info(result),
+            *(helper.make_empty_tensor_value_info(result) for result in results),
         ]
         graph = helper.make_graph(inner.nodes, f"loop_{serial}", inputs, outputs)
-        return str(self.call("Loop", count, None, body=graph))
+        found = self.call("Loop", count, None, outputs=len(results), body=graph)
+        return (found,) if isinstance(found, str) else found
 
     def accumulate(self, count: Value, start: Value, body: Callable[[Emitter, Value, Value], Value]) -> Value:
         """Loop `count` times over a value, at first `start`; `body(emitter, iteration, value)` returns the next one."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.operators.cache_formats import write_codes, write_read, write_stored
 from kvc_trt.operators.schema import Tensor, part_names
-from kvc_trt.operators.shapes import Layout, float32
+from kvc_trt.operators.shapes import Layout, float32, scalar, size
 
 if TYPE_CHECKING:
     from kvc_trt.models.cache_formats import VectorFormat
@@ -86,9 +86,23 @@ class Tables:
         return self.of([put(part, other) for part, other in zip(self.parts, new.parts, strict=True)])
 
     def stored(self, emit: Emitter, layout: Layout) -> Tables:
-        """Return exact vectors in the engine's format; what has a format stays as it is."""
+        """Return exact tables in the engine's format; what has a format stays as it is.
+
+        One KV head at a time: storing computes several tables of the size of its input on the way, which take memory,
+        and several times as long if they are larger than a processor's caches.
+        """
         form = layout.cache_format
-        return Tables(self.keys.stored(emit, form.keys), self.values.stored(emit, form.values))
+        if form.keys is None or self.keys.format is not None:
+            return self
+        made: list[Tables] = []
+
+        def one_head(body: Emitter, head: Value) -> tuple[Value, ...]:
+            own = self.map(lambda part: body.Gather(part, head, axis=1))
+            made.append(Tables(own.keys.stored(body, form.keys), own.values.stored(body, form.values)))
+            return made[0].parts
+
+        by_head = emit.collect_all(scalar(emit, size(emit, self.keys.parts[0], 1)), one_head)
+        return made[0].of([str(emit.Transpose(part, perm=[1, 0, 2, 3])) for part in by_head])
 
     def named(self, keys: Tensor, values: Tensor) -> dict[str, Value]:
         """Return all parts by the names that they have as an operator's tensors `keys` and `values`."""

@@ -23,7 +23,7 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body of KvcStoreTokens; slots past a row's tokens hold zeros."""
     count = emit.Min(size(emit, "k", 2), one(emit, emit.attribute("capacity")))
     occupied = emit.Less(emit.Unsqueeze(count_to(emit, count), [1]), emit.Reshape("prompt_lengths", [-1, 1, 1, 1]))
-    stored = EXACT.map(lambda table: emit.Slice(table, [0], count, [2])).stored(emit, layout)
+    stored = EXACT.stored(emit, layout).map(lambda part: emit.Slice(part, [0], count, [2]))  # codes: a small copy
     return stored.map(lambda part: into_slots(emit, part, occupied)).named(K_CACHE, V_CACHE)
 
 
