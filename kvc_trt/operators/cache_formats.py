@@ -10,6 +10,7 @@ because the codes of neighbouring exponents continue each other (see `fp8_bounds
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,7 +36,8 @@ _INVERSE_LN_2 = np.float32(1 / np.log(2))
 def write_stored(emit: Emitter, vectors: Value, form: VectorFormat) -> tuple[Value, ...]:
     """Return the parts of FLOAT `vectors` [...,D]; one with a NaN or an Inf is stored as a vector of NaN."""
     lost = emit.IsNaN(emit.ReduceSum(emit.Mul(vectors, np.float32(0)), [-1]))
-    finite = emit.Where(lost, np.float32(0), vectors)
+    # -0 is read as 0; ONNX Runtime drops an addition of 0.
+    finite = emit.Where(emit.Or(lost, emit.Equal(vectors, np.float32(0))), np.float32(0), vectors)
     if form == INT8:
         return _int8(emit, finite, lost)
     return _fp8(emit, finite, lost) if form == FP8 else _int4(emit, finite, lost)
@@ -43,17 +45,20 @@ def write_stored(emit: Emitter, vectors: Value, form: VectorFormat) -> tuple[Val
 
 def write_read(emit: Emitter, parts: tuple[Value, ...], form: VectorFormat) -> Value:
     """Return the FLOAT vectors [...,D] of their parts."""
-    if form == INT8:
-        return str(emit.Mul(float32(emit, parts[0]), float32(emit, parts[1])))
-    if form == FP8:
-        code = emit.Gather(_E4M3, emit.cast(parts[0], np.int32))
-        return str(emit.Mul(code, emit.Gather(_POWERS, emit.cast(parts[1], np.int32))))
-    pairs = _nibbles(emit, parts[0])
-    groups = emit.Concat(emit.Shape(parts[1]), [-1], axis=0)
-    codes = emit.Reshape(pairs, groups)
-    scale, minimum = (emit.Unsqueeze(float32(emit, part), [-1]) for part in parts[1:])
-    read = emit.Add(emit.Mul(codes, scale), minimum)
+    if not form.grouped:
+        return write_values(emit, parts[0], parts[1:], form)
+    codes = emit.Reshape(_nibbles(emit, parts[0]), emit.Concat(emit.Shape(parts[1]), [-1], axis=0))
+    read = write_values(emit, codes, [emit.Unsqueeze(part, [-1]) for part in parts[1:]], form)
     return str(emit.Reshape(read, emit.Concat(emit.Shape(parts[1], end=-1), [-1], axis=0)))
+
+
+def write_values(emit: Emitter, codes: Value, numbers: Sequence[Value], form: VectorFormat) -> Value:
+    """Return FLOAT values of codes that are not packed; `numbers`, scales and minima, broadcast to them."""
+    if form == FP8:
+        code = emit.Gather(_E4M3, emit.cast(codes, np.int32))
+        return str(emit.Mul(code, emit.Gather(_POWERS, emit.cast(numbers[0], np.int32))))
+    read = emit.Mul(float32(emit, codes), float32(emit, numbers[0]))
+    return str(emit.Add(read, float32(emit, numbers[1])) if form.grouped else read)
 
 
 def write_codes(emit: Emitter, packed: Value, form: VectorFormat) -> Value:

@@ -50,8 +50,9 @@ def store(values: Tensor, *, format: str) -> Stored:
     """Return vectors, `values` [..., D] of any floating-point type, in `int8`, `fp8` or `int4`.
 
     `int8` has one scale per vector, `fp8` (E4M3) one power of two, `int4` a scale and a minimum for each 32 consecutive
-    channels, or one of each where 32 does not divide D. -0 is read as 0. A vector with a NaN or an infinity is stored
-    as NaN and changes no other. Raises ValueError for another format, and for `int4` with an odd D.
+    channels, or one of each where 32 does not divide D. -0 is read as 0, and a minimum is never -0. A vector with a NaN
+    or an infinity is stored as NaN and changes no other. Raises ValueError for another format, and
+    for `int4` with an odd D.
     """
     if format not in _STORE:
         raise ValueError(f"format is {format!r}; expected one of {', '.join(_STORE)}")
@@ -91,7 +92,7 @@ def _fp8(vectors: Tensor) -> Stored:
 def _int4(vectors: Tensor) -> Stored:
     """Store finite float32 vectors [..., groups, D / groups]."""
     least, most = vectors.amin(-1), vectors.amax(-1)
-    minima = least.clamp(-HALF_LARGEST, HALF_LARGEST).to(torch.float16)
+    minima = least.clamp(-HALF_LARGEST, HALF_LARGEST).to(torch.float16) + 0.0  # no -0
     scales = _scale((most - least) / 15)
     codes = torch.round((vectors - minima.float()[..., None]) / scales.float()[..., None]).clamp(0, 15)
     return Stored(codes.to(torch.uint8), scales, minima)

@@ -12,9 +12,12 @@ import numpy as np
 
 from kvc_trt.operators.fp8_bounds import write_codes, write_ranks
 from kvc_trt.operators.shapes import HeadShape, Layout, count_to, float32, size
+from kvc_trt.operators.tensors import K_CACHE, V_CACHE
+from kvc_trt.operators.vectors import stored_tables
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
+    from kvc_trt.operators.vectors import Tables
 
 
 class Place:
@@ -26,8 +29,12 @@ class Place:
         """INT64 [B,1,1,1], or [B,G,1,1] where heads differ"""
         self._rows: Value = emit.Reshape(count_to(emit, size(emit, lengths, 0)), [-1, 1, 1, 1])
 
+    def store(self, new: Tables, layout: Layout) -> Tables:
+        """Return the caches with `new`, one entry as it is stored, in them."""
+        return stored_tables(layout, K_CACHE, V_CACHE).with_new(new, self.append)
+
     def append(self, cache: Value, entry: Value) -> Value:
-        """Return `cache` [B,G,C,D] with `entry` [B,G,D] stored."""
+        """Return `cache` [B,G,C,.] with `entry` [B,G,.] in its slot."""
         return str(self._emit.ScatterND(cache, self._slot_indices(cache), entry))
 
     def append_columns(self, cache: Value, entry: Value) -> Value:
@@ -37,11 +44,15 @@ class Place:
         return str(self._emit.ScatterND(cache, self._indices(self.slots, grid), entry))
 
     def raise_bounds(self, bounds: Value, key: Value, page: Value, layout: Layout) -> Value:
-        """Return `bounds` [B,G,2D,P] (channel maxima of K and of -K) with `key` [B,G,D] in page `page` [B,1,1,1]."""
+        """Return `bounds` [B,G,2D,P] (channel maxima of K and of -K) with `key` [B,G,D] in page `page` [B,1,1,1].
+
+        The key is as it is read."""
         emit = self._emit
         column = emit.Concat(key, emit.Neg(key), axis=2)
         if layout.fp8_bounds:
             return self._raise_codes(bounds, write_codes(emit, float32(emit, column)), page)
+        if layout.cache_format.keys is not None:
+            column = emit.cast(column, layout.lowest.dtype)
         if layout.dtype != "float32":  # twice as slow, but ONNX Runtime's ScatterND has no maximum of half floats
             column = emit.Unsqueeze(column, [3])
             pages = emit.Expand(page, emit.Shape(column))

@@ -9,10 +9,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvc_trt.operators.shapes import MASKED, HeadShape, count_to, float32, one, size
+from kvc_trt.operators.shapes import MASKED, HeadShape, count_to, float32, size
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
+    from kvc_trt.operators.vectors import Tables
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,9 @@ def attend_slots(emit: Emitter, query: GroupedQuery, keys: Value, values: Value,
     return attend(emit, query, keys, values, visible)
 
 
-def attend_first(
-    emit: Emitter, query: GroupedQuery, keys: Value, values: Value, lengths: Value, longest: Value
-) -> Value:
+def attend_first(emit: Emitter, query: GroupedQuery, tables: Tables, lengths: Value, longest: Value) -> Value:
     """`attend_slots` over a copy of the first `longest` (scalar) slots: work grows with the rows, not the capacity."""
-    keys, values = (emit.Slice(cache, [0], one(emit, longest), [2]) for cache in (keys, values))
-    return attend_slots(emit, query, keys, values, lengths)
+    return attend_slots(emit, query, *tables.first(emit, longest).read(emit), lengths)
 
 
 def ungroup(emit: Emitter, output: Value, query: Value, shape: HeadShape) -> Value:

@@ -15,8 +15,9 @@ from kvc_trt.operators.attention.append import Place
 from kvc_trt.operators.attention.attend import attend_and_show, group_query, ungroup
 from kvc_trt.operators.dimensions import MAX_TOKENS
 from kvc_trt.operators.schema import FLOAT, INT32, INT64, Attribute, Operator, Tensor
-from kvc_trt.operators.shapes import HeadShape, Layout, count_to, int32, one, pad_end, size
+from kvc_trt.operators.shapes import Layout, count_to, int32, pad_end, size
 from kvc_trt.operators.tensors import CACHE_LENGTHS, CAPACITY, K_CACHE, OUTPUT, STEP, V_CACHE, updated
+from kvc_trt.operators.vectors import NEW, Tables
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
@@ -35,14 +36,13 @@ EMPTY = np.int32(-1)
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body. A row that uses all C slots drops one entry: the one of least score that is not among the last
     `recent` tokens, the last one among equals."""
-    step = AppendedToFree(emit, layout.shape)
+    step = AppendedToFree(emit, layout)
     output, received = step.attend()
     score = emit.Add("scores", received)
     dropped = step.least(score)
     return {
         "output": output,
-        "k_cache_out": step.keys,
-        "v_cache_out": step.values,
+        **step.caches(),
         "scores_out": emit.Where(dropped, 0.0, score),
         "slot_positions_out": emit.Where(dropped, EMPTY, step.occupied),
     }
@@ -54,18 +54,20 @@ class AppendedToFree:
     `cache_lengths` counts the prompt's entries and every token since; `positions` are the new tokens' text positions.
     """
 
-    def __init__(self, emit: Emitter, shape: HeadShape) -> None:
-        self._emit, self._shape = emit, shape
+    def __init__(self, emit: Emitter, layout: Layout) -> None:
+        self._emit, self._shape = emit, layout.shape
         free = emit.ArgMin("slot_positions", axis=2)
-        place = Place(emit, "cache_lengths", shape, emit.Unsqueeze(free, [3]))
-        self.keys: Value = place.append("k_cache", "k_new")
-        """[B,G,C,D]"""
-        self.values: Value = place.append("v_cache", "v_new")
+        place = Place(emit, "cache_lengths", layout.shape, emit.Unsqueeze(free, [3]))
+        self._tables = place.store(NEW.stored_at_once(emit, layout), layout)
         self._new: Value = int32(emit, emit.Reshape("positions", [-1, 1, 1]))
         taken = emit.Equal(emit.Range(0, emit.attribute("capacity"), 1), free)
         self.occupied: Value = emit.Where(taken, self._new, "slot_positions")
         """INT32 [B,G,C]: position of each entry, the new one included."""
         self._stored: Value = emit.Add(emit.Reshape("cache_lengths", [-1, 1, 1, 1]), 1)
+
+    def caches(self) -> dict[str, Value]:
+        """Return the caches after the append by the names of the outputs."""
+        return self._tables.named(updated(K_CACHE), updated(V_CACHE))
 
     def attend(self) -> tuple[Value, Value]:
         """Return attention to all entries [B,H,D], and what each entry received from its group, FLOAT [B,G,C].
@@ -76,17 +78,17 @@ class AppendedToFree:
         longest = emit.ReduceMax(self._stored, keepdims=0)
         query = group_query(emit, "query", self._shape)
 
-        def attended(branch: Emitter, keys: Value, values: Value) -> list[Value]:
+        def attended(branch: Emitter, tables: Tables) -> list[Value]:
+            keys, values = tables.read(branch)
             visible = branch.Less(count_to(branch, size(branch, keys, 2)), self._stored)
             output, weights = attend_and_show(branch, query, keys, values, visible)
             return [output, pad_end(branch, branch.ReduceSum(weights, [2], keepdims=0), capacity, np.float32(0))]
 
         def sliced(branch: Emitter) -> list[Value]:
-            tables = (self.keys, self.values)
-            return attended(branch, *(branch.Slice(table, [0], one(branch, longest), [2]) for table in tables))
+            return attended(branch, self._tables.first(branch, longest))
 
         def in_place(branch: Emitter) -> list[Value]:
-            return attended(branch, self.keys, self.values)
+            return attended(branch, self._tables)
 
         output, received = emit.choose(emit.LessOrEqual(longest, capacity), sliced, in_place, outputs=2)
         return ungroup(emit, output, "query", self._shape), received
@@ -119,4 +121,5 @@ HEAVY_HITTER_ATTENTION = Operator(
     outputs=(OUTPUT, updated(K_CACHE), updated(V_CACHE), updated(SCORES), updated(SLOT_POSITIONS)),
     attributes=(CAPACITY, RECENT),
     write=_write,
+    stores=True,
 )

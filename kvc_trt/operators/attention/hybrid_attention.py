@@ -51,15 +51,14 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """
     place, step = append(emit, layout)
     page = emit.Div(place.slots, emit.attribute("page_size"))
-    bounds = place.raise_bounds("bounds", "k_new", page, layout)
+    bounds = place.raise_bounds("bounds", step.new.keys.read(emit), page, layout)
 
     def sparse(branch: Emitter) -> list[Value]:
         return _select_and_attend(branch, step, bounds)
 
     output, walked = attend_all_or(emit, step, sparse, lists=layout.shape.fixed_kv_heads)
     selected = ascending(emit, walked, emit.Max(step.limit, emit.attribute("top_k")))
-    caches = {"k_cache_out": step.keys, "v_cache_out": step.values, "bounds_out": bounds}
-    return {"output": output, **caches, "selected": selected}
+    return {"output": output, **step.caches(), "bounds_out": bounds, "selected": selected}
 
 
 def _select_and_attend(emit: Emitter, step: AppendedStep, bounds: Value) -> list[Value]:
@@ -147,5 +146,6 @@ HYBRID_ATTENTION = Operator(
     ),
     formulas={"K": "max(top_k, token_budget, dense_until)"},
     write=_write,
+    stores=True,
     kernel=Kernel("kvc_hybrid_attention", "KvcHybridAttentionParams"),
 )

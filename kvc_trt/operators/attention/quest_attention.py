@@ -41,7 +41,7 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """
     place, step = append(emit, layout)
     newest = emit.Div(place.slots, emit.attribute("page_size"))
-    bounds = place.raise_bounds("bounds", "k_new", newest, layout)
+    bounds = place.raise_bounds("bounds", step.new.keys.read(emit), newest, layout)
 
     def sparse(branch: Emitter) -> list[Value]:
         tokens, taken = _tokens_of_pages(branch, step, _ranked_pages(branch, step, bounds, newest))
@@ -49,8 +49,7 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 
     output, read = attend_all_or(emit, step, sparse, lists=layout.shape.fixed_heads)
     selected = ascending(emit, read, emit.Max(step.limit, emit.attribute("top_k")))
-    caches = {"k_cache_out": step.keys, "v_cache_out": step.values, "bounds_out": bounds}
-    return {"output": output, **caches, "selected": selected}
+    return {"output": output, **step.caches(), "bounds_out": bounds, "selected": selected}
 
 
 def _ranked_pages(emit: Emitter, step: AppendedStep, bounds: Value, newest: Value) -> Value:
@@ -110,4 +109,5 @@ QUEST_ATTENTION = Operator(
     attributes=(PAGE_SIZE, TOP_K, TOKEN_BUDGET, DENSE_UNTIL, FP8_BOUNDS),
     formulas={"K": "max(top_k, token_budget, dense_until)"},
     write=_write,
+    stores=True,
 )

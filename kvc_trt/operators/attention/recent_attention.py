@@ -14,8 +14,9 @@ from kvc_trt.operators.attention.append import Place
 from kvc_trt.operators.attention.attend import attend_first, attend_slots, group_query, ungroup
 from kvc_trt.operators.dimensions import MAX_TOKENS
 from kvc_trt.operators.schema import FLOAT, Attribute, Operator, Tensor
-from kvc_trt.operators.shapes import HeadShape, Layout, float32, one
+from kvc_trt.operators.shapes import Layout, float32
 from kvc_trt.operators.tensors import CACHE_LENGTHS, CAPACITY, K_CACHE, OUTPUT, STEP, V_CACHE, updated
+from kvc_trt.operators.vectors import NEW, Tables
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
@@ -32,17 +33,17 @@ def _write_recent(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     same slice.
     """
     shape = layout.shape
-    ring = _append(emit, shape)
+    ring = _append(emit, layout)
     query = group_query(emit, "query", shape)
 
     def sliced(branch: Emitter) -> list[Value]:
-        return [attend_first(branch, query, ring.keys, ring.values, ring.stored, ring.longest)]
+        return [attend_first(branch, query, ring.tables, ring.stored, ring.longest)]
 
     def in_place(branch: Emitter) -> list[Value]:
-        return [attend_slots(branch, query, ring.keys, ring.values, ring.stored)]
+        return [attend_slots(branch, query, *ring.tables.read(branch), ring.stored)]
 
     attended = emit.choose(ring.fits, sliced, in_place, outputs=1)
-    return {"output": ungroup(emit, attended, "query", shape), "k_cache_out": ring.keys, "v_cache_out": ring.values}
+    return {"output": ungroup(emit, attended, "query", shape), **ring.tables.named(updated(K_CACHE), updated(V_CACHE))}
 
 
 def _write_ranked(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
@@ -51,30 +52,29 @@ def _write_ranked(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     Every step rotates the keys by their rank among the cache's entries: the sinks first, then the oldest to the newest.
     """
     shape = layout.shape
-    ring = _append(emit, shape)
+    ring = _append(emit, layout)
     newest = emit.Min(emit.Reshape("cache_lengths", [-1, 1]), emit.Sub(emit.attribute("capacity"), 1))
     turned = _rotated(emit, emit.Unsqueeze("query", [2]), newest)
     query = group_query(emit, emit.Squeeze(turned, [2]), shape)
 
     def sliced(branch: Emitter) -> list[Value]:
-        first = [branch.Slice(cache, [0], one(branch, ring.longest), [2]) for cache in (ring.keys, ring.values)]
+        keys, values = ring.tables.first(branch, ring.longest).read(branch)
         ranks = branch.Expand(branch.Range(0, ring.longest, 1), branch.Shape(newest))
-        return [attend_slots(branch, query, _rotated(branch, first[0], ranks), first[1], ring.stored)]
+        return [attend_slots(branch, query, _rotated(branch, keys, ranks), values, ring.stored)]
 
     def in_place(branch: Emitter) -> list[Value]:
-        keys = _rotated(branch, ring.keys, _ranks(branch, ring))
-        return [attend_slots(branch, query, keys, ring.values, ring.stored)]
+        keys, values = ring.tables.read(branch)
+        return [attend_slots(branch, query, _rotated(branch, keys, _ranks(branch, ring)), values, ring.stored)]
 
     attended = emit.choose(ring.fits, sliced, in_place, outputs=1)
-    return {"output": ungroup(emit, attended, "query", shape), "k_cache_out": ring.keys, "v_cache_out": ring.values}
+    return {"output": ungroup(emit, attended, "query", shape), **ring.tables.named(updated(K_CACHE), updated(V_CACHE))}
 
 
 @dataclass(frozen=True)
 class _Ring:
     """The cache after the append."""
 
-    keys: Value
-    values: Value
+    tables: Tables
     stored: Value
     """INT64 [B,1,1,1]: tokens ever stored, the new one included; more than the capacity once the ring has wrapped."""
     newest: Value
@@ -87,16 +87,16 @@ class _Ring:
     """BOOL scalar: no row has lost a token."""
 
 
-def _append(emit: Emitter, shape: HeadShape) -> _Ring:
+def _append(emit: Emitter, layout: Layout) -> _Ring:
     capacity, sinks = emit.attribute("capacity"), emit.attribute("sinks")
     before, length = emit.Reshape("cache_lengths", [-1, 1, 1, 1]), emit.Sub(capacity, sinks)
     turning = emit.Add(emit.Mod(emit.Sub(before, sinks), length), sinks)
     newest = emit.Where(emit.Less(before, capacity), before, turning)
-    place = Place(emit, "cache_lengths", shape, newest)
-    keys, values = place.append("k_cache", "k_new"), place.append("v_cache", "v_new")
+    place = Place(emit, "cache_lengths", layout.shape, newest)
+    tables = place.store(NEW.stored_at_once(emit, layout), layout)
     stored = emit.Add(before, 1)
     longest = emit.ReduceMax(stored, keepdims=0)
-    return _Ring(keys, values, stored, newest, length, longest, emit.LessOrEqual(longest, capacity))
+    return _Ring(tables, stored, newest, length, longest, emit.LessOrEqual(longest, capacity))
 
 
 def _ranks(emit: Emitter, ring: _Ring) -> Value:
@@ -122,6 +122,7 @@ RECENT_ATTENTION = Operator(
     outputs=(OUTPUT, updated(K_CACHE), updated(V_CACHE)),
     attributes=(CAPACITY, SINKS),
     write=_write_recent,
+    stores=True,
 )
 
 RANKED_RECENT_ATTENTION = Operator(
@@ -131,4 +132,5 @@ RANKED_RECENT_ATTENTION = Operator(
     outputs=(OUTPUT, updated(K_CACHE), updated(V_CACHE)),
     attributes=(CAPACITY, SINKS),
     write=_write_ranked,
+    stores=True,
 )

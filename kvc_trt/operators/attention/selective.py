@@ -11,6 +11,8 @@ import numpy as np
 from kvc_trt.operators.attention.append import Place
 from kvc_trt.operators.attention.attend import GroupedQuery, attend_first, group_query, ungroup
 from kvc_trt.operators.shapes import Layout, int32, one, size
+from kvc_trt.operators.tensors import K_CACHE, V_CACHE, updated
+from kvc_trt.operators.vectors import NEW, Tables
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
@@ -26,13 +28,13 @@ class AppendedStep:
 
     layout: Layout
     query: GroupedQuery
-    keys: Value
-    values: Value
-    key_rows: Value
-    """`keys` as [B*G*C,D]: gathering rows by one index each is cheaper than by index tuples."""
-    value_rows: Value
+    new: Tables
+    """The new entry as it is stored."""
+    tables: Tables
+    table_rows: Tables
+    """`tables` as [B*G*C,.]: gathering rows by one index each is cheaper than by index tuples."""
     first_row: Value
-    """INT64 [B,G,1]: the row of each head's slot 0 in `key_rows` and `value_rows`."""
+    """INT64 [B,G,1]: the row of each head's slot 0 in `table_rows`."""
     lengths: Value
     """[B,1,1,1]: entries of each row, the new one included."""
     longest: Value
@@ -41,28 +43,32 @@ class AppendedStep:
     """Scalar: rows up to this length attend to all their entries."""
 
     def rows(self, emit: Emitter, tokens: Value) -> Value:
-        """Return the rows of `tokens` [B,G,T] in `key_rows`; tokens past the capacity point to the last slot."""
+        """Return the rows of `tokens` [B,G,T] in `table_rows`; tokens past the capacity point to the last slot."""
         capacity = _capacity(emit, self.layout)
         last = [capacity - 1] if isinstance(capacity, int) else emit.Sub(capacity, 1)
         return str(emit.Add(emit.Min(tokens, last), self.first_row))
 
     def gather(self, emit: Emitter, rows: Value) -> tuple[Value, Value]:
-        """Gather keys and values [...,D] of `rows` [...]."""
-        keys, values = (str(emit.Gather(cache, rows)) for cache in (self.key_rows, self.value_rows))
-        return keys, values
+        """Gather keys and values [...,D] of `rows` [...], as they are read."""
+        return self.table_rows.map(lambda part: emit.Gather(part, rows)).read(emit)
+
+    def caches(self) -> dict[str, Value]:
+        """Return the caches after the append by the names of the outputs."""
+        return self.tables.named(updated(K_CACHE), updated(V_CACHE))
 
 
 def append(emit: Emitter, layout: Layout) -> tuple[Place, AppendedStep]:
     """Store k_new and v_new after the `cache_lengths` entries of k_cache and v_cache."""
     place = Place(emit, "cache_lengths", layout.shape)
-    keys, values = place.append("k_cache", "k_new"), place.append("v_cache", "v_new")
+    new = NEW.stored_at_once(emit, layout)
+    tables = place.store(new, layout)
     lengths = emit.Add(place.slots, 1)
     limit = emit.Max(emit.attribute("token_budget"), emit.attribute("dense_until"))
     query = group_query(emit, "query", layout.shape)
     # Outside the branches, where ONNX Runtime reshapes in place.
-    key_rows, value_rows = (emit.Reshape(cache, [-1, layout.shape.head_size]) for cache in (keys, values))
+    table_rows = tables.as_rows(emit, layout.shape.head_size)
     first_row, longest = place.first_rows(_capacity(emit, layout)), emit.ReduceMax(lengths, keepdims=0)
-    return place, AppendedStep(layout, query, keys, values, key_rows, value_rows, first_row, lengths, longest, limit)
+    return place, AppendedStep(layout, query, new, tables, table_rows, first_row, lengths, longest, limit)
 
 
 def attend_all_or(
@@ -73,7 +79,7 @@ def attend_all_or(
     `sparse` returns its result and the tokens read, INT64 [B,lists,T], -1 for none. -> (output [B,H,D], tokens)."""
 
     def dense(branch: Emitter) -> list[Value]:
-        attended = attend_first(branch, step.query, step.keys, step.values, step.lengths, step.longest)
+        attended = attend_first(branch, step.query, step.tables, step.lengths, step.longest)
         slots = branch.Range(0, step.longest, 1)
         every = branch.Where(branch.Less(slots, branch.Squeeze(step.lengths, [3])), slots, -1)
         return [attended, branch.Expand(every, [1, lists, 1])]

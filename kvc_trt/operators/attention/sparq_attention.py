@@ -50,8 +50,8 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """
     reallocate = bool(layout.number("reallocate"))
     place, step = append(emit, layout)
-    channels = place.append_columns("channels", "k_new")
-    value_sum = emit.Add("value_sum", float32(emit, "v_new"))
+    channels = place.append_columns("channels", step.new.keys.codes(emit))
+    value_sum = emit.Add("value_sum", step.new.values.widened(emit))
 
     def sparse(branch: Emitter) -> list[Value]:
         scores = _scores(branch, step, channels)
@@ -67,8 +67,8 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 
     output, read = attend_all_or(emit, step, sparse, lists=layout.shape.fixed_kv_heads)
     selected = ascending(emit, read, emit.Max(step.limit, emit.Add(emit.attribute("top_k"), 1)))
-    caches = {"k_cache_out": step.keys, "v_cache_out": step.values}
-    return {"output": output, **caches, "channels_out": channels, "value_sum_out": value_sum, "selected": selected}
+    state = {**step.caches(), "channels_out": channels, "value_sum_out": value_sum}
+    return {"output": output, **state, "selected": selected}
 
 
 def _scores(emit: Emitter, step: AppendedStep, channels: Value) -> Value:
@@ -81,7 +81,7 @@ def _scores(emit: Emitter, step: AppendedStep, channels: Value) -> Value:
     by_channel = emit.GatherND(emit.Transpose(query, perm=[0, 1, 3, 2]), row, batch_dims=2)
     chosen = emit.Transpose(by_channel, perm=[0, 1, 3, 2])
     keys = emit.Slice(emit.GatherND(channels, row, batch_dims=2), [0], one(emit, step.longest), [3])
-    product = emit.MatMul(chosen, float32(emit, keys))
+    product = emit.MatMul(chosen, step.tables.keys.widened_channels(emit, keys, row, step.longest))
     return str(emit.Div(product, temperature(emit, query, chosen, step.layout.shape.head_size)))
 
 
@@ -129,4 +129,5 @@ SPARQ_ATTENTION = Operator(
     ),
     formulas={"K": "max(top_k + 1, token_budget, dense_until)"},
     write=_write,
+    stores=True,
 )

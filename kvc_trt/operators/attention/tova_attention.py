@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body. A row that uses all C slots drops one entry: the one of least probability, summed over all query
     heads, that is not among the last `recent` tokens, the last one among equals."""
-    step = AppendedToFree(emit, layout.shape)
+    step = AppendedToFree(emit, layout)
     output, received = step.attend()
     dropped = step.least(emit.ReduceSum(received, [1]))
     return {
         "output": output,
-        "k_cache_out": step.keys,
-        "v_cache_out": step.values,
+        **step.caches(),
         "slot_positions_out": emit.Where(dropped, EMPTY, step.occupied),
     }
 
@@ -39,4 +38,5 @@ TOVA_ATTENTION = Operator(
     outputs=(OUTPUT, updated(K_CACHE), updated(V_CACHE), updated(SLOT_POSITIONS)),
     attributes=(CAPACITY, RECENT),
     write=_write,
+    stores=True,
 )

@@ -16,7 +16,7 @@ from kvc_trt.operators.fp8_bounds import write_codes, write_ranks
 from kvc_trt.operators.schema import CACHE, INT64, Kernel, Operator, Tensor
 from kvc_trt.operators.shapes import Layout, count_to, float32, size
 from kvc_trt.operators.tensors import BOUNDS, CACHE_LENGTHS, FP8_BOUNDS, K_CACHE, PAGE_SIZE, V_CACHE, updated
-from kvc_trt.operators.vectors import Tables, Vectors, stored_tables
+from kvc_trt.operators.vectors import NEW, stored_tables
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 K_BLOCK = Tensor("k_new", CACHE, ("B", "G", "M", "D"), "after RoPE; padded on the right")
 V_BLOCK = Tensor("v_new", CACHE, ("B", "G", "M", "D"))
 LENGTHS = Tensor("lengths", INT64, ("B",), "new tokens of each row, 1..M")
-
-
-NEW = Tables(Vectors(("k_new",)), Vectors(("v_new",)))
 
 
 class BlockPlaces:

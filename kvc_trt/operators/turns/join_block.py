@@ -12,9 +12,9 @@ from kvc_trt.operators.attention.heavy_hitter_attention import SLOT_POSITIONS
 from kvc_trt.operators.schema import INT32, INT64, Kernel, Operator, Tensor
 from kvc_trt.operators.shapes import Layout, int32, size
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
-from kvc_trt.operators.turns.append_block import K_BLOCK, LENGTHS, NEW, V_BLOCK, BlockPlaces
+from kvc_trt.operators.turns.append_block import K_BLOCK, LENGTHS, V_BLOCK, BlockPlaces
 from kvc_trt.operators.turns.extend_attention import STORED_BEFORE, TURN_KEYS, TURN_VALUES
-from kvc_trt.operators.vectors import Tables, stored_tables
+from kvc_trt.operators.vectors import NEW, Tables, stored_tables
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
