@@ -126,7 +126,7 @@ def layout_of(config: ModelConfig, rule: PolicyParameters, dtype: str) -> Layout
         "budgeted_layers": config.num_hidden_layers - rule.skip_layers,
         "squeeze_share": rule.squeeze_share or 0.0,
     }
-    return Layout(_head_shape(config, rule), capacity, pages, dtype, rule.fp8_bounds, numbers)
+    return Layout(_head_shape(config, rule), capacity, pages, dtype, rule.fp8_bounds, numbers, rule.cache_format)
 
 
 def _head_shape(config: ModelConfig, parameters: PolicyParameters) -> HeadShape:

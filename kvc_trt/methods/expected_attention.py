@@ -55,7 +55,10 @@ from kvc_trt.methods.rankings.rounding import (
     off,
 )
 from kvc_trt.models.rope import rotary_tables
-from kvc_trt.operators.compaction.expected_attention import COMPACT_EXPECTED_ATTENTION
+from kvc_trt.operators.compaction.expected_attention import (
+    COMPACT_EXPECTED_ATTENTION,
+    COMPACT_EXPECTED_ATTENTION_OF_TURN,
+)
 from kvc_trt.operators.compaction.expected_queries import EXPECTED_QUERIES, EXPECTED_QUERIES_OF_TURN
 
 if TYPE_CHECKING:
@@ -153,6 +156,7 @@ class ExpectedAttention(ScoredEviction):
 
     name = "expected-attention"
     operators = (COMPACT_EXPECTED_ATTENTION, EXPECTED_QUERIES)
+    operator_of_stored = COMPACT_EXPECTED_ATTENTION_OF_TURN
     turn = (
         "Stored and new tokens compete for the prompt budget: those stay that queries like the turn's can be expected "
         "to attend to."

@@ -25,7 +25,7 @@ from kvc_trt.methods.base.scored_eviction import ScoredEviction, checked_prompt_
 from kvc_trt.methods.full import DENSE
 from kvc_trt.methods.rankings.ranking import ChosenList, PromptRanking, Prompts
 from kvc_trt.methods.rankings.rounding import BoundedScores, Float64, off
-from kvc_trt.operators.compaction.keydiff import COMPACT_KEYDIFF
+from kvc_trt.operators.compaction.keydiff import COMPACT_KEYDIFF, COMPACT_KEYDIFF_OF_TURN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,6 +60,7 @@ class DistinctKeys(ScoredEviction):
 
     name = "keydiff"
     operators = (COMPACT_KEYDIFF,)
+    operator_of_stored = COMPACT_KEYDIFF_OF_TURN
     turn = "Stored and new tokens compete for the prompt budget: the keys that differ most from all of them stay."
     query_agnostic = True
 

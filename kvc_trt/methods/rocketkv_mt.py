@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 WINDOW = 128
 WHOLE = (
-    Tensor("k_whole", CACHE, ("B", "G", "L", "D"), "keys of every token, by position"),
-    Tensor("v_whole", CACHE, ("B", "G", "L", "D")),
+    Tensor("k_whole", CACHE, ("B", "G", "L", "D"), "keys of every token, by position", stored="keys"),
+    Tensor("v_whole", CACHE, ("B", "G", "L", "D"), stored="values"),
 )
 
 
@@ -75,7 +75,11 @@ class AdmittedAnew(PromptEviction):
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
         """Write KvcCompact, and the whole prompt beside its result."""
         OBSERVED_ATTENTION.store(prompt, bounds=bounds)
-        store_rows(prompt, prompt.rule.max_sequence_len, [f"{tensor.name}.{prompt.name}" for tensor in WHOLE])
+        slots = prompt.rule.max_sequence_len
+        if prompt.rule.cache_format.keys is not None:
+            prompt.store_tokens(prompt.keys, prompt.values, WHOLE, capacity=slots)
+        else:
+            store_rows(prompt, slots, prompt.named([tensor.name for tensor in WHOLE]))
 
     @override
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
@@ -86,18 +90,12 @@ class AdmittedAnew(PromptEviction):
     def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
         """Append to the whole cache, attend to it, and write KvcCompactTurn over it."""
         start, count = turn.turn.positions, turn.batch.lengths
-        names = {f"{cache}_out": turn.updated(tensor.name) for cache, tensor in zip(CACHES, WHOLE, strict=True)}
-        inputs = {
-            "k_new": turn.keys, "v_new": turn.values, "cache_lengths": start, "lengths": count,
-            **{cache: turn.state(tensor.name) for cache, tensor in zip(CACHES, WHOLE, strict=True)},
-        }  # fmt: skip
-        whole = turn.call(APPEND_BLOCK, inputs, names)
-        keys, values = whole["k_cache_out"], whole["v_cache_out"]
+        tables = turn.append_to(*WHOLE, start)
         given = {
-            "q_window": turn.window(), "k": keys, "v": values, "prompt_lengths": turn.emit.Add(start, count),
+            "q_window": turn.window(), **tables, "prompt_lengths": turn.emit.Add(start, count),
             "window_lengths": turn.turn.window_lengths,
         }  # fmt: skip
-        attended = turn.attend(keys, values, start)
+        attended = turn.attend(tables, start)
         turn.call(COMPACT_TURN, given, turn.compacted(COMPACT_TURN, bounds=bounds, indices="indices"))
         return attended
 

@@ -34,8 +34,10 @@ from kvc_trt.methods.rankings.channels import OnChannels, possible_channels
 from kvc_trt.methods.rankings.ranking import ChosenList, Step, StepRanking
 from kvc_trt.methods.rankings.rounding import BoundedScores, Float64, Int64, off_by
 from kvc_trt.operators.attention.sparq_attention import SPARQ_ATTENTION
-from kvc_trt.operators.shapes import float32
+from kvc_trt.operators.schema import part_names
+from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 from kvc_trt.operators.turns.append_block import APPEND_CHANNELS
+from kvc_trt.operators.vectors import Vectors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,9 +120,14 @@ class LargestChannels(DecodeSelection):
     @override
     def complete(self, prompt: PromptLayer) -> None:
         """Write the keys a second time, channel by channel, and the sum of the values."""
-        emit, name = prompt.emit, prompt.name
-        emit.Transpose(f"k_cache.{name}", perm=[0, 1, 3, 2], outputs=[f"channels.{name}"])
-        emit.ReduceSum(float32(emit, f"v_cache.{name}"), [2], keepdims=0, outputs=[f"value_sum.{name}"])
+        emit, form = prompt.emit, prompt.rule.cache_format
+        channels, total = prompt.named(("channels", "value_sum"))
+        keys, values = (
+            Vectors(tuple(prompt.named(part_names(tensor, vector))), vector)
+            for tensor, vector in ((K_CACHE, form.keys), (V_CACHE, form.values))
+        )
+        emit.Transpose(keys.codes(emit), perm=[0, 1, 3, 2], outputs=[channels])
+        emit.ReduceSum(values.widened(emit), [2], keepdims=0, outputs=[total])
 
     @override
     def append_turn(self, turn: TurnLayer) -> None:

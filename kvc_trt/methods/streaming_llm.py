@@ -87,11 +87,10 @@ class FirstAndLast(PromptEviction):
         emit = turn.emit
         stored = emit.Min(turn.entries, [turn.rule.capacity])
         joined = turn.join(stored)
-        attended = turn.attend(joined.keys, joined.values, stored)
-        inputs = {
-            "k": joined.keys, "v": joined.values, "cache_lengths": turn.entries, "lengths": turn.batch.lengths,
-        }  # fmt: skip
-        turn.call(COMPACT_RING, inputs, {one.name: turn.updated(one.name) for one in COMPACT_RING.outputs})
+        attended = turn.attend(joined.tables, stored)
+        inputs = {**joined.tables, "cache_lengths": turn.entries, "lengths": turn.batch.lengths}
+        outputs = COMPACT_RING.in_format(turn.rule.cache_format).outputs
+        turn.call(COMPACT_RING, inputs, {one.name: turn.updated(one.name) for one in outputs})
         emit.Add(turn.entries, turn.batch.lengths, outputs=[f"lengths.{turn.name}"])
         return attended
 
@@ -111,9 +110,13 @@ class FirstAndLast(PromptEviction):
         emit.cast(indices, np.int32, outputs=[f"indices.{name}"])
         place = emit.Unsqueeze(emit.Max(indices, 0), [3])
         occupied = emit.Unsqueeze(stored, [1, 3])
+        if rule.cache_format.keys is not None:
+            kept = [emit.GatherND(rows_of, place, batch_dims=2) for rows_of in (keys, prompt.values)]
+            prompt.store_tokens(kept[0], kept[1])
+            return
         for rows_of, tensor in ((keys, "k_cache"), (prompt.values, "v_cache")):
-            kept, zero = emit.GatherND(rows_of, place, batch_dims=2), emit.CastLike(np.float32(0), rows_of)
-            emit.Where(occupied, kept, zero, outputs=[f"{tensor}.{name}"])
+            gathered, zero = emit.GatherND(rows_of, place, batch_dims=2), emit.CastLike(np.float32(0), rows_of)
+            emit.Where(occupied, gathered, zero, outputs=[f"{tensor}.{name}"])
 
     @override
     def turn_runs(self) -> Mapping[str, TurnRun]:

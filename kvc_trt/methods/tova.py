@@ -41,7 +41,7 @@ from kvc_trt.methods.base.scored_eviction import (
 )
 from kvc_trt.methods.rankings.attended_entries import AttendedEntries
 from kvc_trt.operators.attention.tova_attention import TOVA_ATTENTION
-from kvc_trt.operators.compaction.tova import COMPACT_TOVA
+from kvc_trt.operators.compaction.tova import COMPACT_TOVA, COMPACT_TOVA_OF_TURN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +54,7 @@ class LastQuery(BestBesideRecent):
 
     name = "tova"
     operators = (COMPACT_TOVA,)
+    operator_of_stored = COMPACT_TOVA_OF_TURN
     turn = (
         "The last tokens of the conversation stay, and of the others those that the turn's last query attends to most."
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
+from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS, CacheFormat
 from kvc_trt.operators.dimensions import INT32_MAX, stored_pages
 
 Positions = Literal["original", "cache"]
@@ -79,6 +79,11 @@ class Constants:
     """True if page bounds are stored in fp8, rounded so that none promises less."""
     kv_cache: CacheFormatName = AUTO
     """The format of what is kept (`models/cache_formats.py`), the same for all caches of an engine."""
+
+    @property
+    def cache_format(self) -> CacheFormat:
+        """How the cache stores keys and values."""
+        return CACHE_FORMATS[self.kv_cache]
 
     @property
     def max_sequence_len(self) -> int:

@@ -13,10 +13,12 @@ import numpy as np
 
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.operators.schema import Operator
+from kvc_trt.operators.compaction.store_tokens import STORE_TOKENS
+from kvc_trt.operators.schema import CACHE_FORMAT, Operator, Tensor, parts_of
 from kvc_trt.operators.shapes import count_to, size
+from kvc_trt.operators.tensors import K_CACHE, V_CACHE, updated
 from kvc_trt.operators.turns.append_block import APPEND_BLOCK, RAISE_BOUNDS
-from kvc_trt.operators.turns.extend_attention import EXTEND_ATTENTION
+from kvc_trt.operators.turns.extend_attention import EXTEND_ATTENTION, TURN_KEYS, TURN_VALUES
 from kvc_trt.operators.turns.join_block import JOIN_BLOCK, JOIN_IN_ORDER
 from kvc_trt.operators.turns.keep_positions import KEEP_POSITIONS
 
@@ -59,13 +61,21 @@ class CacheLayer:
         self, operator: Operator, inputs: Mapping[str, Value], outputs: Mapping[str, str], **numbers: int
     ) -> dict[str, Value]:
         """Append a node of an operator; attributes that are not in `numbers` come from the rule."""
-        given = {one.name: getattr(self.rule, one.name) for one in operator.attributes if one.name not in numbers}
+        own = operator.in_format(self.rule.cache_format)
+        known = {CACHE_FORMAT.name: self.rule.cache_format.code}
+        names = [one.name for one in own.attributes if one.name not in numbers]
+        given = {name: known[name] if name in known else getattr(self.rule, name) for name in names}
         return operator.call(self.emit, inputs, outputs, **given, **numbers)
+
+    def parts(self, keys: Tensor, values: Tensor) -> list[str]:
+        """Return the names of the tensors that hold keys and values in the cache's format."""
+        return [part.name for tensor in (keys, values) for part in parts_of(tensor, self.rule.cache_format)]
 
     def stored(self, operator: Operator, *, bounds: bool) -> dict[str, str]:
         """Name the outputs of a compaction after the cache's tensors; unused page bounds get another name."""
         own = {"cache_lengths": "lengths"} | ({} if bounds else {"bounds": "unused_bounds"})
-        return {one.name: f"{own.get(one.name, one.name)}.{self.name}" for one in operator.outputs}
+        outputs = operator.in_format(self.rule.cache_format).outputs
+        return {one.name: f"{own.get(one.name, one.name)}.{self.name}" for one in outputs}
 
 
 Layer = TypeVar("Layer", bound="PromptLayer")
@@ -133,6 +143,14 @@ class PromptLayer(CacheLayer):
         }
         given = {one.name: known[one.name]() for one in operator.inputs if one.name in known}
         self.call(operator, {**given, **(more or {})}, self.stored(operator, bounds=bounds), **numbers)
+
+    def store_tokens(
+        self, keys: Value, values: Value, tables: tuple[Tensor, Tensor] = (K_CACHE, V_CACHE), **numbers: int
+    ) -> None:
+        """Write `tables` that have a format: the first tokens of exact `keys` and `values` [B,G,n,D] of each prompt."""
+        inputs = {"k": keys, "v": values, "prompt_lengths": self.batch.lengths}
+        outputs = zip(self.parts(K_CACHE, V_CACHE), self.named(self.parts(*tables)), strict=True)
+        self.call(STORE_TOKENS, inputs, dict(outputs), **numbers)
 
 
 @dataclass(frozen=True)
@@ -239,7 +257,10 @@ def repeat_heads(emit: Emitter, config: ModelConfig, rows: Value) -> Value:
 
 def store_whole(prompt: PromptLayer) -> None:
     """Store the whole prompt in the cache; padding is zero."""
-    store_rows(prompt, prompt.rule.capacity, prompt.named(("k_cache", "v_cache")))
+    if prompt.rule.cache_format.keys is not None:
+        prompt.store_tokens(prompt.keys, prompt.values)
+    else:
+        store_rows(prompt, prompt.rule.capacity, prompt.named(("k_cache", "v_cache")))
     prompt.emit.Identity(prompt.batch.lengths, outputs=[f"lengths.{prompt.name}"])
 
 
@@ -270,9 +291,8 @@ class TurnBatch(PromptBatch):
 class Joined:
     """Stored and new tokens of one cache."""
 
-    keys: Value
-    """[B,G,T,D]: the stored tokens, then the new ones."""
-    values: Value
+    tables: Mapping[str, Value]
+    """Keys and values [B,G,T,D], the stored tokens and then the new ones, by the names of an operator's inputs."""
     lengths: Value
     """[B]: stored and new tokens."""
 
@@ -309,10 +329,8 @@ class TurnLayer(PromptLayer):
     def join(self, stored: Value) -> Joined:
         """Write stored and new tokens into one table; `stored` [B] are the first slots that hold tokens."""
         inputs = {**self.new_entries(), "cache_lengths": stored, "lengths": self.batch.lengths}
-        found = self.call(
-            JOIN_BLOCK, inputs, {one.name: f"joined_{one.name}.{self.name}" for one in JOIN_BLOCK.outputs}
-        )
-        return Joined(found["k"], found["v"], found["joined_lengths"])
+        found = self.call(JOIN_BLOCK, inputs, self._joined(JOIN_BLOCK))
+        return Joined(self._tables(found), found["joined_lengths"])
 
     def join_in_order(self, most: int) -> Ordered:
         """Write stored and new tokens into one table by position; `most` is the largest number of stored ones."""
@@ -321,33 +339,48 @@ class TurnLayer(PromptLayer):
             **self.new_entries(), "slot_positions": self.state("slot_positions"), "cache_lengths": stored,
             "lengths": self.batch.lengths,
         }  # fmt: skip
-        names = {one.name: f"joined_{one.name}.{self.name}" for one in JOIN_IN_ORDER.outputs}
-        found = self.call(JOIN_IN_ORDER, inputs, names)
-        tables = found["k"], found["v"], found["joined_lengths"]
-        return Ordered(*tables, stored, found["order"], found["ordered_positions"])
+        found = self.call(JOIN_IN_ORDER, inputs, self._joined(JOIN_IN_ORDER))
+        order = found["order"], found["ordered_positions"]
+        return Ordered(self._tables(found), found["joined_lengths"], stored, *order)
 
-    def new_entries(self) -> dict[str, Value]:
-        """Return the new keys and values and the caches, by the names of an operator's inputs."""
-        return {
-            "k_new": self.keys, "v_new": self.values,
-            "k_cache": self.state("k_cache"), "v_cache": self.state("v_cache"),
-        }  # fmt: skip
+    def _joined(self, operator: Operator) -> dict[str, str]:
+        """Name the outputs of a join."""
+        outputs = operator.in_format(self.rule.cache_format).outputs
+        return {one.name: f"joined_{one.name}.{self.name}" for one in outputs}
 
-    def attend(self, keys: Value, values: Value, stored: Value) -> Value:
-        """Attend from the new tokens to `stored` [B] entries and causally to each other; returns [B,H,M,D]."""
-        inputs = {"q": self.queries, "k": keys, "v": values, "cache_lengths": stored}
+    def _tables(self, found: Mapping[str, Value]) -> dict[str, Value]:
+        """Return keys and values, in all their parts, among the outputs of a join."""
+        return {name: found[name] for name in self.parts(TURN_KEYS, TURN_VALUES)}
+
+    def new_entries(self, keys: Tensor = K_CACHE, values: Tensor = V_CACHE) -> dict[str, Value]:
+        """Return the new keys and values, and the tables in the state, by the names of an operator's inputs."""
+        caches = zip(self.parts(K_CACHE, V_CACHE), self.parts(keys, values), strict=True)
+        return {"k_new": self.keys, "v_new": self.values, **{name: self.state(state) for name, state in caches}}
+
+    def attend(self, tables: Mapping[str, Value], stored: Value) -> Value:
+        """Attend from the new tokens to `stored` [B] entries and causally to each other; returns [B,H,M,D].
+
+        `tables` are keys and values, stored and new, by the names of an operator's inputs."""
+        inputs = {"q": self.queries, **tables, "cache_lengths": stored}
         return self.call(EXTEND_ATTENTION, inputs, {"o": f"attended.{self.name}"})["o"]
 
     def append(self, *, bounds: bool) -> Value:
         """Append the new tokens, raise the page bounds if there are any, and attend; returns [B,H,M,D]."""
         emit, places = self.emit, {"cache_lengths": self.entries, "lengths": self.batch.lengths}
-        names = {f"{tensor}_out": self.updated(tensor) for tensor in ("k_cache", "v_cache")}
-        caches = self.call(APPEND_BLOCK, {**self.new_entries(), **places}, names)
+        tables = self.append_to(K_CACHE, V_CACHE, self.entries)
         if bounds:
             paged = {"k_new": self.keys, "bounds": self.state("bounds"), **places}
             self.call(RAISE_BOUNDS, paged, {"bounds_out": self.updated("bounds")})
         emit.Add(self.entries, self.batch.lengths, outputs=[f"lengths.{self.name}"])
-        return self.attend(caches["k_cache_out"], caches["v_cache_out"], self.entries)
+        return self.attend(tables, self.entries)
+
+    def append_to(self, keys: Tensor, values: Tensor, stored: Value) -> dict[str, Value]:
+        """Append the new tokens to tables of the state that hold `stored` [B] ones; returns the tables to attend to."""
+        inputs = {**self.new_entries(keys, values), "cache_lengths": stored, "lengths": self.batch.lengths}
+        outputs = self.parts(updated(K_CACHE), updated(V_CACHE))
+        names = dict(zip(outputs, map(self.updated, self.parts(keys, values)), strict=True))
+        found = self.call(APPEND_BLOCK, inputs, names)
+        return dict(zip(self.parts(TURN_KEYS, TURN_VALUES), (found[name] for name in outputs), strict=True))
 
     def compact_turn(
         self,
@@ -368,8 +401,6 @@ class TurnLayer(PromptLayer):
         known: dict[str, Callable[[], Value]] = {
             "q_window": self.window,
             "q": lambda: self.queries,
-            "k": lambda: joined.keys,
-            "v": lambda: joined.values,
             "prompt_lengths": lambda: joined.lengths,
             "lengths": lambda: self.batch.lengths,
             "window_lengths": lambda: self.turn.window_lengths,
@@ -379,7 +410,7 @@ class TurnLayer(PromptLayer):
             known |= {"order": lambda: ordered.order, "stored_lengths": lambda: ordered.stored}
         given = {one.name: known[one.name]() for one in operator.inputs if one.name in known}
         names = self.compacted(operator, bounds=bounds, indices="slots")
-        kept = self.call(operator, {**given, **(more or {})}, names, **numbers)
+        kept = self.call(operator, {**given, **joined.tables, **(more or {})}, names, **numbers)
         inputs = {
             "slot_positions": self.state("slot_positions") if ordered is None else ordered.positions,
             "cache_lengths": self.entries if ordered is None else ordered.stored,
@@ -393,4 +424,5 @@ class TurnLayer(PromptLayer):
         """Name the outputs of a compaction after the cache's tensors after the turn; `indices` names its list."""
         own = {"cache_lengths": f"lengths.{self.name}", "indices": f"{indices}.{self.name}"}
         own |= {name: f"{name}_of_turn.{self.name}" for name in ("slot_positions", *(() if bounds else ("bounds",)))}
-        return {one.name: own.get(one.name, self.updated(one.name)) for one in operator.outputs}
+        outputs = operator.in_format(self.rule.cache_format).outputs
+        return {one.name: own.get(one.name, self.updated(one.name)) for one in outputs}

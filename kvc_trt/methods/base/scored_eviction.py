@@ -44,6 +44,8 @@ class ScoredEviction(PromptEviction):
     operators: tuple[Operator, ...]
     operator_of_turn: Operator | None = None
     """The operator that compacts stored and new tokens; None if it is the first of `operators`."""
+    operator_of_stored: Operator | None = None
+    """The operator that does so where the cache has a format; None if it is the same."""
     turn_state: tuple[Tensor, ...] = (SLOT_POSITIONS,)
 
     def prompt_inputs(self, prompt: PromptLayer) -> Mapping[str, Value]:
@@ -53,6 +55,11 @@ class ScoredEviction(PromptEviction):
     def turn_inputs(self, turn: TurnLayer) -> Mapping[str, Value]:
         """Graph: write the inputs of the turn's operator that `TurnLayer.compact_turn` does not know."""
         return {}
+
+    def turns_operator(self, rule: Constants) -> Operator:
+        """Return the operator that compacts stored and new tokens of a cache of this rule."""
+        of_exact = self.operator_of_turn or self.operators[0]
+        return of_exact if rule.cache_format.keys is None else self.operator_of_stored or of_exact
 
     @override
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
@@ -66,8 +73,8 @@ class ScoredEviction(PromptEviction):
     @override
     def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
         joined = turn.join(turn.entries)
-        attended = turn.attend(joined.keys, joined.values, turn.entries)
-        turn.compact_turn(self.operator_of_turn or self.operators[0], joined, self.turn_inputs(turn), bounds=bounds)
+        attended = turn.attend(joined.tables, turn.entries)
+        turn.compact_turn(self.turns_operator(turn.rule), joined, self.turn_inputs(turn), bounds=bounds)
         return attended
 
 
@@ -104,8 +111,8 @@ class BestBesideRecent(ScoredEviction):
         """Write the compaction of stored and new tokens in the order of the text."""
         budget = stored_budget(turn.rule)
         ordered = turn.join_in_order(budget)
-        attended = turn.attend(ordered.keys, ordered.values, ordered.stored)
-        operator = self.operator_of_turn or self.operators[0]
+        attended = turn.attend(ordered.tables, ordered.stored)
+        operator = self.turns_operator(turn.rule)
         turn.compact_turn(operator, ordered, self.turn_inputs(turn), ordered=ordered, prompt_budget=budget)
         return attended
 
