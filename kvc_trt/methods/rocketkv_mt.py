@@ -36,6 +36,7 @@ from kvc_trt.methods.rocketkv import resolve as resolve_rocketkv
 from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, ByWindow
 from kvc_trt.operators.compaction.compact import COMPACT_TURN
 from kvc_trt.operators.schema import CACHE, Tensor
+from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 from kvc_trt.operators.turns.append_block import APPEND_BLOCK
 
 if TYPE_CHECKING:
@@ -108,9 +109,6 @@ class AdmittedAnew(PromptEviction):
         return ByWindow(rule.pool_kernel)
 
 
-CACHES = ("k_cache", "v_cache")
-
-
 class BestOfAdmitted(BestOfPages):
     """Select from the admitted tokens as RocketKV does; the new token is stored in both caches."""
 
@@ -136,12 +134,13 @@ class BestOfAdmitted(BestOfPages):
     def decode(self, step: StepLayer) -> Value:
         """Write RocketKV's step, and append to the whole cache."""
         emit, position = step.emit, step.batch.positions
+        tables = dict(zip(step.parts(K_CACHE, V_CACHE), step.parts(*WHOLE), strict=True))
         inputs = {
             "k_new": emit.Unsqueeze(step.key, [2]), "v_new": emit.Unsqueeze(step.value, [2]),
             "cache_lengths": position, "lengths": emit.Expand(1, emit.Shape(position)),
-            **{cache: step.state(tensor.name) for cache, tensor in zip(CACHES, WHOLE, strict=True)},
+            **{part: step.state(own) for part, own in tables.items()},
         }  # fmt: skip
-        names = {f"{cache}_out": step.updated(tensor.name) for cache, tensor in zip(CACHES, WHOLE, strict=True)}
+        names = {f"{part}_out": step.updated(own) for part, own in tables.items()}
         step.call(APPEND_BLOCK, inputs, names)
         return super().decode(step)
 

@@ -221,7 +221,8 @@ class StepLayer(CacheLayer):
 
         It is given those of its inputs by name: query, k_new, v_new, cache_lengths, positions, the cache's state, and
         `more`. Its outputs are the result, the updated state, and `selected`."""
-        state = {one.name for one in operator.state}
+        own = operator.in_format(self.rule.cache_format)
+        state = {one.name for one in own.state}
         known = {
             "query": self.query,
             "k_new": self.key,
@@ -230,9 +231,9 @@ class StepLayer(CacheLayer):
             "positions": self.batch.positions,
             **{name: self.state(name) for name in state},
         }
-        given = {one.name: known[one.name] for one in operator.inputs if one.name in known}
+        given = {one.name: known[one.name] for one in own.inputs if one.name in known}
         outputs = {f"{name}_out": self.updated(name) for name in state}
-        for one in operator.outputs:
+        for one in own.outputs:
             outputs.setdefault(one.name, of_token(f"{one.name}.{self.name}", self.token, self.tokens))
         outputs["output"] = self.attended
         self.call(operator, {**given, **(more or {})}, outputs, **numbers)
