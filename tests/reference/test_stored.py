@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from fractions import Fraction
+from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
@@ -168,3 +169,12 @@ def test_what_cannot_be_stored_is_refused_in_one_line():
 def test_formats_of_caches_have_the_codes_of_the_operators_attribute():
     assert [one.code for one in CACHE_FORMATS.values()] == [0, 1, 2, 3, 4]
     assert {one.name for one in CACHE_FORMATS.values()} == {"auto", "int8", "fp8", "int4", "k8v4"}
+
+
+def test_the_page_says_how_many_bytes_a_vector_takes():
+    page = (Path(__file__).parents[2] / "docs" / "cache-formats.md").read_text()
+    for one in CACHE_FORMATS.values():
+        if one.keys is not None and one.values is not None:
+            sizes = [[vector.bytes_per_vector(size) for vector in (one.keys, one.values)] for size in (64, 128)]
+            cells = [" and ".join(map(str, dict.fromkeys(pair))) for pair in sizes]
+            assert f"| {one.name} | {one.keys.name} | {one.values.name} | {cells[0]} | {cells[1]} |" in page
