@@ -74,7 +74,7 @@ def _write_step(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     emit_top_k = emit.attribute("top_k")
     output, read = attend_all_or(emit, step, sparse, lists=layout.shape.fixed_kv_heads)
     selected = ascending(emit, read, emit.Max(step.limit, emit_top_k))
-    return {"output": output, "k_cache_out": step.keys, "v_cache_out": step.values, "selected": selected}
+    return {"output": output, **step.caches(), "selected": selected}
 
 
 COMPACT_LONG_KEYS = Operator(
