@@ -105,8 +105,14 @@ def _task_tokenizer(tokenizer: Tokenizer, positions: int | None) -> TaskTokenize
 
 
 def unknown_id(tokenizer: Tokenizer) -> int | None:
-    """The id of whatever the vocabulary lacks; None where every text has tokens."""
-    model = json.loads(tokenizer.to_str())["model"]
+    """The id of whatever the vocabulary lacks; None where every text has tokens.
+
+    InputError for a file that the library reads although it is not JSON.
+    """
+    try:
+        model = json.loads(tokenizer.to_str())["model"]
+    except ValueError as error:
+        raise InputError(f"the tokenizer's file is not JSON: {error}") from error
     token = model.get("unk_token")
     found: int | None = model.get("unk_id") if token is None else tokenizer.token_to_id(token)
     return found

@@ -113,9 +113,9 @@ def test_a_tie_broken_upwards_is_caught(make_engine, parameters_for, monkeypatch
     """A bonus of one part in ten million per position: no score changes visibly, but plateaus now prefer their end."""
     honest = compact_function.rank
 
-    def upwards(emit, pool_kernel):
+    def upwards(emit, *arguments):
         bonus = emit.Mul(emit.Cast(count_to(emit, size(emit, "k", 2)), to=onnx.TensorProto.FLOAT), 2e-8)
-        return emit.Add(honest(emit, pool_kernel), bonus)
+        return emit.Add(honest(emit, *arguments), bonus)
 
     monkeypatch.setattr(compact_function, "rank", upwards)
     report = verify(make_engine(parameters_for()), steps=3)
