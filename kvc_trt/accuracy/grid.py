@@ -84,8 +84,9 @@ def variants(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
     for name in dict.fromkeys(names):
         if (bare := name.partition(":")[0]) not in known:
             raise InputError(f"unknown policy {bare!r}{did_you_mean(bare, known)}", hint="kvc-trt policies lists them")
-        if bare == BASELINE and (other := [one for one in Variant(name, None).settings if one != "kv_cache"]):
-            raise InputError(f"{name}: {BASELINE} is what the others are compared with, and takes no {other[0]}")
+        others = [one for one in Variant(name, None).settings if one != "kv_cache"]
+        if bare == BASELINE and others:
+            raise InputError(f"{name}: {BASELINE} is what the others are compared with, and takes no {others[0]}")
         chosen += [Variant(name, budget) for budget in ((None,) if bare == BASELINE else sorted(set(budgets)))]
     return list(dict.fromkeys(chosen))
 
