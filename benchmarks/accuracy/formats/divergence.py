@@ -6,7 +6,7 @@ A prompt is a piece of the Python language's own documentation, which is part of
 next 256 tokens are fed one by one to the whole cache and to each other one, and their distributions of the next token
 are compared (`kvc_trt.accuracy.faithfulness`). One prefill serves all caches. Writes
 benchmarks/results/formats-divergence.json after every few prompts; a run goes on where the last one of the same commit
-and machine stopped. `benchmarks.accuracy.formats.page` writes the page.
+and machine stopped.
 """
 
 from __future__ import annotations
