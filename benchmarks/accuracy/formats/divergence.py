@@ -48,13 +48,14 @@ TOGETHER = 4
 
 def variants(methods: Sequence[str] = METHODS, budgets: Sequence[int] = BUDGETS) -> list[Variant]:
     """Return every method in every format, the whole fp32 cache first."""
-    found = [
-        Variant.of(method if form == AUTO else f"{method}:kv_cache={form}", budget)
-        for method in methods
-        for budget in budgets
-        for form in CACHE_FORMATS
-    ]
+    found = [Variant.of(policy, budget) for budget in budgets for policy in in_every_format(methods)]
     return list(dict.fromkeys(found))
+
+
+def in_every_format(methods: Sequence[str]) -> list[str]:
+    """Return the names under which methods are compared, each in every format."""
+    forms = [f":kv_cache={form}" if form != AUTO else "" for form in CACHE_FORMATS]
+    return [method + form for method in methods for form in forms]
 
 
 def plain_text() -> str:
