@@ -254,7 +254,7 @@ def test_a_comparison_has_whole_caches_in_the_other_formats(capsys):
         found = json.loads(capsys.readouterr().out)
         full = found["policies"][0]
         assert (full["policy"], full["kv_cache"], full["stored_share"]) == ("full", usual, 1.0)
-        whole = [row for row in found["policies"] if row["kv_cache"] != usual]
+        whole = found["whole_caches"]
         assert [(row["policy"], row["kv_cache"]) for row in whole] == [("full", other) for other in others]
         smaller = [row["stored_bytes"] < full["stored_bytes"] for row in whole]
         assert smaller == [other != "auto" and (usual == "auto" or other != "int8") for other in others]

@@ -261,7 +261,8 @@ def _number(value: object) -> str:
 
 def compare_text(comparison: Mapping[str, Any]) -> str:
     """Return a heading, an aligned table, and the policies that the budget rules out."""
-    full, rows, usual = comparison["full_bytes_per_row"], comparison["policies"], comparison["kv_cache"]
+    full, usual = comparison["full_bytes_per_row"], comparison["kv_cache"]
+    rows = [*comparison["policies"], *comparison["whole_caches"]]
     lengths = f"prompts to {comparison['max_input_len']:,}, answers to {comparison['max_output_len']:,} tokens"
     dense = f"dense {readable_size(full)} per row (kv-cache {usual})"
     heading = f"{comparison['model']}, token budget {comparison['token_budget']:,}: {lengths}; {dense}"
