@@ -36,8 +36,8 @@ from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes, row_traffic, 
 def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str) -> dict[str, Any]:
     """Return one row per policy at the budget and the lengths of `config`; a policy that cannot have them says why.
 
-    Whole caches in the other formats have rows of their own. Bytes are of one row of a batch at its longest. InputError if no
-    policy is possible.
+    Whole caches in the other formats have rows of their own. Bytes are of one row of a batch at its longest.
+    InputError if no policy is possible.
     """
     filled = with_defaults(config, choice)
     assert filled.max_input_len is not None
