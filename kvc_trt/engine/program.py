@@ -50,8 +50,8 @@ class Program:
 
     @property
     def dtype(self) -> str:
-        """Type of the caches."""
-        return self.state[0].dtype
+        """Type of activations, and of caches whose format is `auto`."""
+        return self.model.dtype
 
     @property
     def capacities(self) -> tuple[int, ...]:
