@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvc_trt.contexts.finite import not_finite
+from kvc_trt.contexts.content import impossible
 from kvc_trt.contexts.header import FORMAT, ContextHeader, check_lengths, header_of
 from kvc_trt.contexts.packing import RowPacking
 from kvc_trt.errors import InputError, describe
@@ -51,7 +51,7 @@ def write_context(path: Path, context: Context, *, replace: bool = False) -> Non
     Raises InputError for a path that cannot be a new file and for a context that holds NaN or infinities,
     UnsupportedEnvironment for a disk that is full.
     """
-    _check_finite(path, context)
+    _check_content(path, context)
     tensors = {LOGITS: context.logits, **context.tensors}
     plans = [
         TensorPlan(name, str(array.dtype), array.shape, lambda array=array: array)  # type: ignore[misc]
@@ -89,7 +89,7 @@ def read_context(path: Path, packing: RowPacking) -> Context:
         logits=tensors.pop(LOGITS),
         tensors=tensors,
     )
-    _check_finite(path, context)
+    _check_content(path, context)
     return context
 
 
@@ -110,8 +110,8 @@ def inspect_context(path: Path) -> tuple[ContextHeader, list[StoredTensor]]:
     return header, [StoredTensor(name, one.dtype, one.shape, one.nbytes) for name, one in entries.items()]
 
 
-def _check_finite(path: Path, context: Context) -> None:
-    problem = not_finite(context)
+def _check_content(path: Path, context: Context) -> None:
+    problem = impossible(context)
     if problem is not None:
         raise InputError(f"{path}: {problem}", hint="check the engine that made it: kvc-trt verify ENGINE_DIR")
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.contexts.finite import not_finite
+from kvc_trt.contexts.content import impossible
 from kvc_trt.contexts.header import ContextHeader, Count, Digest, check_lengths, header_of
 from kvc_trt.contexts.packing import RowPacking
 from kvc_trt.errors import HandoffRefused, InputError
@@ -100,7 +100,7 @@ def read_handoff(handoff: Handoff, packing: RowPacking, content: Bytes) -> Conte
         logits=tensors.pop(LOGITS),
         tensors=tensors,
     )
-    problem = not_finite(context)
+    problem = impossible(context)
     if problem is not None:
         raise HandoffRefused(f"{WHAT}: {problem}")
     return context

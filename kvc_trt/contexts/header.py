@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from kvc_trt.contexts.packing import RowPacking
+from kvc_trt.methods.base.constants import CacheFormatName
+from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.runtime.context import Context, Fingerprint
 from kvc_trt.validation import OwnSchema
 from kvc_trt.version import __version__
@@ -33,9 +35,16 @@ class ContextHeader(OwnSchema):
     compatibility: Digest
     model_name: Name
     policy_name: Name
+    kv_cache: CacheFormatName = AUTO
     logical_length: Count
     cache_lengths: list[Count]
     tokens: Digest
+
+    @model_serializer(mode="wrap")
+    def _without_the_format_of_before(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the format that contexts of before have, which readers of before do not know."""
+        fields: dict[str, Any] = written(self)
+        return {name: value for name, value in fields.items() if (name, value) != ("kv_cache", AUTO)}
 
     @property
     def fingerprint(self) -> Fingerprint:

@@ -18,9 +18,11 @@ import numpy as np
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.manifest import digest_of
 from kvc_trt.engine.program import Program, engine_program
-from kvc_trt.graph.state import ITEM_SIZE, CacheSite, StateTensor, cache_sites, state_tensors
+from kvc_trt.graph.state import ITEM_SIZE, CacheSite, StateTensor, cache_sites, parts_in_step, with_other_turns
 from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.models.dtypes import numpy_dtype
+from kvc_trt.operators.cached_vectors import cached_vectors
+from kvc_trt.operators.schema import part_names, parts_of
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 from kvc_trt.runtime.context import Array, Context, Fingerprint, OtherTurns
 from kvc_trt.runtime.executor import Limits
@@ -84,20 +86,21 @@ class RowPacking:
     def unpack(self, context: Context) -> Iterator[tuple[str, Array]]:
         """Yield every state tensor of a row, by name, in the shape of one row; one after the other is made."""
         for site, tensors in self._caches:
-            kept = _kept(site, tensors, context.cache_lengths)
-            keys = None
+            rule, keys = site.parameters, {}
+            names = part_names(K_CACHE, rule.cache_format.keys)
             for kind, tensor in _carried(site, tensors).items():
                 stored = context.tensors[_name(kind, site)]
                 if stored.shape != tensor.shape:
                     whole = np.full(tensor.shape, tensor.fill, numpy_dtype(tensor.dtype))
                     whole[:, : stored.shape[1]] = stored
                     stored = whole
-                keys = stored if kind == K_CACHE.name else keys
+                if kind in names:
+                    keys[kind] = stored[None]
                 yield tensor.name, stored
-            assert keys is not None
-            rule = site.parameters
+            kept = np.array([_kept(site, tensors, context.cache_lengths)])
             for kind, rebuild in rule.selection.rebuilt.items():
-                yield tensors[kind].name, rebuild(keys[None], np.array([kept]), rule)[0]
+                vectors = cached_vectors(keys, K_CACHE, rule.cache_format)
+                yield tensors[kind].name, rebuild(vectors, kept, rule, numpy_dtype(tensors[kind].dtype))[0]
 
 
 def packing_of(engine: EngineDirectory) -> RowPacking:
@@ -117,6 +120,7 @@ def fingerprint_of(engine: EngineDirectory) -> Fingerprint:
         state=_state_digest(engine.state),
         model_name=re.sub(r"[^\x20-\x7e]", "?", model_name)[:LONGEST_NAME],
         policy_name=f"{parameters.policy}, token budget {parameters.token_budget}",
+        kv_cache=parameters.kv_cache,
     )
 
 
@@ -128,13 +132,12 @@ def recorded(parameters: PolicyParameters) -> dict[str, Any]:
 
 
 def _other_turns(program: Program) -> OtherTurns | None:
-    takes_turns = program.extend is not None
     if program.parameters.no_turn is not None:
         return None
-    other = state_tensors(program.model, program.parameters, program.dtype, turns=not takes_turns)
+    other = with_other_turns(program.model, program.parameters, program.state)
     if other == program.state:
         return None
-    if takes_turns:
+    if len(other) < len(program.state):
         return OtherTurns(
             _state_digest(other),
             "was made by an engine that takes no turns; this one needs the places of its slots in the text for them",
@@ -199,9 +202,11 @@ def _used(
 
     Keys and values are cut to the slots in use, and what is stored by position to the text. The rest is small.
     """
-    if kind in SHORT_NAMES:
+    rule = site.parameters
+    by_slot = {part.name for tensor in (K_CACHE, V_CACHE) for part in parts_of(tensor, rule.cache_format)}
+    if kind in by_slot:
         return _kept(site, tensors, cache_lengths)
-    by_position = {tensor.name for tensor in site.parameters.selection.state if tensor.shape[2:3] == ("L",)}
+    by_position = {part.name for part in parts_in_step(rule) if part.shape[2:3] == ("L",)}
     return logical_length if kind in by_position else None
 
 

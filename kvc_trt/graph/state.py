@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +10,7 @@ from kvc_trt.methods.base.graph_context import of_token
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators.fp8_bounds import EMPTY
-from kvc_trt.operators.schema import BOUND, CACHE, FLOAT, FLOAT16, INT8, INT32, Tensor, parts_of
+from kvc_trt.operators.schema import BOUND, CACHE, FLOAT, FLOAT16, INT8, INT32, Tensor, parts_of, vector_of
 from kvc_trt.operators.shapes import LOWEST
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 
@@ -76,6 +76,26 @@ def cache_sites(config: ModelConfig, parameters: PolicyParameters) -> tuple[Cach
     return tuple(sites)
 
 
+def parts_in_step(rule: PolicyParameters) -> list[Tensor]:
+    """Return what a decode step reads and writes of a cache: keys and values first, each in the parts of its format."""
+    held = (K_CACHE, V_CACHE, *rule.selection.state)
+    return [part for tensor in held for part in parts_of(tensor, rule.cache_format)]
+
+
+def with_other_turns(
+    config: ModelConfig, parameters: PolicyParameters, state: Sequence[StateTensor]
+) -> tuple[StateTensor, ...]:
+    """Return the state of the engine that takes turns where that of `state` does not, or the other way round.
+
+    What turns need besides has no type of the activations.
+    """
+    of_steps = {tensor.name: tensor for tensor in state if tensor.in_step}
+    if len(of_steps) < len(state):
+        return tuple(of_steps.values())
+    with_turns = state_tensors(config, parameters, "float32", turns=True)
+    return tuple(of_steps.get(tensor.name, tensor) for tensor in with_turns)
+
+
 def uses_pages(parameters: PolicyParameters, layer: int) -> bool:
     """True if a layer selects tokens by page when it decodes, and so keeps page bounds."""
     return any(group.parameters.has_pages for group in parameters.groups(layer))
@@ -95,11 +115,11 @@ def _tensors(config: ModelConfig, site: CacheSite, dtype: str, *, turns: bool) -
     rule, size, heads = site.parameters, config.head_size, cache_heads(config, site)
     sizes = {"G": heads, "C": rule.capacity, "D": size, "2D": 2 * size, "P": rule.stored_pages(dtype)}
     sizes["L"], form = rule.max_sequence_len, rule.cache_format
-    in_step = [part for tensor in (K_CACHE, V_CACHE, *rule.selection.state) for part in parts_of(tensor, form)]
+    in_step = parts_in_step(rule)
     for part in (*in_step, *(rule.eviction.turn_state if turns else ())):
         name, output = f"{part.name}.{site.name}", f"{part.name}_out.{site.name}"
         own = _dtype_of(part, rule, dtype)
-        vector = form.values if part.stored == "values" else form.keys
+        vector = vector_of(part, form)
         if vector is not None:
             sizes |= {"D/2": vector.code_bytes(size), "groups": vector.groups(size)}
         shape = tuple(sizes[symbol] for symbol in part.shape[1:])

@@ -34,6 +34,7 @@ from kvc_trt.methods.rankings.channels import OnChannels, possible_channels
 from kvc_trt.methods.rankings.ranking import ChosenList, Step, StepRanking
 from kvc_trt.methods.rankings.rounding import BoundedScores, Float64, Int64, off_by
 from kvc_trt.operators.attention.sparq_attention import SPARQ_ATTENTION
+from kvc_trt.operators.cached_vectors import cached_vectors
 from kvc_trt.operators.schema import part_names
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 from kvc_trt.operators.turns.append_block import APPEND_CHANNELS
@@ -146,8 +147,9 @@ class LargestChannels(DecodeSelection):
     ) -> None:
         """Add the values of the steps that stay to the sum once more, one by one as these steps did."""
         total = saved["value_sum"].copy()
-        for slot in range(before, steps.start):
-            total += state["v_cache"][:, slot].astype(np.float32)
+        fed = cached_vectors(state, V_CACHE, rule.cache_format).map(lambda part: part[:, before : steps.start])
+        for value in fed.values().swapaxes(0, 1):
+            total += value.astype(np.float32)
         state["value_sum"][...] = total
 
     @override
@@ -183,7 +185,7 @@ class LargestChannels(DecodeSelection):
     @override
     def rebuilt(self) -> Mapping[str, Rebuild]:
         """Return the channels; the sum of the values depends on the order of its terms."""
-        return {"channels": lambda keys, lengths, rule: np.ascontiguousarray(keys.swapaxes(2, 3))}
+        return {"channels": lambda keys, *_: np.ascontiguousarray(keys.codes().swapaxes(2, 3))}
 
     @override
     def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:

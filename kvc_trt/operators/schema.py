@@ -283,7 +283,7 @@ class Operator:
 
 def parts_of(tensor: Tensor, form: CacheFormat) -> tuple[Tensor, ...]:
     """Return the tensors of an operator that hold one of its tensors in a format: itself, or codes and numbers."""
-    vector = form.values if tensor.stored == "values" else form.keys
+    vector = vector_of(tensor, form)
     if tensor.stored is None or vector is None:
         return (tensor,)
     if tensor.stored == "channels":
@@ -296,6 +296,11 @@ def parts_of(tensor: Tensor, form: CacheFormat) -> tuple[Tensor, ...]:
         replace(tensor, name=name, element=element, alias=alias, shape=(*tensor.shape[:-1], last))
         for name, alias, (element, last) in zip(names, aliases, kinds[: len(names)], strict=True)
     )
+
+
+def vector_of(tensor: Tensor, form: CacheFormat) -> VectorFormat | None:
+    """Return how the vectors of an operator's tensor are stored; None: as they are."""
+    return form.values if tensor.stored == "values" else form.keys
 
 
 def part_names(tensor: Tensor, vector: VectorFormat | None) -> list[str]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError, describe
+from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.runtime.kinds import MOST_LISTED, Kind, tokens_in
 
 Array = NDArray[Any]
@@ -54,6 +55,8 @@ class Fingerprint:
     """Of the list of state tensors: names, types and shapes."""
     model_name: str
     policy_name: str
+    kv_cache: str = AUTO
+    """The format of keys and values; part of what `parameters` and `state` digest."""
 
     @property
     def compatibility(self) -> str:
@@ -69,6 +72,12 @@ class Fingerprint:
         again = "it fits engines of equal weights, policy and settings; make it again with kvc-trt context save"
         if self.model != needed.model:
             raise InputError(f"{what} is of model {self.model_name}; this engine has {needed.model_name}", hint=again)
+        if self.policy_name == needed.policy_name and self.kv_cache != needed.kv_cache:
+            raise InputError(
+                f"{what} has keys and values in format {self.kv_cache}; this engine has {needed.kv_cache}",
+                hint="make it again with this engine: kvc-trt context save, "
+                f"or build an engine that it fits: kvc-trt build --kv-cache {self.kv_cache}",
+            )
         if self.parameters != needed.parameters:
             other = needed.policy_name
             differ = "has the same with other numbers" if self.policy_name == other else f"has {other}"
@@ -98,7 +107,8 @@ class Context:
     logits: NDArray[np.float32]
     """[vocab]: the model's answer to the last token."""
     tensors: Mapping[str, Array]
-    """State by name: `k.N` and `v.N` of cache N, [G,kept,D] in the cache's type, and what cannot be rebuilt."""
+    """State by name: `k.N` and `v.N` of cache N, [G,kept,D] in the cache's type, or codes and beside them what turns
+    them into values, and what cannot be rebuilt."""
 
     def __post_init__(self) -> None:
         """Check the types; whether a context fits an engine is for its session to say."""

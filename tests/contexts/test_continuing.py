@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from kvc_trt.backends.run_options import RunOptions
-from kvc_trt.contexts import RowPacking, read_context, write_context
+from kvc_trt.contexts import read_context, write_context
 from kvc_trt.errors import InputError
 from kvc_trt.runtime import Request, Sampling, Session
 from tests.backends.onnxruntime.shared_sessions import SharingExecutor
-from tests.contexts.conftest import FINGERPRINT
+from tests.contexts.conftest import packing_of
 from tests.every_policy import EVERY
 
 PROMPT = np.random.default_rng(3).integers(2, 97, 200).tolist()
@@ -23,13 +23,13 @@ def program(request, make_program):
 
 
 def session_of(program, rows=1, executor=SharingExecutor, prefix_bytes=0):
-    packing = RowPacking(program, FINGERPRINT)
-    return Session(executor(program, RunOptions(threads=1)), None, rows, packing=packing, prefix_bytes=prefix_bytes)
+    options = {"packing": packing_of(program), "prefix_bytes": prefix_bytes}
+    return Session(executor(program, RunOptions(threads=1)), None, rows, **options)
 
 
 def through_a_file(context, program, tmp_path):
     write_context(tmp_path / "context", context, replace=True)
-    return read_context(tmp_path / "context", RowPacking(program, FINGERPRINT))
+    return read_context(tmp_path / "context", packing_of(program))
 
 
 def state_of(session, row):

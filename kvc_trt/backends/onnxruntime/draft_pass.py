@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.backends.onnxruntime.binding import bind_input, bind_output
 from kvc_trt.backends.onnxruntime.loading import run_bound
-from kvc_trt.graph.state import cache_sites
+from kvc_trt.graph.state import cache_sites, parts_in_step
 from kvc_trt.runtime.executor import CheckedDraft
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ class DraftPass:
         """Undo the steps of one row except the first `kept`."""
         for site, before in zip(self._sites, cache_lengths.tolist(), strict=True):
             selection, end = site.parameters.selection, f".{site.name}"
-            names = ("k_cache", "v_cache", *(tensor.name for tensor in selection.state))
-            state = {name: self._buffers[name + end][row] for name in names}
+            state = {part.name: self._buffers[part.name + end][row] for part in parts_in_step(site.parameters)}
             saved = {name: undo[name + end] for name in selection.sums}
             steps = range(before + kept, before + self._tokens)
             selection.take_back(state, saved, before, steps, site.parameters)

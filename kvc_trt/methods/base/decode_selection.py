@@ -9,10 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.discovery import objects
+from kvc_trt.operators.cached_vectors import CachedVectors, cached_vectors
 from kvc_trt.operators.schema import BOUND, CACHE, Operator, Tensor
+from kvc_trt.operators.tensors import K_CACHE
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +27,9 @@ if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import LayerCache, Selection
 
-Rebuild: TypeAlias = "Callable[[Array, Array, Constants], Array]"
-"""Makes a state tensor [B,...] from keys [B,G,C,D], of which `lengths` [B] slots are in use, and the constants."""
+Rebuild: TypeAlias = "Callable[[CachedVectors, Array, Constants, np.dtype[Any]], Array]"
+"""Makes a state tensor [B,...] of a type from keys [B,G,C,D], of which `lengths` [B] slots are in use, and the
+constants."""
 
 
 class DecodeSelection(ABC):
@@ -113,16 +118,18 @@ class DecodeSelection(ABC):
         """Return, by name, the functions that make state from the stored keys alone, bit for bit.
 
         A stored context leaves this state out; everything else that a cache carries is part of it."""
-        from kvc_trt.methods.base.isolated_runs import page_bounds
+        from kvc_trt.methods.base.isolated_runs import stored_page_bounds
 
-        def bounds(keys: Array, lengths: Array, rule: Constants) -> Array:
-            return page_bounds(keys, lengths, rule.page_size, fp8=rule.fp8_bounds)
+        def bounds(keys: CachedVectors, lengths: Array, rule: Constants, dtype: np.dtype[Any]) -> Array:
+            return stored_page_bounds(keys, lengths, rule.page_size, dtype)
 
         return {"bounds": bounds} if self.pages else {}
 
     def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
         """Make what the cache carries in addition to keys and values [B,G,C,D] with `lengths` [B] slots in use."""
-        return {name: rebuild(keys, lengths, rule) for name, rebuild in self.rebuilt.items()}
+        types = {"bounds": np.dtype(np.int8)} if rule.fp8_bounds else {}
+        stored = CachedVectors((keys,))
+        return {name: make(stored, lengths, rule, types.get(name, keys.dtype)) for name, make in self.rebuilt.items()}
 
     def take_back(
         self, state: Mapping[str, Array], saved: Mapping[str, Array], before: int, steps: range, rule: Constants
@@ -135,7 +142,8 @@ class DecodeSelection(ABC):
         if self.pages:
             from kvc_trt.methods.base.isolated_runs import rebuild_bounds
 
-            rebuild_bounds(state["k_cache"], state["bounds"], steps, rule.page_size)
+            keys = cached_vectors(state, K_CACHE, rule.cache_format)
+            rebuild_bounds(keys, state["bounds"], steps, rule.page_size)
 
     def layer_cache(
         self, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, rule: Constants

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.rankings.attended_entries import WeighedEntries
 from kvc_trt.methods.rankings.ranking import PromptRanking, Prompts
+from kvc_trt.operators.cached_vectors import CachedVectors
 from kvc_trt.operators.dimensions import stored_pages
 from kvc_trt.operators.fp8_bounds import EMPTY, codes_of
 from kvc_trt.operators.shapes import LOWEST
@@ -189,15 +190,22 @@ def page_bounds(keys: Array, lengths: Array, page_size: int, *, fp8: bool) -> Ar
     return np.ascontiguousarray((codes_of(maxima) if fp8 else maxima).swapaxes(2, 3))
 
 
-def rebuild_bounds(keys: Array, bounds: Array, dropped: range, page_size: int) -> None:
+def stored_page_bounds(keys: CachedVectors, lengths: Array, page_size: int, dtype: np.dtype[Any]) -> Array:
+    """Return `page_bounds` of keys [B,G,C,D] as they are read, in the bounds' own type; int8 stands for fp8."""
+    fp8 = dtype == np.int8
+    values = keys.values()
+    return page_bounds(values if fp8 else values.astype(dtype, copy=False), lengths, page_size, fp8=fp8)
+
+
+def rebuild_bounds(keys: CachedVectors, bounds: Array, dropped: range, page_size: int) -> None:
     """Make the bounds [G,2D,P] of one row anew, in place, after the last slots `dropped` of its `keys` [G,C,D]."""
     first, end = dropped.start // page_size, -(-dropped.stop // page_size)
-    fp8 = bounds.dtype == np.int8
-    bounds[:, :, first:end] = EMPTY if fp8 else LOWEST[str(keys.dtype)]
+    bounds[:, :, first:end] = EMPTY if bounds.dtype == np.int8 else LOWEST[str(bounds.dtype)]
     start = first * page_size
     if start < dropped.start:
-        stored = keys[None, :, start : dropped.start]
-        bounds[:, :, first] = page_bounds(stored, np.array([stored.shape[2]]), page_size, fp8=fp8)[0, :, :, 0]
+        stored = keys.map(lambda part: part[None, :, start : dropped.start])
+        lengths = np.array([dropped.start - start])
+        bounds[:, :, first] = stored_page_bounds(stored, lengths, page_size, bounds.dtype)[0, :, :, 0]
 
 
 def float32(array: Array) -> Tensor:

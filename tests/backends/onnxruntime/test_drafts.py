@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError
+from kvc_trt.operators.cached_vectors import CachedVectors
 from kvc_trt.runtime import Request, Session, Speculation
 from tests.backends.onnxruntime.shared_sessions import SharingExecutor
 from tests.rounding import assert_close
@@ -57,10 +58,13 @@ class Rows:
                 self.passes.take_back(row, checked.undo[row], self.lengths[:, row], count)
         for step in range(min(kept)):
             logits = self.steps.decode(tokens[step], self.positions + step, self.lengths + step)
-            assert_close(checked.logits[step], logits)
+            self.compare_logits(checked.logits[step], logits)
         if len(set(kept)) == 1:
             self.positions, self.lengths = self.positions + kept[0], self.lengths + kept[0]
             self.compare()
+
+    def compare_logits(self, ours, theirs) -> None:
+        assert_close(ours, theirs)
 
     def compare(self) -> None:
         """Assert that entries in use are equal, and everything that follows from them."""
@@ -106,9 +110,10 @@ def test_bounds_after_a_rejection_are_those_of_the_keys(programs, policy):
     (bounds_of,) = {"bounds": rule.selection.rebuilt["bounds"]}.values()
     for tensor in (one for one in program.state if one.name.startswith("bounds")):
         layer = tensor.name.partition(".")[2]
-        keys = rows.passes.buffers[f"k_cache.{layer}"][: rows.count]
+        keys = CachedVectors((rows.passes.buffers[f"k_cache.{layer}"][: rows.count],))
         stored = rows.lengths[tensor.cache] + np.array(kept)
-        np.testing.assert_array_equal(rows.passes.buffers[tensor.name][: rows.count], bounds_of(keys, stored, rule))
+        found = rows.passes.buffers[tensor.name][: rows.count]
+        np.testing.assert_array_equal(found, bounds_of(keys, stored, rule, found.dtype))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -29,6 +29,7 @@ ELEMENT_TYPES = {
     "tensor(float16)": TensorProto.FLOAT16,
     "tensor(int64)": TensorProto.INT64,
     "tensor(int32)": TensorProto.INT32,
+    "tensor(int8)": TensorProto.INT8,
     "tensor(bool)": TensorProto.BOOL,
 }
 """ONNX's element types by the names that ONNX Runtime has for them."""
