@@ -115,7 +115,7 @@ class EngineUnderTest:
         engine = self.engine
         return KnownRun(
             engine.model, engine.weights(), engine.parameters, self.batch, self.engine_run.tokens, self.progress,
-            activations=engine.state[0].dtype,
+            activations=engine.dtype,
         )  # fmt: skip
 
     @cached_property

@@ -92,7 +92,7 @@ class OnnxRuntimeBackend(Backend):
     @override
     def kernels(self, engine: EngineDirectory) -> str | None:
         """Return the library of native operators that its sessions use, if there is one."""
-        found = native_operators(engine.state[0].dtype)
+        found = native_operators(engine.dtype)
         return None if found is None else found.describe(fp8_bounds=engine.parameters.fp8_bounds)
 
     @override
@@ -113,7 +113,7 @@ class OnnxRuntimeBackend(Backend):
     def benchmark(self, engine: EngineDirectory, options: RunOptions) -> OnnxRuntimeBenchmark:
         from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
 
-        return OnnxRuntimeBenchmark(options, engine.state[0].dtype, fp8_bounds=engine.parameters.fp8_bounds)
+        return OnnxRuntimeBenchmark(options, engine.dtype, fp8_bounds=engine.parameters.fp8_bounds)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -65,7 +65,7 @@ class OnnxRuntimeHarness(Harness):
 
         The native operator adds in another order than bodies do.
         """
-        native = native_operators(self._engine.state[0].dtype)
+        native = native_operators(self._engine.dtype)
         if native is None:
             return False
         nodes = read_graph(self._engine.decode_graph).graph.node
@@ -76,7 +76,7 @@ class OnnxRuntimeHarness(Harness):
     def operators(self) -> list[EngineOperator]:
         """Return the operators of the graphs' nodes, with the graphs' function bodies."""
         engine = self._engine
-        sites, dtype = cache_sites(engine.model, engine.parameters), engine.state[0].dtype
+        sites, dtype = cache_sites(engine.model, engine.parameters), engine.dtype
         graphs = (engine.prefill_graph, engine.decode_graph, engine.extend_graph)
         return [op for graph in graphs if graph is not None for op in single_operators(read_graph(graph), dtype, sites)]
 
@@ -123,7 +123,7 @@ class OnnxRuntimeHarness(Harness):
         """Return the backend, and the library of native operators where the operators' ONNX bodies do not run."""
         import onnxruntime
 
-        native = native_operators(self._engine.state[0].dtype)
+        native = native_operators(self._engine.dtype)
         found = {"backend": f"onnxruntime {onnxruntime.__version__}"}
         if native is None:
             return found
