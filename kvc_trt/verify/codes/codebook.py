@@ -56,7 +56,8 @@ class Codebook:
     def exact(self, read: Array, dtype: Any) -> Array:
         """Return the exact vectors [...,D] that were stored where a cache gives back `read`."""
         exact: Array = np.concatenate([table.astype(dtype) for table in self._exact])
-        return exact[self._places(read)].reshape(read.shape)
+        found: Array = exact[self._places(read)]
+        return found.reshape(read.shape)
 
     def parts(self, read: Array) -> list[Array]:
         """Return the parts of vectors [...,D] that a cache gives back."""
