@@ -39,9 +39,7 @@ def stored_blocks(
     return found
 
 
-def _exact_inputs(
-    by_output: Mapping[str, NodeProto], name: str, site: CacheSite
-) -> tuple[NodeProto, tuple[str, str]]:
+def _exact_inputs(by_output: Mapping[str, NodeProto], name: str, site: CacheSite) -> tuple[NodeProto, tuple[str, str]]:
     """Return the node that stores what a value holds, and the names of the exact keys and values that it is given."""
     node = by_output[name]
     while True:

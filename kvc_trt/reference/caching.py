@@ -105,7 +105,9 @@ class LayerCaches:
             _stacked(parts, longest).repeat_interleave(shared, dim=1)
             for parts in ([row.keys for row in rows], [row.values for row in rows])
         )
-        written = (torch.arange(longest) + positions[:, None]).masked_fill(torch.arange(longest) >= new_lengths[:, None], -1)
+        written = (torch.arange(longest) + positions[:, None]).masked_fill(
+            torch.arange(longest) >= new_lengths[:, None], -1
+        )
         k_new, v_new = self.read_back(Tokens(*where, rule, written), keys, values)
         source = cache if cache.whole is None else cache.whole
         joined = join(source.keys, source.values, source.lengths, k_new, v_new, new_lengths)

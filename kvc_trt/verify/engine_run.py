@@ -119,11 +119,11 @@ def observe(
     compactions, selections = target.compactions(), target.selections()
     exposed = {name for op in (*compactions, *selections) for name in (*op.inputs, *op.outputs)}
     sites = cache_sites(engine.model, engine.parameters)
-    tokens_stored = StoredTokens.of(target, sites)
-    if tokens_stored is not None:
-        exposed |= tokens_stored.names("prefill", "decode")
+    stored = StoredTokens.of(target, sites, "prefill", "decode")
+    if stored is not None:
+        exposed |= stored.names()
     executor = target.open(expose=sorted(exposed))
-    found = Observed(tokens=tokens_stored)
+    found = Observed(tokens=stored)
     queries: dict[int, list[Array]] = {}
 
     def after_prefill(prefilled: Any) -> None:
@@ -135,19 +135,19 @@ def observe(
                     sites[op.cache], inputs, indices, batch, truncates=target.truncates
                 )
             found.kept[op.cache] = executor.exposed(op.outputs[-1]).copy()
-        if tokens_stored is not None:
-            tokens_stored.after_prompt(executor, prefilled.state, found.kept, batch.prompt_lengths)
+        if stored is not None:
+            stored.after_prompt(executor, prefilled.state, found.kept, batch.prompt_lengths)
 
     def before_step() -> None:
-        if tokens_stored is not None:
-            tokens_stored.before_step(executor.buffers)
+        if stored is not None:
+            stored.before_step(executor.buffers)
 
     def after_step(step: int, lengths: NDArray[np.int64]) -> None:
         found.lengths.append(lengths.copy())
-        if tokens_stored is not None:
+        if stored is not None:
             positions = batch.prompt_lengths + step
-            tokens_stored.after_step(executor, positions, lengths)
-            tokens_stored.compare(executor.buffers, positions)
+            stored.after_step(executor, positions, lengths)
+            stored.compare(executor.buffers, positions)
         for op in selections:
             compared, error = _judge_selection(sites[op.cache], executor, op, lengths[op.cache], target.truncates)
             found.selection += compared

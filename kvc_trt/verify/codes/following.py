@@ -55,9 +55,7 @@ class KeysOff:
 class FollowedCodes:
     """What the reference's caches give back: the engine's codes, where the engine stored the same token."""
 
-    def __init__(
-        self, sites: Sequence[CacheSite], tables: Mapping[int, tuple[StoredTable, StoredTable]]
-    ) -> None:
+    def __init__(self, sites: Sequence[CacheSite], tables: Mapping[int, tuple[StoredTable, StoredTable]]) -> None:
         self.off = KeysOff()
         self._tables = tables
         self._sites: dict[tuple[int, int], CacheSite] = {}
@@ -72,7 +70,9 @@ class FollowedCodes:
         where = tokens.positions if tokens.positions.ndim == 3 else tokens.positions[:, None]
         positions = where.expand(keys.shape[:3]).numpy()
         found = []
-        for kind, table, exact, read in zip(("key", "value"), self._tables[site.cache], (keys, values), own, strict=True):
+        for kind, table, exact, read in zip(
+            ("key", "value"), self._tables[site.cache], (keys, values), own, strict=True
+        ):
             known = table.knows(positions)
             self._measure(site, kind, positions, known, table.exact_at(positions), exact.numpy())
             theirs = torch.from_numpy(read_parts(table.at(positions), table.form)).to(read.dtype)

@@ -38,6 +38,7 @@ class CodesFound:
     bounds: int = 0
     """Page bounds compared with those of what the codes read back as."""
     wrong_bounds: int = 0
+    first_bound: str = ""
 
     def add(self, vectors: int, wrong: int, first: str) -> None:
         """Count vectors of one tensor."""
@@ -82,18 +83,18 @@ class StoredTable:
 
     def at(self, where: Int64) -> list[Array]:
         """Return the parts [B,G,n,.] of the tokens at positions `where` [B,G,n]."""
-        return [_picked(part, where) for part in self.parts]
+        return [picked(part, where) for part in self.parts]
 
     def exact_at(self, where: Int64) -> Array:
         """Return the exact vectors [B,G,n,D] of the tokens at positions `where` [B,G,n]."""
         assert self.exact is not None
-        return _picked(self.exact, where)
+        return picked(self.exact, where)
 
     def knows(self, where: Int64) -> NDArray[np.bool_]:
         """Tell which of the tokens at positions `where` [B,G,n] the executor stored."""
         assert self.known is not None
         inside = (where >= 0) & (where < self.known.shape[2])
-        known: NDArray[np.bool_] = inside & _picked(self.known[..., None], where)[..., 0]
+        known: NDArray[np.bool_] = inside & picked(self.known[..., None], where)[..., 0]
         return known
 
 
@@ -113,18 +114,21 @@ class StoredTokens:
     """The slot [B,G] that the next token takes, by cache, of those in no order."""
 
     @classmethod
-    def of(cls, target: Harness, sites: Sequence[CacheSite]) -> StoredTokens | None:
-        """Return a record of what the engine on `target` stores; None where its caches have no format, or it hides that."""
-        blocks = {graph: target.stored_blocks(graph) for graph in ("prefill", "decode", "extend", "draft")}
-        return cls(sites, blocks) if blocks["prefill"] and blocks["decode"] else None
+    def of(cls, target: Harness, sites: Sequence[CacheSite], *graphs: str) -> StoredTokens | None:
+        """Return a record of what these graphs of the engine on `target` store.
 
-    def names(self, *graphs: str) -> set[str]:
-        """Return the values that the executor must expose in these graphs, and the lists of kept positions."""
-        blocks = [block for graph in graphs for of_token in self.blocks[graph] for block in of_token]
-        named = {name for block in blocks for name in (block.keys, block.values, block.positions) if name is not None}
-        return named
+        None where its caches have no format, or where it does not show what it stores."""
+        blocks = {graph: target.stored_blocks(graph) for graph in graphs}
+        return cls(sites, blocks) if all(blocks.values()) else None
 
-    def after_prompt(self, executor: ObservedExecutor, state: Mapping[str, Array], kept: Mapping[int, Array], lengths: Int64) -> None:
+    def names(self) -> set[str]:
+        """Return the values that the executor must expose."""
+        blocks = [block for of_graph in self.blocks.values() for of_token in of_graph for block in of_token]
+        return {name for block in blocks for name in (block.keys, block.values, block.positions) if name is not None}
+
+    def after_prompt(
+        self, executor: ObservedExecutor, state: Mapping[str, Array], kept: Mapping[int, Array], lengths: Int64
+    ) -> None:
         """Compare what prefill stored; `kept` are the positions [B,G,C] that stay, of caches that list them."""
         for block in self.blocks["prefill"][0]:
             site = self.sites[block.cache]
@@ -134,13 +138,16 @@ class StoredTokens:
             positions = np.where(places < lengths[:, None, None], places, -1)
             if block.positions is not None:
                 positions = executor.exposed(block.positions)[:, :, :count]
-            self._put(site, np.broadcast_to(positions, (rows, heads, count)).astype(np.int64), keys, values)
+            positions = np.broadcast_to(positions, (rows, heads, count)).astype(np.int64)
             slots = site.parameters.capacity
             first = np.where(np.arange(slots) < lengths[:, None, None], np.arange(slots), -1)
-            listed = kept.get(site.cache, np.broadcast_to(first, (rows, heads, slots)))
             where = np.full((rows, heads, slots), -1, np.int64)
-            where[:, :, : listed.shape[2]] = listed[:, :, :slots]
+            listed = kept.get(site.cache, np.broadcast_to(first, where.shape))[:, :, :slots]
+            where[:, :, : listed.shape[2]] = listed
             self._where[site.cache] = where
+            if block.positions is None and not site.parameters.keeps_whole:  # what is dropped is stored nowhere
+                positions, keys, values = where, *(picked(table, where) for table in (keys, values))
+            self._put(site, positions, keys, values)
             self._compare(site, state, free=True)
             if site.parameters.keeps_whole:
                 self._compare_whole(site, state, lengths)
@@ -204,36 +211,32 @@ class StoredTokens:
 
     def _slot(self, site: CacheSite, stored: Array, heads: int) -> Int64:
         """Return the slot [B,G] of the next token of a cache that counts `stored` [B] entries."""
-        rule = site.parameters
-        if rule.drops_before_append:
-            slots = in_ring(stored, rule.capacity, rule.sinks)
-        elif site.cache in self._free:
+        if site.cache in self._free:
             return np.asarray(self._free[site.cache], np.int64)
-        else:
-            slots = stored
-        return np.broadcast_to(np.asarray(slots, np.int64)[:, None], (len(stored), heads))
+        slots = np.array([self._next_slot(site, count) for count in stored], np.int64)
+        return np.broadcast_to(slots[:, None], (len(slots), heads))
+
+    def _next_slot(self, site: CacheSite, stored: int) -> int:
+        """Return the slot of the next token of a cache, in order, that has stored so many."""
+        rule = site.parameters
+        ring = rule.capacity - rule.sinks
+        turned = rule.drops_before_append and stored >= rule.capacity
+        return rule.sinks + (stored - rule.sinks) % ring if turned else stored
 
     def _after_turn(
         self, executor: ObservedExecutor, site: CacheSite, starts: Int64, new: Int64, state: Mapping[str, Array],
         before: Array,
     ) -> Int64:  # fmt: skip
         """Return the positions of what a cache holds after a turn."""
-        rule, where, slots = site.parameters, self._where[site.cache], np.arange(site.parameters.capacity)
         if (name := f"slot_positions.{site.name}") in state:
             return state[name][: len(starts)].astype(np.int64)
-        if rule.keeps_whole:
+        if site.parameters.keeps_whole:
             return executor.exposed(f"indices.{site.name}").astype(np.int64)
-        after = (starts + new)[:, None]
-        if rule.drops_before_append:
-            ring = rule.capacity - rule.sinks
-            latest = after - 1 - (after - 1 - slots) % ring
-            numbers = np.where((slots >= rule.sinks) & (latest >= slots), latest, slots)
-            numbers = np.where(slots < after, numbers, -1)
-        else:
-            behind = slots - before[:, None]
-            numbers = np.where((behind >= 0) & (behind < new[:, None]), starts[:, None] + behind, -1)
-            return np.where(numbers[:, None] >= 0, numbers[:, None], where)
-        return np.broadcast_to(numbers[:, None], where.shape).astype(np.int64)
+        where = self._where[site.cache].copy()
+        for row, (start, count, stored) in enumerate(zip(starts, new, before, strict=True)):
+            for token in range(count):
+                where[row, :, self._next_slot(site, stored + token)] = start + token
+        return where
 
     def _forget_dropped(self, site: CacheSite, state: Mapping[str, Array]) -> None:
         """Note as free what a step dropped."""
@@ -267,7 +270,8 @@ class StoredTokens:
                 row, head, bound, page = (int(n) for n in np.argwhere(differ)[0])
                 kind, channel = ("maximum", bound) if bound < read.shape[3] else ("minimum", bound - read.shape[3])
                 place = self._place(site, "bounds", row, head)
-                self.found.first = self.found.first or f"{place}, page {page}: another {kind} of channel {channel}"
+                first = f"{place}, page {page}: another {kind} of channel {channel}"
+                self.found.first_bound = self.found.first_bound or first
 
     def _compare_whole(self, site: CacheSite, state: Mapping[str, Array], lengths: Int64) -> None:
         """Compare the cache that keeps every token by position."""
@@ -286,7 +290,7 @@ class StoredTokens:
             first = ""
             for number, (part, expected) in enumerate(zip(own, table.at(where), strict=True)):
                 found = state[f"{part}.{site.name}"][: len(where), :, : where.shape[2]]
-                differ = (_bits(found) != _bits(np.where(where[..., None] >= 0, expected, 0).astype(found.dtype)))
+                differ = _bits(found) != _bits(np.where(where[..., None] >= 0, expected, 0).astype(found.dtype))
                 if not free:
                     differ &= where[..., None] >= 0
                 if differ.any() and not first:
@@ -294,7 +298,9 @@ class StoredTokens:
                 wrong |= differ.any(axis=-1)
             self.found.add(int((where >= 0).sum()), int(wrong.sum()), first)
 
-    def _count(self, site: CacheSite, name: str, where: Int64, found: Array, expected: Array, *, channels: bool) -> None:
+    def _count(
+        self, site: CacheSite, name: str, where: Int64, found: Array, expected: Array, *, channels: bool
+    ) -> None:
         differ = (found != expected) & (where[..., None] >= 0)
         first = "" if not differ.any() else self._described(site, name, where, differ, found, expected, None, 0)
         self.found.add(int((where >= 0).sum()), int(differ.any(axis=-1).sum()), first)
@@ -324,15 +330,9 @@ class StoredTokens:
         return f"{part} of layer {site.layer}, row {row}, {kind} {head}"
 
 
-def _picked(table: Array, where: Int64) -> Array:
+def picked(table: Array, where: Int64) -> Array:
     """Return the vectors of `table` [B,G,L,.] at `where` [B,G,n], clipped to its length."""
     return np.take_along_axis(table, np.clip(where, 0, table.shape[2] - 1)[..., None], axis=2)
-
-
-def in_ring(stored: Array, capacity: int, sinks: int) -> Array:
-    """Return the slot of the next token of a ring that has stored so many."""
-    turned = sinks + (stored - sinks) % max(1, capacity - sinks)
-    return np.where(stored < capacity, stored, turned)
 
 
 def _bits(table: Array) -> Array:
