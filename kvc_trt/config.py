@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from kvc_trt.errors import InputError, did_you_mean
-from kvc_trt.methods.base.constants import Count, Positive
+from kvc_trt.methods.base.constants import CacheFormatName, Count, Positive
 from kvc_trt.methods.base.inputs import OVERRIDES
 from kvc_trt.methods.base.parameters import DEFAULT
 from kvc_trt.validation import OwnSchema, parse_assignments, read_mapping, validated
@@ -74,6 +74,7 @@ class BuildConfig(OwnSchema):
     positions: Literal["original", "cache"] | None = None
     reallocate: bool | None = None
     fp8_bounds: bool | None = None
+    kv_cache: CacheFormatName | None = None
     head_pattern: str | None = None
     """duo-attention: file with one score per KV head and layer; the best heads keep everything."""
     layer_budget: Literal["uniform", "squeeze", "squeeze-online"] | None = None

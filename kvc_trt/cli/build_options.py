@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import click
 from cloup import option, option_group
 
+from kvc_trt.models.cache_formats import CACHE_FORMATS
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Decorator = Callable[[Function], Function]
 
@@ -38,6 +40,12 @@ def policy_options(*more: Decorator[Any]) -> Decorator[Any]:
             "--layer-budget",
             type=click.Choice(["uniform", "squeeze", "squeeze-online"]),
             help="Divide what is kept among layers: alike, by what calibration prompts say, or anew for each prompt.",
+        ),
+        option(
+            "--kv-cache",
+            type=click.Choice(tuple(CACHE_FORMATS)),
+            help="How keys and values are stored: as they are, or in 8 or 4 bits (k8v4: keys in 8, values in 4).  "
+            "[default: auto, as they are]",
         ),
         *more,
         option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other setting, e.g. page_size=8."),

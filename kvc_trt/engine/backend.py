@@ -18,6 +18,7 @@ from kvc_trt.engine.resolution.model_choice import ModelChoice, ModelSource
 from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, WeightKind, checkpoint_weights
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.progress import Progress
 
@@ -42,6 +43,8 @@ class BuildBackend(ABC):
     """Weight formats that it runs, the recommended one first."""
     refused_weights: ClassVar[Mapping[str, str]] = {"int8": QUANTISED, "int4": QUANTISED, "keep": QUANTISED, "fp8": FP8}
     """Weight format -> why it does not run it."""
+    cache_formats: ClassVar[tuple[str, ...]] = (AUTO,)
+    """Formats in which its engines can store what they keep."""
     own_settings: ClassVar[tuple[str, ...]] = ("all_logits", "draft_tokens")
     """Build settings that it uses and some other backend does not."""
     every_operator: ClassVar[bool] = False

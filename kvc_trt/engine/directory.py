@@ -172,13 +172,6 @@ class EngineDirectory:
         return self.config.state
 
     @property
-    def dtype(self) -> str:
-        """Type of the activations, and of caches that have no format."""
-        from kvc_trt.engine.program import activations_of
-
-        return activations_of(self.state, self.parameters, self.weight_file)
-
-    @property
     def step_state(self) -> tuple[StateTensor, ...]:
         """The state tensors that a decode step reads and writes."""
         return tuple(tensor for tensor in self.state if tensor.in_step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -50,8 +50,8 @@ class Program:
 
     @property
     def dtype(self) -> str:
-        """Type of the activations, and of caches that have no format."""
-        return activations_of(self.state, self.parameters, self.weight_file)
+        """Type of activations, and of caches whose format is `auto`."""
+        return self.model.dtype
 
     @property
     def capacities(self) -> tuple[int, ...]:
@@ -119,13 +119,6 @@ class Program:
         from kvc_trt.graph.weights import GraphWeights
 
         return GraphWeights(self.weight_file).precision
-
-
-def activations_of(state: Sequence[StateTensor], parameters: PolicyParameters, weight_file: HeldFile) -> str:
-    """Return the type of an engine's activations: that of its caches, or of its weights if caches have a format."""
-    from kvc_trt.graph.weights import GraphWeights
-
-    return state[0].dtype if parameters.cache_format.keys is None else GraphWeights(weight_file).dtype
 
 
 def engine_program(engine: EngineDirectory) -> Program:

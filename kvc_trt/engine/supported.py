@@ -13,7 +13,7 @@ def check_supported(
     parameters: PolicyParameters, layers: int, backend: str, backends: Mapping[str, BuildBackend]
 ) -> None:
     """Raise InputError, naming the backends that support the policy, if `backend` does not."""
-    missing = backends[backend].missing(parameters, layers)
+    missing = _missing(parameters, layers, backends[backend])
     if missing is None:
         return
     able = supporting(parameters, layers, backends)
@@ -24,4 +24,10 @@ def check_supported(
 
 def supporting(parameters: PolicyParameters, layers: int, backends: Mapping[str, BuildBackend]) -> list[str]:
     """Return the backends that support the policy; none for an oracle."""
-    return [name for name, backend in backends.items() if backend.missing(parameters, layers) is None]
+    return [name for name, backend in backends.items() if _missing(parameters, layers, backend) is None]
+
+
+def _missing(parameters: PolicyParameters, layers: int, backend: BuildBackend) -> str | None:
+    if parameters.kv_cache not in backend.cache_formats:
+        return f"caches in {parameters.kv_cache}, only in {', '.join(backend.cache_formats)}"
+    return backend.missing(parameters, layers)

@@ -53,6 +53,13 @@ class CacheFormat:
     """None: as they are, in the type of the activations."""
     values: VectorFormat | None
 
+    def bytes_per_token(self, head_size: int, itemsize: int) -> int:
+        """Return the size of one token's key and value of one head in bytes, everything counted.
+
+        `itemsize` is that of the activations' type, in which `auto` stores both."""
+        forms = (self.keys, self.values)
+        return sum(head_size * itemsize if form is None else form.bytes_per_vector(head_size) for form in forms)
+
 
 AUTO = "auto"
 """The format of a cache that holds keys and values as they are."""

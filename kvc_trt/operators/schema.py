@@ -67,7 +67,8 @@ class Attribute:
     """Name of another attribute or size that it may not exceed."""
 
 
-CACHE_FORMAT = Attribute("cache_format", 0, 4, "how keys and values are stored", bits=32)
+_LAST_FORMAT = max(form.code for form in CACHE_FORMATS.values())
+CACHE_FORMAT = Attribute("cache_format", 0, _LAST_FORMAT, "how keys and values are stored", bits=32)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def standing_memory(side: ProfiledEngine, rows: int) -> list[MeasuredMemory]:
     itemsize, turns = cache_itemsize(program.weight_format), program.extend is not None
     modelled = cache_bytes(program.model, program.parameters, itemsize, turns=turns)
     rotary = _FLOAT32 * program.model.head_size * program.parameters.max_sequence_len
-    bounds = benchmark.bounds_bytes(executor)
+    bounds, vectors = benchmark.bounds_bytes(executor), modelled.keys_values + modelled.scales
     lines = [
         MeasuredMemory(
             "weights",
@@ -78,7 +78,7 @@ def standing_memory(side: ProfiledEngine, rows: int) -> list[MeasuredMemory]:
             * (engine_weight_bytes(program, benchmark.weight_format(program)).resident + rotary),
             *benchmark.weight_bytes(executor),
         ),
-        MeasuredMemory("cache", rows * modelled.keys_values, executor.state_bytes() - bounds, "allocated buffers"),
+        MeasuredMemory("cache", rows * vectors, executor.state_bytes() - bounds, "allocated buffers"),
     ]
     if modelled.page_bounds:
         kind = "page bounds" if program.parameters.has_pages else "beside keys"

@@ -12,8 +12,10 @@ from typing import Any
 from kvc_trt.contexts.packing import context_bytes
 from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites, state_tensors
 from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.profile.model_size import token_cache_bytes
+from kvc_trt.operators.schema import parts_of
+from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 
 
 def entries_cached(parameters: PolicyParameters, layer: int, prompt_tokens: int, generated: int = 0) -> int:
@@ -32,11 +34,15 @@ def _entries(rule: PolicyParameters, prompt_tokens: int, generated: int) -> int:
 
 
 def _pairs(rule: PolicyParameters, entries: int, head_size: int, itemsize: int) -> float:
-    """Return the pairs that are attended to plus those read to choose them; an fp8 bound counts by its share."""
+    """Return the pairs that are attended to plus those read to choose them.
+
+    A pair has the size that the cache's format gives it; what a step reads to choose counts by its share of that."""
     if entries <= rule.dense_limit:
         return float(entries)
     chosen_by = rule.selection.pairs_to_choose(rule, entries, head_size)
-    return min(rule.most_read, entries) + (chosen_by / itemsize if rule.fp8_bounds else chosen_by)
+    element = 1 if rule.fp8_bounds or (rule.cache_format.keys and not rule.has_pages) else itemsize
+    share = 2 * head_size * element / rule.cache_format.bytes_per_token(head_size, itemsize)
+    return min(rule.most_read, entries) + chosen_by * share
 
 
 @dataclass(frozen=True)
@@ -62,13 +68,9 @@ def row_traffic(
     for site in cache_sites(model, parameters):
         entries = _entries(site.parameters, prompt_tokens, generated)
         pairs = _pairs(site.parameters, entries, model.head_size, itemsize)
-        total += pairs * cache_heads(model, site) * _pair_bytes(model, itemsize)
+        pair = site.parameters.cache_format.bytes_per_token(model.head_size, itemsize)
+        total += pairs * cache_heads(model, site) * pair
     return RowTraffic(entries, pairs, total)
-
-
-def _pair_bytes(model: ModelConfig, itemsize: int) -> int:
-    """Return the bytes of one key and one value of one head."""
-    return token_cache_bytes(model, itemsize) // model.num_key_value_heads
 
 
 @dataclass(frozen=True)
@@ -76,26 +78,38 @@ class CacheBytes:
     """Bytes allocated for one row of a batch."""
 
     keys_values: int
+    """Keys and values, or their codes."""
+    scales: int
+    """Scales, exponents and minima of a cache format."""
     page_bounds: int
     """Bytes of page bounds and other state of a method: scores, positions, a second copy of the keys."""
 
     @property
     def total(self) -> int:
-        """Bytes of keys, values and other state."""
-        return self.keys_values + self.page_bounds
+        """Bytes of keys, values, their scales, and other state."""
+        return self.keys_values + self.scales + self.page_bounds
 
 
 def cache_bytes(model: ModelConfig, parameters: PolicyParameters, itemsize: int, *, turns: bool = False) -> CacheBytes:
     """Return the bytes of one row's caches at full capacity, from the engine's list of state tensors.
 
     With `turns`, those of an engine that takes turns, which knows the positions of its slots."""
-    keys_values = others = 0
+    keys_values = scales = others = 0
     for tensor in state_tensors(model, parameters, "float32" if itemsize == 4 else "float16", turns=turns):
-        if tensor.name.startswith(("k_cache.", "v_cache.")):
+        kind = tensor.name.partition(".")[0]
+        if kind in ("k_cache", "v_cache"):
             keys_values += tensor.bytes_per_row()
+        elif kind in _SCALES:
+            scales += tensor.bytes_per_row()
         else:
             others += tensor.bytes_per_row()
-    return CacheBytes(keys_values, others)
+    return CacheBytes(keys_values, scales, others)
+
+
+_SCALES = {
+    part.name for form in CACHE_FORMATS.values() for tensor in (K_CACHE, V_CACHE) for part in parts_of(tensor, form)[1:]
+}
+"""Names of the tensors that hold scales, exponents and minima."""
 
 
 def stored_context_bytes(
@@ -110,9 +124,10 @@ def stored_context_bytes(
     return context_bytes(model, parameters, state, entries_by_cache(model, parameters, prompt_tokens), prompt_tokens)
 
 
-def full_cache_bytes(model: ModelConfig, max_sequence_len: int, itemsize: int) -> int:
-    """Return the bytes of one row's caches if every token of the longest sequence is kept."""
-    return model.num_hidden_layers * max_sequence_len * token_cache_bytes(model, itemsize)
+def full_cache_bytes(model: ModelConfig, max_sequence_len: int, itemsize: int, kv_cache: str = AUTO) -> int:
+    """Return the bytes of one row's caches in a format if every token of the longest sequence is kept."""
+    token = CACHE_FORMATS[kv_cache].bytes_per_token(model.head_size, itemsize)
+    return model.num_hidden_layers * max_sequence_len * model.num_key_value_heads * token
 
 
 def layer_caches(model: ModelConfig, parameters: PolicyParameters) -> list[list[dict[str, Any]]]:

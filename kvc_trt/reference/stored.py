@@ -51,12 +51,14 @@ def store(values: Tensor, *, format: str) -> Stored:
 
     `int8` has one scale per vector, `fp8` (E4M3) one power of two, `int4` a scale and a minimum for each 32 consecutive
     channels, or one of each where 32 does not divide D. -0 is read as 0, and a minimum is never -0. A vector with a NaN
-    or an infinity is stored as NaN and changes no other. Raises ValueError for another format, and
-    for `int4` with an odd D.
+    or an infinity is stored as NaN and changes no other. Raises ValueError for another format, for vectors without
+    channels, and for `int4` with an odd D.
     """
     if format not in _STORE:
         raise ValueError(f"format is {format!r}; expected one of {', '.join(_STORE)}")
-    head_size = values.shape[-1]
+    head_size = values.shape[-1] if values.ndim else 0
+    if not head_size:
+        raise ValueError(f"expected vectors [..., D] that have channels, found shape {list(values.shape)}")
     if format == INT4.name and head_size % 2:
         raise ValueError(f"int4 packs two channels into a byte; expected an even number of channels, found {head_size}")
     wide = values.to(torch.float32) + 0.0  # -0 counts as 0, so that the least of both is one

@@ -140,8 +140,8 @@ class EngineUnderTest:
         """Return the reference's run along `tokens` [N,B], which goes on from the codes of what is `stored`."""
         engine = self.engine
         return KnownRun(
-            engine.model, engine.weights(), engine.parameters, batch, tokens, self.progress,
-            activations=engine.dtype, stored=stored,
+            engine.model, engine.weights(), engine.parameters, self.batch, self.engine_run.tokens, self.progress,
+            activations=engine.model.dtype,
         )  # fmt: skip
 
     @cached_property

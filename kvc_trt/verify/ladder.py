@@ -53,8 +53,8 @@ def verify(
 ) -> Report:
     """Check an opened engine against the PyTorch reference and say what was found.
 
-    `level` is quick, full, or one rung (ops, codes, logits, tokens, retrieval); `steps` and `samples` override its sizes;
-    `checkpoint` is a Hugging Face directory or GGUF file with the unquantised weights. A backend that calls
+    `level` is quick, full, or one rung (ops, codes, logits, tokens, retrieval); `steps` and `samples` override its
+    sizes; `checkpoint` is a Hugging Face directory or GGUF file with the unquantised weights. A backend that calls
     kernels takes those of library `kernels` (None: KVC_TRT_KERNELS, the package's own, or the reference on the CPU).
     The number of threads follows from the model's size, not from the options. A failed check is in the report, not
     raised. Raises InputError for a request that cannot be right.

@@ -52,7 +52,7 @@ class ThrowAwayBackend(Backend):
         return OnnxRuntimeHarness(engine, options)
 
     def benchmark(self, engine, options):
-        return OnnxRuntimeBenchmark(options, engine.state[0].dtype)
+        return OnnxRuntimeBenchmark(options, engine.model.dtype)
 
 
 BACKEND = ThrowAwayBackend()

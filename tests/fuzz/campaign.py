@@ -142,8 +142,9 @@ def _watched(
         with contextlib.suppress(OSError):  # it may just have ended
             if started != input_at:
                 input_at, waited_before = started, waited(process.pid)
-            is_slow = started and now - started > kind.seconds * KILL_AFTER
-            is_stuck = is_slow and now - started - waited(process.pid) + waited_before > kind.seconds * KILL_AFTER
+            limit = started + kind.seconds * KILL_AFTER
+            # Waiting for a processor is asked for only where it matters.
+            is_stuck = started > 0 and now > limit and now > limit + waited(process.pid) - waited_before
         if is_stuck or (not board.ready and now - began > _STARTS_WITHIN) or now - recording > _RECORDS_WITHIN:
             process.kill()
             process.wait()

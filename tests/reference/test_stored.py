@@ -164,6 +164,9 @@ def test_what_cannot_be_stored_is_refused_in_one_line():
         store(torch.zeros(4), format="int3")
     with pytest.raises(ValueError, match="expected an even number of channels, found 5"):
         store(torch.zeros(5), format="int4")
+    for shape in ((), (3, 0)):
+        with pytest.raises(ValueError, match=r"expected vectors \[..., D\] that have channels, found shape"):
+            store(torch.zeros(shape), format="int8")
 
 
 def test_formats_of_caches_have_the_codes_of_the_operators_attribute():

@@ -13,6 +13,7 @@ from kvc_trt.backends.probes import Probe, import_package
 from kvc_trt.backends.run_options import PREFILL_PRECISIONS
 from kvc_trt.engine.backend import FP8
 from kvc_trt.engine.resolution.resolved_build import host_weights
+from kvc_trt.models.cache_formats import CACHE_FORMATS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,6 +42,7 @@ class OnnxRuntimeBackend(Backend):
     libraries: ClassVar[tuple[str, ...]] = ("onnxruntime",)
     weight_kinds = ("fp32", "fp16", "int8", "int4", "keep")
     refused_weights = MappingProxyType({"bf16": "ONNX Runtime computes no bfloat16 on a CPU", "fp8": FP8})
+    cache_formats = tuple(CACHE_FORMATS)
     every_operator = True
     runs_programs = True
     prefill_precisions = PREFILL_PRECISIONS
@@ -92,7 +94,7 @@ class OnnxRuntimeBackend(Backend):
     @override
     def kernels(self, engine: EngineDirectory) -> str | None:
         """Return the library of native operators that its sessions use, if there is one."""
-        found = native_operators(engine.dtype)
+        found = native_operators(engine.model.dtype)
         return None if found is None else found.describe(fp8_bounds=engine.parameters.fp8_bounds)
 
     @override
@@ -113,7 +115,7 @@ class OnnxRuntimeBackend(Backend):
     def benchmark(self, engine: EngineDirectory, options: RunOptions) -> OnnxRuntimeBenchmark:
         from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
 
-        return OnnxRuntimeBenchmark(options, engine.dtype, fp8_bounds=engine.parameters.fp8_bounds)
+        return OnnxRuntimeBenchmark(options, engine.model.dtype, fp8_bounds=engine.parameters.fp8_bounds)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ class OnnxRuntimeHarness(Harness):
 
         The native operator adds in another order than bodies do.
         """
-        native = native_operators(self._engine.dtype)
+        native = native_operators(self._engine.model.dtype)
         if native is None:
             return False
         nodes = read_graph(self._engine.decode_graph).graph.node
@@ -77,7 +77,7 @@ class OnnxRuntimeHarness(Harness):
     def operators(self) -> list[EngineOperator]:
         """Return the operators of the graphs' nodes, with the graphs' function bodies."""
         engine = self._engine
-        sites, dtype = cache_sites(engine.model, engine.parameters), engine.dtype
+        sites, dtype = cache_sites(engine.model, engine.parameters), engine.model.dtype
         graphs = (engine.prefill_graph, engine.decode_graph, engine.extend_graph)
         return [op for graph in graphs if graph is not None for op in single_operators(read_graph(graph), dtype, sites)]
 
@@ -134,7 +134,7 @@ class OnnxRuntimeHarness(Harness):
         """Return the backend, and the library of native operators where the operators' ONNX bodies do not run."""
         import onnxruntime
 
-        native = native_operators(self._engine.dtype)
+        native = native_operators(self._engine.model.dtype)
         found = {"backend": f"onnxruntime {onnxruntime.__version__}"}
         if native is None:
             return found

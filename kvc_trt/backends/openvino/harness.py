@@ -65,7 +65,7 @@ class OpenVinoHarness(OnnxRuntimeHarness):
         """Return the operators of the graphs' nodes, each on the library that runs its graph."""
         engine = self._engine
         target = target_of(engine_program(engine), self._options)
-        sites, dtype = cache_sites(engine.model, engine.parameters), engine.dtype
+        sites, dtype = cache_sites(engine.model, engine.parameters), engine.model.dtype
         prefill = single_operators(read_graph(engine.prefill_graph), dtype, sites)
         others = [graph for graph in (engine.decode_graph, engine.extend_graph) if graph is not None]
         rest = [one for graph in others for one in single_operators(read_graph(graph), dtype, sites)]

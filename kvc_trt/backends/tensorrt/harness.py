@@ -81,7 +81,7 @@ class TensorRtHarness(Harness):
     @override
     def truncates(self) -> bool:
         """Return whether the engine's caches are of 16 bits."""
-        return self._engine.dtype != "float32"
+        return self._engine.model.dtype != "float32"
 
     @override
     def open(self, expose: Collection[str] = ()) -> TensorRtExecutor:
@@ -101,7 +101,7 @@ class TensorRtHarness(Harness):
 
     @override
     def operators(self) -> list[EngineOperator]:
-        dtype, engine = self._engine.dtype, self._engine
+        dtype, engine = self._engine.model.dtype, self._engine
         graphs = [one for one in (engine.prefill_graph, engine.decode_graph, engine.extend_graph) if one is not None]
         return [
             TensorRtOperator(op, self._toolkit) for graph in graphs for op in single_operators(read_graph(graph), dtype)

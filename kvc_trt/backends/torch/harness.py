@@ -63,7 +63,7 @@ class TorchHarness(Harness):
     @override
     def truncates(self) -> bool:
         """Return whether the engine's caches are of 16 bits, on a GPU."""
-        return kernel_device().type == "cuda" and self._engine.dtype != "float32"
+        return kernel_device().type == "cuda" and self._engine.model.dtype != "float32"
 
     @override
     def open(self, expose: Collection[str] = ()) -> ObservedExecutor:

@@ -45,7 +45,7 @@ class NodeHarness(TorchHarness):
         attention = TorchOperator(
             PREFILL_ATTENTION.name, layers, lambda q, k, v: (prefill_attention(q, k, v),), device
         )  # fmt: skip
-        layout = layout_of(self._engine.model, self._engine.parameters, self._engine.dtype)
+        layout = layout_of(self._engine.model, self._engine.parameters, self._engine.model.dtype)
         many = Operators(layout, device)
         steps = many if self._path.steps else Operators(layout, device, kernels=False)
         turns = self._graphs.turn if self._engine.extend_graph is not None else None

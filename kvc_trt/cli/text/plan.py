@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvc_trt.cli.text.printing import ranges
+from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
 
@@ -64,10 +65,22 @@ def _cache(plan: Plan) -> str:
         [batch["batch"], readable_size(batch["full_bytes"]), readable_size(batch["compressed_bytes"]), _ratio(batch)]
         for batch in cache["batches"]
     ]
-    others = readable_size(cache["page_bounds_bytes_per_row"])
-    heading = f"cache (allocated; beside keys and values {others} of each compressed row)"
+    heading = f"cache in format {cache['format']} (allocated; a compressed row: {_parts(plan)})"
     text = _section(heading, ["batch", "full", "compressed", "full/compressed"], rows, [0, 1, 2, 3])
     return "\n".join(line for line in (text, _layer_kinds(cache["layers"]), _layer_budget(plan)) if line)
+
+
+def _parts(plan: Plan) -> str:
+    """Return the bytes of a compressed row by kind."""
+    cache, positions = plan["cache"], plan["conversation"]["slot_positions_bytes_per_row"]
+    coded = cache["format"] != AUTO
+    parts = [
+        ("codes" if coded else "keys and values", cache["keys_values_bytes_per_row"]),
+        ("scales", cache["scales_bytes_per_row"]),
+        ("bounds and other state", cache["page_bounds_bytes_per_row"] - positions),
+        ("positions", positions),
+    ]
+    return ", ".join(f"{name} {readable_size(size)}" for name, size in parts if size)
 
 
 def _conversation(plan: Plan) -> str:
@@ -248,11 +261,11 @@ def _number(value: object) -> str:
 
 def compare_text(comparison: Mapping[str, Any]) -> str:
     """Return a heading, an aligned table, and the policies that the budget rules out."""
-    full, rows = comparison["full_bytes_per_row"], comparison["policies"]
+    full, rows, usual = comparison["full_bytes_per_row"], comparison["policies"], comparison["kv_cache"]
     lengths = f"prompts to {comparison['max_input_len']:,}, answers to {comparison['max_output_len']:,} tokens"
-    dense = f"dense {readable_size(full)} per row"
+    dense = f"dense {readable_size(full)} per row (kv-cache {usual})"
     heading = f"{comparison['model']}, token budget {comparison['token_budget']:,}: {lengths}; {dense}"
-    fitting = [_cells(row) for row in rows if "not_applicable" not in row]
+    fitting = [_cells(row, usual) for row in rows if "not_applicable" not in row]
     lines = [heading, text_table(COMPARED, fitting, right=range(1, len(COMPARED)))]
     lines += [f"{row['policy']}: not applicable: {row['not_applicable']}" for row in rows if "not_applicable" in row]
     lines += [
@@ -263,9 +276,9 @@ def compare_text(comparison: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
+def _cells(row: Mapping[str, Any], usual: str) -> list[str]:
     return [
-        row["policy"],
+        row["policy"] if row["kv_cache"] == usual else f"{row['policy']} in {row['kv_cache']}",
         readable_size(row["stored_bytes"]),
         readable_size(row["of_these_beside_keys_and_values"]),
         _share(row["stored_share"]),

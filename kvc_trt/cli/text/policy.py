@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvc_trt.models.cache_formats import AUTO
+
 if TYPE_CHECKING:
     from kvc_trt.methods.base.parameters import PolicyParameters
 
@@ -16,6 +18,8 @@ def describe_parameters(parameters: PolicyParameters) -> str:
         _kept(parameters),
         _read(parameters),
     ]
+    if parameters.kv_cache != AUTO:
+        parts.append(f"the cache is in {parameters.kv_cache}")
     if parameters.skip_layers:
         parts.append(f"the first {parameters.skip_layers} layers are not compressed")
     return "; ".join(parts)

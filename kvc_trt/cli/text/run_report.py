@@ -114,5 +114,5 @@ def stored_bytes(engine: Engine, output: Output) -> int:
 
 def full_bytes(engine: Engine, output: Output) -> int:
     """Return the bytes of the same row if every token were kept in every layer."""
-    itemsize = ITEM_SIZE[engine.directory.state[0].dtype]
-    return full_cache_bytes(engine.model, output.logical_length, itemsize)
+    itemsize = ITEM_SIZE[engine.model.dtype]
+    return full_cache_bytes(engine.model, output.logical_length, itemsize, engine.parameters.kv_cache)

@@ -10,24 +10,26 @@ from kvc_trt.errors import InputError
 from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.prompt_eviction import PromptEviction
+from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
 from kvc_trt.models.config import ModelConfig, check_length
 
 MINIMUM_TOKEN_BUDGET = 16
 DEFAULT_WINDOW = 32
 
-EVERY_POLICY = ("skip_layers", "max_conversation_len")
+EVERY_POLICY = ("skip_layers", "max_conversation_len", "kv_cache")
 EVICTION = ("prompt_budget", "window", "pool_kernel")
 SELECTION = ("page_size", "top_r", "top_k", "dense_until", "fp8_bounds")
 OVERRIDES = (
     "prompt_budget", "page_size", "top_r", "top_k", "pool_kernel", "window", "skip_layers", "sinks", "recent",
     "future_positions", "positions", "reallocate", "layer_budget", "squeeze_share", "layer_budgets", "dense_until",
-    "max_conversation_len", "head_scores", "fp8_bounds",
+    "max_conversation_len", "head_scores", "fp8_bounds", "kv_cache",
 )  # fmt: skip
 """Derived numbers of a policy that can be set by hand, in the order of a plan."""
 CHOICES: dict[str, tuple[object, ...]] = {
     "positions": ("original", "cache"),
     "reallocate": (True, False),
     "fp8_bounds": (True, False),
+    "kv_cache": tuple(CACHE_FORMATS),
 }
 
 
@@ -69,6 +71,7 @@ def constants(
     inputs: PolicyInputs, eviction: PromptEviction, selection: DecodeSelection, *, capacity: int, **numbers: Any
 ) -> PolicyParameters:
     """Return the constants of a method: `numbers` as given; the others have no effect on it."""
+    kv_cache = inputs.choice("kv_cache", AUTO)
     plain = {
         "token_budget": inputs.sequence if inputs.token_budget is None else inputs.token_budget,
         "prompt_budget": inputs.max_input_len,
@@ -80,7 +83,8 @@ def constants(
         "dense_until": capacity,
         "skip_layers": inputs.value("skip_layers", 0),
         "max_conversation_len": inputs.value("max_conversation_len", 0),
-        "fp8_bounds": inputs.choice("fp8_bounds", False),
+        "kv_cache": kv_cache,
+        "fp8_bounds": inputs.choice("fp8_bounds", selection.pages and kv_cache != AUTO),
     }
     return PolicyParameters(
         policy=inputs.policy,
@@ -122,8 +126,20 @@ def check_inputs(inputs: PolicyInputs) -> None:
             _integer(name, value, *ranges[name])
         elif name in CHOICES and value not in CHOICES[name]:
             raise InputError(f"{name} is {value!r}; expected one of {', '.join(map(str, CHOICES[name]))}")
+    _cache_format(inputs.choice("kv_cache", AUTO), model.head_size)
     if inputs.value("pool_kernel", 1) % 2 == 0:
         raise InputError(f"pool_kernel is {inputs.overrides['pool_kernel']}; expected an odd number (it is centred)")
+
+
+def _cache_format(name: str, head_size: int) -> None:
+    """Check that the codes of a vector fill whole bytes."""
+    form = CACHE_FORMATS[name]
+    if any(vector is not None and head_size * vector.code_bits % 8 for vector in (form.keys, form.values)):
+        raise InputError(
+            f"kv_cache is {name!r}, which packs two channels into a byte; expected an even head size, "
+            f"found {head_size}",
+            hint="--kv-cache int8",
+        )
 
 
 def _conversation(inputs: PolicyInputs) -> None:

@@ -38,13 +38,13 @@ def plan_disaggregation(
     turns = turns and parameters.no_turn is None
     prompt = parameters.max_input_len
     sent = {
-        "full": full_cache_bytes(model, prompt, itemsize) + LOGIT_BYTES * model.vocab_size,
+        "full": full_cache_bytes(model, prompt, itemsize, parameters.kv_cache) + LOGIT_BYTES * model.vocab_size,
         "compressed": stored_context_bytes(model, parameters, itemsize, prompt, turns=turns),
     }
     size, counts = weight_bytes(model, weights), count_parameters(model)
     flops = 2.0 * (counts.linear + counts.lm_head)
     traffic = row_traffic(model, parameters, itemsize, prompt, parameters.max_output_len)
-    longest = full_cache_bytes(model, parameters.max_sequence_len, itemsize)
+    longest = full_cache_bytes(model, parameters.max_sequence_len, itemsize, parameters.kv_cache)
     sides = {
         "full": (StepCost(size.per_step, longest, flops), longest),
         "compressed": (

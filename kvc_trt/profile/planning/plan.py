@@ -75,10 +75,12 @@ def make_plan(model: ModelConfig, parameters: PolicyParameters, weights: str, *,
             "read_bytes_per_step": round(costs.dense.weight_bytes),
         },
         "cache": {
+            "format": parameters.kv_cache,
             "bytes_per_element": itemsize,
             "full_bytes_per_row": costs.dense_row,
             "compressed_bytes_per_row": costs.compressed_row,
             "keys_values_bytes_per_row": stored.keys_values,
+            "scales_bytes_per_row": stored.scales,
             "page_bounds_bytes_per_row": stored.page_bounds,
             "layers": layer_caches(model, parameters),
             "batches": [
@@ -136,7 +138,7 @@ def _costs(
     size = weight_bytes(model, weights)
     counts = count_parameters(model)
     flops = 2.0 * (counts.linear + counts.lm_head)
-    dense_row = full_cache_bytes(model, parameters.max_sequence_len, itemsize)
+    dense_row = full_cache_bytes(model, parameters.max_sequence_len, itemsize, parameters.kv_cache)
     return _Costs(
         resident_weights=size.resident,
         dense=StepCost(size.per_step, dense_row, flops),
@@ -177,7 +179,7 @@ def _break_even(model: ModelConfig, parameters: PolicyParameters, itemsize: int,
     """Return break-even contexts; none for a policy that adds no work to a step: it is never slower than dense here."""
     if not parameters.reads_a_part and not parameters.evicts_while_decoding:
         return []
-    token = token_cache_bytes(model, itemsize)
+    token = full_cache_bytes(model, 1, itemsize, parameters.kv_cache) / model.num_hidden_layers
     return [
         {
             "accelerator": accelerator.name,

@@ -22,7 +22,8 @@ from kvc_trt.engine.resolution.resolve import check_backend_settings
 from kvc_trt.engine.resolution.resolved_build import compute_dtype, resolve_parameters, with_defaults
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
-from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.parameters import BASELINE, PolicyParameters
+from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.profile.floor import ACCELERATORS, USABLE_MEMORY
 from kvc_trt.profile.model_size import cache_itemsize, token_cache_bytes, weight_bytes
@@ -35,28 +36,36 @@ from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes, row_traffic, 
 def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str) -> dict[str, Any]:
     """Return one row per policy at the budget and the lengths of `config`; a policy that cannot have them says why.
 
-    Bytes are of one row of a batch at its longest. InputError if no policy is possible.
+    Rows of whole caches in the other formats follow. Bytes are of one row of a batch at its longest. InputError if no
+    policy is possible.
     """
     filled = with_defaults(config, choice)
-    turns = _takes_turns(filled.backend)
-    rows = [_row(name, filled, choice, weights, turns) for name, *_ in policies.available()]
-    if all("not_applicable" in row for row in rows):
-        raise InputError(f"no policy can be built so: {rows[0]['not_applicable']}", hint="kvc-trt plan --help")
     assert filled.max_input_len is not None
     assert filled.max_output_len is not None
     sequence = max(filled.max_conversation_len or 0, filled.max_input_len + filled.max_output_len)
+    kv_cache = filled.kv_cache or AUTO
+    full = full_cache_bytes(choice.config, sequence, cache_itemsize(weights), kv_cache)
+    turns = _takes_turns(filled.backend)
+    rows = [_row(name, kv_cache, filled, choice, weights, full, turns) for name, *_ in policies.available()]
+    if all("not_applicable" in row for row in rows):
+        raise InputError(f"no policy can be built so: {rows[0]['not_applicable']}", hint="kvc-trt plan --help")
+    others = (form for form in CACHE_FORMATS if form != kv_cache)
+    rows += [_row(BASELINE, form, filled, choice, weights, full, turns) for form in others]
     return {
         "model": choice.name,
         "token_budget": filled.token_budget,
         "max_input_len": filled.max_input_len,
         "max_output_len": filled.max_output_len,
         "compression": sequence / filled.token_budget if filled.token_budget else None,
-        "full_bytes_per_row": full_cache_bytes(choice.config, sequence, cache_itemsize(weights)),
+        "kv_cache": kv_cache,
+        "full_bytes_per_row": full,
         "policies": rows,
     }
 
 
-def _row(name: str, filled: BuildConfig, choice: ModelChoice, weights: str, turns: bool) -> dict[str, Any]:
+def _row(
+    name: str, kv_cache: str, filled: BuildConfig, choice: ModelChoice, weights: str, full: int, turns: bool
+) -> dict[str, Any]:
     plain = {
         "model", "token_budget", "max_input_len", "max_output_len", "max_conversation_len", "split", "head_pattern",
         "layer_budget",
@@ -65,17 +74,18 @@ def _row(name: str, filled: BuildConfig, choice: ModelChoice, weights: str, turn
     if policies.named(name).split is not None:
         given.pop("split", None)
     try:
-        config = with_defaults(BuildConfig(**given, policy=name), choice)
+        config = with_defaults(BuildConfig(**given, policy=name, kv_cache=kv_cache), choice)
         parameters = resolve_parameters(config, choice.config)
     except InputError as error:
-        return {"policy": name, "not_applicable": error.message}
+        return {"policy": name, "kv_cache": kv_cache, "not_applicable": error.message}
     itemsize, sequence = cache_itemsize(weights), parameters.max_sequence_len
-    full = full_cache_bytes(choice.config, sequence, itemsize)
     stored = cache_bytes(choice.config, parameters, itemsize, turns=turns and parameters.no_turn is None)
     read = row_traffic(choice.config, parameters, itemsize, parameters.max_input_len, parameters.max_output_len)
-    formula, compression = policies.named(name).published, max(1.0, sequence / (filled.token_budget or sequence))
+    formula = policies.named(name).published if kv_cache == (filled.kv_cache or AUTO) else None
+    compression = max(1.0, sequence / (filled.token_budget or sequence))
     return {
         "policy": name,
+        "kv_cache": kv_cache,
         "stored_bytes": stored.total,
         "of_these_beside_keys_and_values": stored.page_bounds,
         "stored_share": stored.total / full,
@@ -136,7 +146,7 @@ def resolve_comparison(config: BuildConfig) -> dict[str, Any]:
 def refuse_overrides(settings: Iterable[str]) -> None:
     """Raise InputError for a setting of single policies: a comparison derives them all from the budget."""
     for name in settings:
-        if name in (*DERIVED_NUMBERS, "dense_until") and name != "layer_budget":
+        if name in (*DERIVED_NUMBERS, "dense_until") and name not in ("layer_budget", "kv_cache"):
             raise InputError(
                 f"--set {name}: --compare shows every policy as it is derived from the budget",
                 hint="leave out --compare to set it for one --policy",

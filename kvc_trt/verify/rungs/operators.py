@@ -81,7 +81,7 @@ def check_operators(
     options: RunOptions = DEFAULTS,
 ) -> tuple[list[Check], IndexComparison]:
     """Run each operator of the graphs alone; returns the checks and what was compared and admitted."""
-    dtype = engine.dtype
+    dtype = engine.model.dtype
     checks: list[Check] = []
     admitted = IndexComparison()
     sites = cache_sites(engine.model, engine.parameters)

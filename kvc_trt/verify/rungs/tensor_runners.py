@@ -39,7 +39,7 @@ def graph_runner(name: str, model: ModelProto, engine: EngineDirectory, threads:
     returned = {output.name for output in model.graph.output}
     inner = [tensor for tensor in tensor_names(model) if tensor not in returned]
     weights = SharedWeights(engine.weight_file)
-    options = LoadOptions(threads, prepack=False, dtype=engine.dtype, weights=weights)
+    options = LoadOptions(threads, prepack=False, dtype=engine.model.dtype, weights=weights)
     return OnnxrtRunner(lambda: load_graph(lambda: model, options, inner), name=name)
 
 

@@ -55,7 +55,7 @@ def shapes_of(operator, engine):
         "v_new": (BATCH, groups, size),
         "k_cache": cache,
         "v_cache": cache,
-        "bounds": (BATCH, groups, 2 * size, parameters.stored_pages(engine.state[0].dtype)),
+        "bounds": (BATCH, groups, 2 * size, parameters.stored_pages(engine.model.dtype)),
         "cache_lengths": (BATCH,),
     }
 
@@ -65,7 +65,7 @@ def lowered(model):
 
 
 def test_every_operator_alone_is_built_as_the_plugin(any_engine, ask_parser):
-    engine, dtype = any_engine, any_engine.state[0].dtype
+    engine, dtype = any_engine, any_engine.model.dtype
     operators = [
         op for graph in (engine.prefill_graph, engine.decode_graph) for op in single_operators(read_graph(graph), dtype)
     ]
