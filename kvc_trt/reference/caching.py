@@ -130,8 +130,8 @@ class LayerCaches:
             None if cache.scores is None else _with_room(cache.scores, joined[0].shape[2]),
         )  # fmt: skip
         kept = self.method.compact_turn(turn, rule)
-        where = places.gather(2, kept.indices.clamp(min=0).long()).masked_fill(kept.indices < 0, -1)
-        self._fill(cache, kept._replace(indices=where.int()), rule)
+        held = places.gather(2, kept.indices.clamp(min=0).long()).masked_fill(kept.indices < 0, -1)
+        self._fill(cache, kept._replace(indices=held.int()), rule)
         return attended
 
     def _of_group(self, group: HeadGroup, projected: Projected) -> tuple[Projected, list[int]]:

@@ -140,8 +140,8 @@ class EngineUnderTest:
         """Return the reference's run along `tokens` [N,B], which goes on from the codes of what is `stored`."""
         engine = self.engine
         return KnownRun(
-            engine.model, engine.weights(), engine.parameters, self.batch, self.engine_run.tokens, self.progress,
-            activations=engine.model.dtype,
+            engine.model, engine.weights(), engine.parameters, batch, tokens, self.progress,
+            activations=engine.model.dtype, stored=stored,
         )  # fmt: skip
 
     @cached_property
@@ -159,9 +159,8 @@ class EngineUnderTest:
         reference's own run, which goes on from the codes of what is `stored`. Nothing is forced where the graph hides
         some of its choices, nor where they cannot be judged.
         """
-        return self._forced(
-            self.known_run(self.batch, self.engine_run.tokens, stored), ours, self.observed.kept, read, inputs
-        )
+        run = self.known_run(self.batch, self.engine_run.tokens, stored)
+        return self._forced(run, ours, self.observed.kept, read, inputs)
 
     def reference_along(self, batch: Batch, tokens: NDArray[np.int64]) -> ForcedChoices:
         """The reference's logits along `tokens` [N,B], with the codes and the choices of the engine along them."""

@@ -105,7 +105,8 @@ def _smaller(codes: Array, form: VectorFormat) -> Array:
     if form != FP8:
         return np.clip(codes, -90, 90)
     magnitude, sign = codes & 0x7F, codes & np.int8(-0x80)
-    return np.where(magnitude < 16, 0, magnitude - 8).astype(np.int8) | sign  # halves what is no subnormal number
+    halved: Array = np.where(magnitude < 16, 0, magnitude - 8).astype(np.int8) | sign  # what is no subnormal number
+    return halved
 
 
 def _flat(table: Array) -> Array:

@@ -229,9 +229,9 @@ class StoredTokens:
     ) -> Int64:  # fmt: skip
         """Return the positions of what a cache holds after a turn."""
         if (name := f"slot_positions.{site.name}") in state:
-            return state[name][: len(starts)].astype(np.int64)
+            return np.asarray(state[name][: len(starts)], np.int64)
         if site.parameters.keeps_whole:
-            return executor.exposed(f"indices.{site.name}").astype(np.int64)
+            return np.asarray(executor.exposed(f"indices.{site.name}"), np.int64)
         where = self._where[site.cache].copy()
         for row, (start, count, stored) in enumerate(zip(starts, new, before, strict=True)):
             for token in range(count):

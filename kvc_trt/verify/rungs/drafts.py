@@ -71,10 +71,9 @@ def check_drafts(tested: EngineUnderTest) -> list[Check]:
         return []
     watched = tested.target.draft_selections()
     exposed = {name for one in watched for op in one for name in _names(op)}
-    compactions = tested.target.compactions()
     stored = StoredTokens.of(tested.target, tested.sites, "prefill", "draft")
     if stored is not None:
-        exposed |= {*stored.names(), *(op.outputs[-1] for op in compactions)}
+        exposed |= {*stored.names(), *(op.outputs[-1] for op in tested.target.compactions())}
     executor = tested.target.open(expose=sorted(exposed))
     if not isinstance(executor, DraftExecutor):
         return []
@@ -151,8 +150,9 @@ class _Passes:
             executor.insert(prefilled, row, row)
         self._found, self._lengths = DraftsRun([prefilled.logits]), prefilled.cache_lengths.copy()
         if self._stored is not None:
-            kept = {op.cache: executor.exposed(op.outputs[-1]).copy() for op in self._tested.target.compactions()}
-            self._stored.after_prompt(executor, prefilled.state, kept, batch.prompt_lengths)
+            compactions = self._tested.target.compactions()
+            listed = {op.cache: executor.exposed(op.outputs[-1]).copy() for op in compactions}
+            self._stored.after_prompt(executor, prefilled.state, listed, batch.prompt_lengths)
         step = 0
         while step + self._tokens <= len(self._path):
             kept = 1 + self._found.passes % self._tokens
