@@ -36,7 +36,6 @@ from kvc_trt.methods.base.isolated_runs import (
     TurnCase,
     TurnRun,
     float32,
-    gathered,
 )
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
@@ -207,8 +206,7 @@ def _run_compact(operator: RunnableAlone, case: PromptCase, rule: Constants) -> 
         chosen=(_kept(case, rule, rule.prompt_budget, indices),),
         moved=(
             (cache_lengths, np.minimum(case.prompt_lengths, rule.prompt_budget)),
-            (k_cache, gathered(case.k, indices)),
-            (v_cache, gathered(case.v, indices)),
+            *zip((k_cache, v_cache), case.kept(indices), strict=True),
             *stored_bounds(rule, bounds, k_cache, stored),
         ),
     )
@@ -226,8 +224,7 @@ def _run_turn(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found
         chosen.append(_kept(alone, rule, rule.prompt_budget, indices[row : row + 1]))
     moved = (
         (cache_lengths, np.minimum(both.prompt_lengths, rule.prompt_budget)),
-        (k_cache, gathered(both.k, indices)),
-        (v_cache, gathered(both.v, indices)),
+        *zip((k_cache, v_cache), both.kept(indices), strict=True),
         *stored_bounds(rule, bounds, k_cache, np.clip(cache_lengths, 0, k_cache.shape[2])),
     )
     return Found(tuple(chosen), moved)
@@ -247,7 +244,7 @@ def _run_ranked(operator: RunnableAlone, case: PromptCase, rule: Constants) -> F
     """Run KvcCompactRanked: the lowest ranks must be what `reference.compact` keeps to any smaller budget."""
     k_kept, v_kept, kept, ranks = operator.run(**case.inputs())
     each_once = np.sort(ranks, axis=-1), np.broadcast_to(np.arange(ranks.shape[2]), ranks.shape)
-    found = Found(moved=((k_kept, gathered(case.k, kept)), (v_kept, gathered(case.v, kept)), each_once))
+    found = Found(moved=(*zip((k_kept, v_kept), case.kept(kept), strict=True), each_once))
     past = np.iinfo(np.int32).max
     for budget in sorted({rule.window, rule.prompt_budget, rule.most_kept}):
         chosen = np.where(ranks < np.minimum(budget, case.prompt_lengths)[:, None, None], kept, past)
@@ -260,7 +257,7 @@ def _run_trim(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Fou
     """Run KvcTrim, each row to another budget, on the reference's kept tokens and ranks."""
     kept, ranks = _ranked(case, rule)
     budgets = np.linspace(rule.window, rule.most_kept, len(case.prompt_lengths)).astype(np.int64)
-    rows = {"k_kept": gathered(case.k, kept), "v_kept": gathered(case.v, kept), "kept": kept, "ranks": ranks}
+    rows = {**dict(zip(("k_kept", "v_kept"), case.kept(kept), strict=True)), "kept": kept, "ranks": ranks}
     result = operator.run(**rows, budgets=budgets, prompt_lengths=case.prompt_lengths)
     k_cache, v_cache, bounds, lengths, indices = result
     chosen = tuple(
@@ -269,8 +266,7 @@ def _run_trim(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Fou
     )
     moved = (
         (lengths, np.minimum(budgets, case.prompt_lengths)),
-        (k_cache, gathered(case.k, indices)),
-        (v_cache, gathered(case.v, indices)),
+        *zip((k_cache, v_cache), case.kept(indices), strict=True),
         *stored_bounds(rule, bounds, k_cache, lengths),
     )
     return Found(chosen, moved)

@@ -43,6 +43,9 @@ def check_dense_twin(tested: EngineUnderTest, rung: Rung) -> None:
     if not parameters.compresses:
         rung.reason = "a full engine is its own dense twin"
         return
+    if parameters.positions == "cache" and parameters.cache_format.keys is not None:
+        rung.reason = "its caches store keys before rotation, whose codes are not those of the twin's rotated keys"
+        return
     limit = min(dense_limit(parameters, tested.engine.model.num_hidden_layers), parameters.max_input_len)
     steps = min(_MOST_STEPS, limit - 1, parameters.max_output_len)
     if steps < 1:
