@@ -11,6 +11,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.files.held import HeldFile
 from kvc_trt.graph.state import StateTensor, cache_sites, state_tensors
 from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.runtime.executor import Limits, NoDrafts, NoTurns
@@ -50,8 +51,12 @@ class Program:
 
     @property
     def dtype(self) -> str:
-        """Type of the caches."""
-        return self.state[0].dtype
+        """Type of the activations, and of caches that have no format."""
+        if self.parameters.kv_cache == AUTO:
+            return self.state[0].dtype
+        from kvc_trt.graph.weights import GraphWeights
+
+        return GraphWeights(self.weight_file).dtype
 
     @property
     def capacities(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from kvc_trt.backends.onnxruntime.native import describe_choice, native_operator
 from kvc_trt.backends.probes import Probe, import_package
 from kvc_trt.backends.run_options import PREFILL_PRECISIONS
 from kvc_trt.engine.backend import FP8
+from kvc_trt.engine.program import engine_program
 from kvc_trt.engine.resolution.resolved_build import host_weights
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class OnnxRuntimeBackend(Backend):
     @override
     def kernels(self, engine: EngineDirectory) -> str | None:
         """Return the library of native operators that its sessions use, if there is one."""
-        found = native_operators(engine.state[0].dtype)
+        found = native_operators(engine_program(engine).dtype)
         return None if found is None else found.describe(fp8_bounds=engine.parameters.fp8_bounds)
 
     @override
@@ -113,7 +114,7 @@ class OnnxRuntimeBackend(Backend):
     def benchmark(self, engine: EngineDirectory, options: RunOptions) -> OnnxRuntimeBenchmark:
         from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
 
-        return OnnxRuntimeBenchmark(options, engine.state[0].dtype, fp8_bounds=engine.parameters.fp8_bounds)
+        return OnnxRuntimeBenchmark(options, engine_program(engine).dtype, fp8_bounds=engine.parameters.fp8_bounds)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -65,7 +65,7 @@ class OnnxRuntimeHarness(Harness):
 
         The native operator adds in another order than bodies do.
         """
-        native = native_operators(self._engine.state[0].dtype)
+        native = native_operators(engine_program(self._engine).dtype)
         if native is None:
             return False
         nodes = read_graph(self._engine.decode_graph).graph.node
@@ -123,7 +123,7 @@ class OnnxRuntimeHarness(Harness):
         """Return the backend, and the library of native operators where the operators' ONNX bodies do not run."""
         import onnxruntime
 
-        native = native_operators(self._engine.state[0].dtype)
+        native = native_operators(engine_program(self._engine).dtype)
         found = {"backend": f"onnxruntime {onnxruntime.__version__}"}
         if native is None:
             return found
