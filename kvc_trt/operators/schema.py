@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from kvc_trt.models.cache_formats import CACHE_FORMATS
+from kvc_trt.models.cache_formats import format_of_code
 from kvc_trt.operators import KVC_DOMAIN, OPSET
 from kvc_trt.operators.dimensions import (
     COMMON_FORMULAS,
@@ -190,8 +190,7 @@ class Operator:
         `outputs` names all of the values; without it they get generated names. Raises ValueError unless exactly the
         operator's inputs, outputs and attributes are given.
         """
-        form = next(form for form in CACHE_FORMATS.values() if form.code == attributes.get(CACHE_FORMAT.name, 0))
-        own = self.in_format(form)
+        own = self.in_format(format_of_code(attributes.get(CACHE_FORMAT.name, 0)))
         own._check_names("inputs", inputs, own.inputs)
         own._check_names("attributes", attributes, own.attributes)
         names = _names(own.outputs)
