@@ -68,6 +68,7 @@ class Attribute:
 
 
 CACHE_FORMAT = Attribute("cache_format", 0, 4, "how keys and values are stored", bits=32)
+BY_LENGTH = Attribute("by_length", 0, 1, "1: each row has numbers of its own", bits=32)
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,8 @@ class Operator:
     native: bool = True
     """True if plugins_cpu may implement it; otherwise it is no part of that library's interface.
     A turn's operators are not: their time goes into matrix products, which ONNX Runtime computes as fast."""
+    by_length: tuple[Tensor, ...] = ()
+    """The inputs that it has only where its attribute of that name is 1: numbers of each row by its own length."""
     stores: bool = False
     """True if it stores or reads vectors of a cache, so that what it computes depends on the cache's format."""
 
@@ -151,6 +154,14 @@ class Operator:
             tuple(part for tensor in side for part in parts_of(tensor, form)) for side in (self.inputs, self.outputs)
         )
         return replace(self, inputs=inputs, outputs=outputs, attributes=(*self.attributes, CACHE_FORMAT))
+
+    def with_lengths(self) -> Operator:
+        """Return the operator whose rows have numbers of their own; itself if it has no such inputs."""
+        if not self.by_length:
+            return self
+        return replace(
+            self, inputs=(*self.inputs, *self.by_length), attributes=(*self.attributes, BY_LENGTH), by_length=()
+        )
 
     @cached_property
     def state(self) -> tuple[Tensor, ...]:
@@ -170,6 +181,7 @@ class Operator:
         if self.write is None:
             raise ValueError(f"{self.name} has no body: it is an operator of the kernel libraries alone")
         emit, own = Emitter(), self.in_format(layout.cache_format)
+        own = own.with_lengths() if layout.by_length else own
         written = self.write(emit, layout)
         own._check_names("outputs", written, own.outputs)
         outputs = {name: written[name] for name in _names(own.outputs)}
@@ -191,6 +203,7 @@ class Operator:
         """
         form = next(form for form in CACHE_FORMATS.values() if form.code == attributes.get(CACHE_FORMAT.name, 0))
         own = self.in_format(form)
+        own = own.with_lengths() if attributes.get(BY_LENGTH.name) else own
         own._check_names("inputs", inputs, own.inputs)
         own._check_names("attributes", attributes, own.attributes)
         names = _names(own.outputs)
