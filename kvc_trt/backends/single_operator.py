@@ -17,9 +17,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from kvc_trt.backends.onnxruntime.loading import NO_ERRORS
 from kvc_trt.graph.state import CacheSite
 from kvc_trt.methods.base.registry import operators
-from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.operators import KVC_DOMAIN
-from kvc_trt.operators.schema import CACHE_FORMAT, FLOAT, FLOAT16, INT8, INT32, INT64, UINT8, Element, Operator
+from kvc_trt.operators.schema import FLOAT, FLOAT16, INT8, INT32, INT64, UINT8, Element, Operator
 from kvc_trt.operators.tensors import SINCE_BEFORE
 
 Array = NDArray[Any]
@@ -127,7 +126,5 @@ def _attributes(node: NodeProto) -> dict[str, int]:
 
 
 def _operator(node: NodeProto) -> Operator:
-    """Return the operator of a node, over caches of the node's format."""
-    code = next((a.i for a in node.attribute if a.name == CACHE_FORMAT.name), 0)
-    form = next(form for form in CACHE_FORMATS.values() if form.code == code)
-    return operators()[node.op_type].in_format(form)
+    """Return the operator of a node in the form that its attributes name."""
+    return operators()[node.op_type].for_numbers({one.name: one.i for one in node.attribute})

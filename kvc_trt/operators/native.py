@@ -43,6 +43,7 @@ def interface() -> int:
 
 
 def _schema(operator: Operator) -> tuple[object, ...]:
+    operator = operator.with_lengths()
     tensors = [
         [(tensor.name, tensor.element, tensor.shape, tensor.alias, tensor.optional) for tensor in side]
         for side in (operator.inputs, operator.outputs)

@@ -29,7 +29,7 @@ def entries_by_cache(model: ModelConfig, parameters: PolicyParameters, prompt_to
 
 
 def _entries(rule: PolicyParameters, prompt_tokens: int, generated: int) -> int:
-    kept = min(prompt_tokens, rule.prompt_budget) if rule.eviction.evicts else prompt_tokens
+    kept = rule.kept_of(prompt_tokens) if rule.eviction.evicts else prompt_tokens
     return min(kept + generated, rule.capacity)
 
 

@@ -253,9 +253,9 @@ class EngineUnderTest:
 
     def compresses_nothing(self) -> bool:
         """Tell whether the batch never leaves the regime in which the policy is dense."""
-        longest = int(self.batch.prompt_lengths.max())
-        rules = [site.parameters for site in self.sites]
-        evicts = any(rule.eviction.evicts and longest > rule.prompt_budget for rule in rules)
+        lengths = self.batch.prompt_lengths.tolist()
+        longest, rules = max(lengths), [site.parameters for site in self.sites]
+        evicts = any(rule.eviction.evicts and n > rule.kept_of(n) for rule in rules for n in lengths)
         selects = any(rule.reads_a_part and longest + self.plan.steps > rule.dense_limit for rule in rules)
         return not (evicts or selects)
 

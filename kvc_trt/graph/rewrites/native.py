@@ -8,11 +8,10 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from kvc_trt.graph.rewrites.fused import fuse
 from kvc_trt.graph.rewrites.prune import prune, read_names
-from kvc_trt.models.cache_formats import format_of_code
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.native import NATIVE_LINEAR, NATIVE_NARROW_LINEAR, native_name
 from kvc_trt.operators.registry import OPERATORS
-from kvc_trt.operators.schema import CACHE_FORMAT, Operator
+from kvc_trt.operators.schema import Operator
 
 _PRECISE = ("KvcPrefillAttention", NATIVE_LINEAR)
 """Native operators that also multiply in bfloat16, where their attribute `bf16` is 1."""
@@ -54,8 +53,8 @@ def prepare(model: ModelProto, native: Collection[str]) -> ModelProto:
 
 
 def _called(node: NodeProto) -> Operator:
-    """Return the operator that a node calls, in the format of its caches."""
-    return OPERATORS[node.op_type].in_format(format_of_code(_numbers(node).get(CACHE_FORMAT.name, 0)))
+    """Return the operator that a node calls, in the form that its attributes name."""
+    return OPERATORS[node.op_type].for_numbers(_numbers(node))
 
 
 def _numbers(node: NodeProto) -> dict[str, int]:

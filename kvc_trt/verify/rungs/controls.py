@@ -33,7 +33,7 @@ def _all_kept(rule: PolicyParameters) -> int:
     if not rule.eviction.evicts:
         return rule.capacity
     if rule.squeeze_share is None:
-        return rule.prompt_budget
+        return rule.longest_whole
     return max(rule.window, int(rule.prompt_budget * rule.squeeze_share))
 
 
@@ -90,7 +90,7 @@ def _eviction(tested: EngineUnderTest, measured: list[dict[str, int]]) -> list[C
     logical = int(batch.prompt_lengths[row])
     over, most = 0, 0
     for site in tested.sites:
-        budget = site.parameters.most_kept
+        budget = site.parameters.kept_of(logical) if site.parameters.by_length else site.parameters.most_kept
         if not site.parameters.eviction.evicts or logical <= budget:
             continue
         kept = int((lists[site.cache][row] >= 0).sum(-1).max()) if site.cache in lists else logical

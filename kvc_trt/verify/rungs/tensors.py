@@ -202,7 +202,7 @@ class _Comparison:
         """One prompt that is compacted where the engine evicts; of a large model a short one."""
         parameters, model = self.engine.parameters, self.engine.model
         plan = make_plan("quick", model, parameters)
-        blocks = 1 if plan.limited else parameters.prompt_budget // PROMPT_BLOCK + 1
+        blocks = 1 if plan.limited else parameters.longest_whole // PROMPT_BLOCK + 1
         length = min(blocks * PROMPT_BLOCK, max(PROMPT_BLOCK, plan.longest_prompt) // PROMPT_BLOCK * PROMPT_BLOCK)
         return batch_of(random_prompts(model, [min(length, parameters.max_input_len)], self.seed))
 

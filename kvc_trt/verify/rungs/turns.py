@@ -192,7 +192,7 @@ class _ForcedTurns:
             one, voting = slice(b, b + 1), min(parameters.window, new, turn.queries.shape[2])
             tables = turn.queries[one, :, -voting:], turn.keys[one], turn.values[one], turn.lengths[one]
             lists = own.indices[one].numpy(), indices[one].int().numpy()
-            self._judge(Prompts.of_tensors(*tables), *lists, parameters)
+            self._judge(Prompts.of_tensors(*tables, turn.positions[one]), *lists, parameters)
         return _kept(own, turn.keys, turn.values, indices)
 
     def select(self, query: Tensor, cache: LayerCache, parameters: PolicyParameters) -> Selection:
