@@ -41,7 +41,8 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
         return [attend_slots(branch, query, *tables.read(branch), lengths)]
 
     if tables.keys.format is not None:
-        (attended,) = sliced(emit)
+        # In a branch, as in operators that select: ONNX Runtime fuses the top of a graph otherwise, and bits differ.
+        attended = emit.choose(emit.LessOrEqual(longest, emit.attribute("dense_until")), sliced, sliced, outputs=1)
     else:
         mostly_empty = emit.Less(emit.Mul(longest, 2), scalar(emit, size(emit, tables.keys.parts[0], 2)))
         short = emit.LessOrEqual(longest, emit.attribute("dense_until"))
