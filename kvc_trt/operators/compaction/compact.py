@@ -167,7 +167,6 @@ COMPACT = Operator(
     kernel=Kernel(
         "kvc_compact",
         "KvcCompactParams",
-        reserved=True,
         strided=("k", "v"),
         in_place={"k_cache": "k", "v_cache": "v"},
         strides=(
@@ -204,5 +203,5 @@ COMPACT_TURN = Operator(
     formulas=COMPACT.formulas,
     write=_write_turn,
     stores=True,
-    kernel=Kernel("kvc_compact_turn", "KvcCompactTurnParams", reserved=True),
+    kernel=Kernel("kvc_compact_turn", "KvcCompactTurnParams"),
 )
