@@ -120,8 +120,8 @@ class Kernel:
     strides: tuple[Stride, ...] = ()
     in_place: Mapping[str, str] = field(default_factory=dict)
     """Output -> input whose memory it may share; either all of these outputs do or none."""
-    reserved: bool = False
-    """True if the struct names its padding."""
+    formats: bool = False
+    """True if it serves caches in a format; else it refuses them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +179,11 @@ class Operator:
     def tensors(self) -> tuple[Tensor, ...]:
         """All inputs, then all outputs."""
         return self.inputs + self.outputs
+
+    def for_numbers(self, numbers: Mapping[str, int]) -> Operator:
+        """Return the operator over caches of the format that a call's attributes name; itself if they name none."""
+        form = next(form for form in CACHE_FORMATS.values() if form.code == numbers.get(CACHE_FORMAT.name, 0))
+        return self.in_format(form)
 
     def body(self, layout: Layout) -> FunctionProto:
         """Return the operator as an ONNX function of standard operators, for one engine; ValueError if it has none."""
@@ -306,8 +311,8 @@ def parts_of(tensor: Tensor, form: CacheFormat) -> tuple[Tensor, ...]:
         return (replace(tensor, element=INT8),)
     names = part_names(tensor, vector)
     aliases = [None if tensor.alias is None else name.removesuffix("_out") for name in names]
-    codes = "D" if vector.code_bits == 8 else "D/2"
-    kinds = [(INT8, codes), (INT8 if vector.scale_bytes == 1 else FLOAT16, "groups"), (FLOAT16, "groups")]
+    codes, groups = "D" if vector.code_bits == 8 else "D/2", "groups" if vector.grouped else "1"
+    kinds = [(INT8, codes), (INT8 if vector.scale_bytes == 1 else FLOAT16, groups), (FLOAT16, groups)]
     return tuple(
         replace(tensor, name=name, element=element, alias=alias, shape=(*tensor.shape[:-1], last))
         for name, alias, (element, last) in zip(names, aliases, kinds[: len(names)], strict=True)

@@ -8,7 +8,7 @@ from kvc_trt.kernels.parameters import Member, kernel_of, members
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.dimensions import INT32_MAX, SIZES, names_in
 from kvc_trt.operators.registry import KERNEL_OPERATORS
-from kvc_trt.operators.schema import BOUND, CACHE, INT64, VERSION, Attribute, Operator, Stride, Tensor
+from kvc_trt.operators.schema import BOUND, CACHE, CACHE_FORMAT, INT64, VERSION, Attribute, Operator, Stride, Tensor
 from plugins_cuda.generate.formulas import expression
 
 
@@ -66,6 +66,7 @@ def operator_sources() -> dict[str, str]:
 def _operator(operator: Operator) -> str:
     kernel = kernel_of(operator)
     numbers = [member for member in members(operator) if not isinstance(member.source, Tensor)]
+    numbers = [member for member in numbers if member.name != CACHE_FORMAT.name]  # of `auto`, which is 0
     formulas = _lines(_formulas(operator))
     fields, sizes = " fields" if "fields." in formulas else "", " sizes" if formulas else ""
     return f"""// {operator.name}: {operator.summary}
@@ -195,7 +196,7 @@ def _addresses(operator: Operator) -> Iterator[str]:
     the input's buffer."""
     updated = {tensor.alias: number for number, tensor in enumerate(operator.outputs) if tensor.alias}
     for member in members(operator):
-        if isinstance(member.source, Tensor):
+        if isinstance(member.source, Tensor) and member.source in (*operator.inputs, *operator.outputs):
             name = member.source.name
             if member.source in operator.outputs:
                 place = f"buffers.outputs[{operator.outputs.index(member.source)}]"
