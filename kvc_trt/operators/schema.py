@@ -180,11 +180,6 @@ class Operator:
         """All inputs, then all outputs."""
         return self.inputs + self.outputs
 
-    def for_numbers(self, numbers: Mapping[str, int]) -> Operator:
-        """Return the operator over caches of the format that a call's attributes name; itself if they name none."""
-        form = next(form for form in CACHE_FORMATS.values() if form.code == numbers.get(CACHE_FORMAT.name, 0))
-        return self.in_format(form)
-
     def body(self, layout: Layout) -> FunctionProto:
         """Return the operator as an ONNX function of standard operators, for one engine; ValueError if it has none."""
         from kvc_trt.operators.emitter import Emitter, make_function
