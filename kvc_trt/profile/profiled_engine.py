@@ -56,7 +56,8 @@ def cache_rows(sites: Sequence[CacheSite], state: Sequence[StateTensor], entries
 def _row(tensors: Mapping[str, StateTensor], count: int, rule: PolicyParameters) -> dict[str, Array]:
     """Return the tensors of one cache, by their kind."""
     rows: dict[str, Array] = {}
-    for seed, tensor in enumerate((K_CACHE, V_CACHE)):
+    more_vectors = (tensor for tensor in rule.selection.state if tensor.stored in ("keys", "values"))
+    for seed, tensor in enumerate((K_CACHE, V_CACHE, *more_vectors)):
         vector = vector_of(tensor, rule.cache_format)
         parts = [tensors[name] for name in part_names(tensor, vector)]
         rows |= zip(part_names(tensor, vector), _random_parts(parts, vector, count, seed), strict=True)
@@ -66,7 +67,7 @@ def _row(tensors: Mapping[str, StateTensor], count: int, rule: PolicyParameters)
     batch = keys.map(lambda part: part[None])
     for kind, make in rule.selection.rebuilt.items():
         others[kind] = make(batch, lengths, rule, numpy_dtype(tensors[kind].dtype))
-    return rows | {kind: made[0] for kind, made in others.items()}
+    return {kind: made[0] for kind, made in others.items()} | rows
 
 
 def _random_parts(parts: Sequence[StateTensor], form: VectorFormat | None, count: int, seed: int) -> list[Array]:
