@@ -110,6 +110,7 @@ def _heading(context: Path, header: ContextHeader) -> str:
         f"{context}: intact, written by {header.written_by}",
         f"model   {header.model_name}",
         f"policy  {header.policy_name}",
+        f"format  {header.kv_cache}",
         f"text    {header.logical_length} tokens, digest {header.tokens[:12]}",
         f"fits    engines of compatibility digest {header.compatibility[:12]}; made by engine {header.engine[:12]}",
     )
@@ -132,4 +133,5 @@ def _table(header: ContextHeader, tensors: list[StoredTensor]) -> str:
 
 def _as_json(header: ContextHeader, tensors: list[StoredTensor]) -> dict[str, Any]:
     shown = {tensor.name: {"dtype": tensor.dtype, "shape": list(tensor.shape)} for tensor in tensors}
-    return {**header.model_dump(), "tensors": shown, "bytes": sum(tensor.nbytes for tensor in tensors)}
+    fields = {**header.model_dump(), "kv_cache": header.kv_cache}
+    return {**fields, "tensors": shown, "bytes": sum(tensor.nbytes for tensor in tensors)}

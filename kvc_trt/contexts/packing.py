@@ -22,7 +22,7 @@ from kvc_trt.graph.state import ITEM_SIZE, CacheSite, StateTensor, cache_sites, 
 from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators.cached_vectors import cached_vectors
-from kvc_trt.operators.schema import part_names, parts_of
+from kvc_trt.operators.schema import part_names
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 from kvc_trt.runtime.context import Array, Context, Fingerprint, OtherTurns
 from kvc_trt.runtime.executor import Limits
@@ -200,14 +200,15 @@ def _used(
 ) -> int | None:
     """Return the part of a tensor's second axis that a context holds; None for all of it.
 
-    Keys and values are cut to the slots in use, and what is stored by position to the text. The rest is small.
+    What is stored by slot is cut to the slots in use, and what is stored by position to the text. In contexts of
+    `auto`, which are older than the other formats, only keys and values are cut to the slots.
     """
     rule = site.parameters
-    by_slot = {part.name for tensor in (K_CACHE, V_CACHE) for part in parts_of(tensor, rule.cache_format)}
-    if kind in by_slot:
+    held = {part.name: part for part in (*parts_in_step(rule), *rule.eviction.turn_state)}
+    by = held[kind].shape[2]
+    if by == "C" and (kind in SHORT_NAMES or rule.kv_cache != AUTO):
         return _kept(site, tensors, cache_lengths)
-    by_position = {part.name for part in parts_in_step(rule) if part.shape[2:3] == ("L",)}
-    return logical_length if kind in by_position else None
+    return logical_length if by == "L" else None
 
 
 def _kept(site: CacheSite, tensors: Mapping[str, StateTensor], cache_lengths: Sequence[int]) -> int:

@@ -50,7 +50,8 @@ class CachedVectors:
         codes, scales = self.codes(), self.parts[1]
         if self.format == FP8:
             exact = codes.view(numpy_dtype("float8_e4m3fn")).astype(np.float32)
-            return np.asarray(exact * _POWERS[scales.view(np.uint8)])
+            with np.errstate(over="ignore"):  # beside the largest float32, codes are rounded up
+                return np.asarray(exact * _POWERS[scales.view(np.uint8)])
         grouped = codes.reshape(*scales.shape, -1).astype(np.float32)
         grouped *= scales[..., None]
         if self.format.grouped:

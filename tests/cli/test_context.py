@@ -14,15 +14,18 @@ PROMPT = "".join(text(3 + i % 40) for i in range(200))
 QUESTION = text(9, 4, 30)
 
 
+INT4 = ("--kv-cache", "int4")
+
+
 @pytest.fixture(scope="module")
 def engines(tiny_model, tmp_path_factory):
-    """Engines that read text, by policy."""
+    """Engines that read text: of two policies, and one whose cache has a format."""
     directory = tmp_path_factory.mktemp("contexts")
     model = with_tokenizer(tiny_model, directory / "model")
     limits = ("--token-budget", "32", "--max-input-len", "256", "--max-output-len", "32", "--no-verify")
-    for policy in ("rocketkv", "hybrid"):
-        arguments = ["build", "--model", str(model), "--policy", policy, *limits]
-        assert run([*arguments, "-o", str(directory / policy)]) == 0
+    for name, policy, more in (("rocketkv", "rocketkv", ()), ("hybrid", "hybrid", ()), ("int4", "rocketkv", INT4)):
+        arguments = ["build", "--model", str(model), "--policy", policy, *limits, *more]
+        assert run([*arguments, "-o", str(directory / name)]) == 0
     return directory
 
 
@@ -118,14 +121,32 @@ def test_inspect_shows_a_context_without_its_engine(engine, context, capfd):
     shown = capfd.readouterr().out
     assert f"{context}: intact, written by kvc-trt" in shown
     assert "policy  rocketkv, token budget 32" in shown
+    assert "format  auto" in shown
     assert "text    200 tokens" in shown
     assert "model   model (fp32 weights)" in shown
     assert run(["context", "inspect", context, "--json"]) == 0
     report = json.loads(capfd.readouterr().out)
     assert report["intact"] is True
-    assert report["logical_length"] == 200
+    assert (report["logical_length"], report["kv_cache"]) == (200, "auto")
     assert report["tensors"]["k.1"]["shape"] == [2, report["cache_lengths"][1], 16]
     assert report["tensors"]["logits"] == {"dtype": "float32", "shape": [50]}
+
+
+def test_a_context_in_a_format_is_smaller_goes_on_and_fits_no_other_format(
+    engines, engine, context, prompt_file, tmp_path, capfd
+):
+    file, same = str(tmp_path / "context"), str(engines / "int4")
+    assert run(["context", "save", same, "--prompt-file", prompt_file, "-o", file]) == 0
+    assert os.path.getsize(file) < os.path.getsize(context) / 3
+    assert run(["context", "inspect", file]) == 0
+    assert "format  int4" in capfd.readouterr().out
+    (whole,) = outputs(same, "--prompt-file", prompt_file, "--max-new-tokens", "8", capfd=capfd)
+    (found,) = outputs(same, "--context", file, "--max-new-tokens", "8", capfd=capfd)
+    assert found["token_ids"] == whole["token_ids"]
+    for mine, other, form, wanted in ((engine, file, "int4", "auto"), (same, context, "auto", "int4")):
+        said = failure("run", mine, "--context", other, capfd=capfd)
+        assert f"has keys and values in format {form}; this engine has {wanted}" in said
+        assert f"kvc-trt build --kv-cache {form}" in said
 
 
 def test_contexts_of_other_engines_and_changed_files_are_refused(engines, engine, context, tmp_path, capfd):

@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.contexts.packing import context_bytes, fingerprint_of, recorded
+from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
 from tests.contexts.conftest import packing_without_graphs, random_context
+from tests.every_format import in_formats
 from tests.every_policy import EVERY, parameters_of
 from tests.small_model import SMALL
 
 
-@pytest.mark.parametrize("policy", EVERY)
-def test_every_state_tensor_is_either_carried_or_rebuilt(policy):
-    packing = packing_without_graphs(policy)
+@pytest.mark.parametrize(("policy", "kv_cache"), [*((policy, AUTO) for policy in EVERY), *in_formats(EVERY)])
+def test_every_state_tensor_is_either_carried_or_rebuilt(policy, kv_cache):
+    packing = packing_without_graphs(policy, kv_cache=kv_cache)
     context = random_context(packing, 100, seed=0)
     row = dict(packing.unpack(context))
     tensors = {tensor.name: tensor for _, tensors in packing._caches for tensor in tensors.values()}
@@ -27,10 +29,13 @@ def test_every_state_tensor_is_either_carried_or_rebuilt(policy):
         assert (str(row[name].dtype), row[name].shape) == (tensor.dtype, tensor.shape)
 
 
-@given(policy=st.sampled_from(EVERY), tokens=st.integers(1, 256), seed=st.integers(0, 9))
+@given(
+    policy=st.sampled_from(EVERY), kv_cache=st.sampled_from(tuple(CACHE_FORMATS)), tokens=st.integers(1, 256),
+    seed=st.integers(0, 9),
+)  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_unpacked_and_packed_again_is_the_same(policy, tokens, seed):
-    packing = packing_without_graphs(policy)
+def test_unpacked_and_packed_again_is_the_same(policy, kv_cache, tokens, seed):
+    packing = packing_without_graphs(policy, kv_cache=kv_cache)
     context = random_context(packing, tokens, seed)
     again = packing.pack(dict(packing.unpack(context)), context.cache_lengths, tokens)
     assert again.keys() == context.tensors.keys()
@@ -39,8 +44,8 @@ def test_unpacked_and_packed_again_is_the_same(policy, tokens, seed):
 
 
 def test_packed_state_besides_keys_and_values():
-    def kinds(policy):
-        packing = packing_without_graphs(policy)
+    def kinds(policy, kv_cache=AUTO):
+        packing = packing_without_graphs(policy, kv_cache=kv_cache)
         layout = packing.layout([9] * len(packing.limits.capacities), 9)
         return {name.partition(".")[0] for name in layout} - {"k", "v"}
 
@@ -50,6 +55,11 @@ def test_packed_state_besides_keys_and_values():
     assert kinds("sparq") == {"value_sum"}
     assert kinds("h2o") == {"scores", "slot_positions"}
     assert kinds("tova") == {"slot_positions"}
+    assert kinds("hybrid", "int8") == kinds("quest", "fp8") == {"k_scale", "v_scale"}
+    assert kinds("sparq", "k8v4") == {"k_scale", "v_scale", "v_minimum", "value_sum"}
+    of_keys = {"k_scale", "k_minimum", "k_whole_scale", "k_whole_minimum"}
+    of_values = {name.replace("k", "v", 1) for name in of_keys}
+    assert kinds("rocketkv-mt", "int4") == {"k_whole", "v_whole", *of_keys, *of_values}
 
 
 def test_a_copy_does_not_change_with_the_row():
@@ -70,6 +80,24 @@ def test_state_stored_by_position_is_cut_to_the_text():
     row = dict(packing.unpack(context))
     assert row["k_whole.2"].shape == (2, 272, 16)
     assert not row["k_whole.2"][:, 100:].any()
+    context = random_context(packing_without_graphs("rocketkv-mt", kv_cache="int4"), 100, seed=0)
+    found = {name: context.tensors[f"{name}.2"].shape for name in ("k_whole", "k_whole_scale", "v_whole_minimum")}
+    assert found == {"k_whole": (2, 100, 8), "k_whole_scale": (2, 100, 1), "v_whole_minimum": (2, 100, 1)}
+
+
+def test_what_is_stored_by_slot_is_cut_to_the_slots_in_use():
+    """Only keys and values in contexts of `auto`, so that those of before still fit."""
+    for policy, names in (("rocketkv", {"slot_positions"}), ("h2o", {"slot_positions", "scores"})):
+        for kv_cache in CACHE_FORMATS:
+            packing = packing_without_graphs(policy, kv_cache=kv_cache)
+            layout = packing.layout([9] * len(packing.limits.capacities), 9)
+            slots = {name.partition(".")[0]: shape[1] for name, (_, shape) in layout.items()}
+            whole = packing.limits.capacities[0] if kv_cache == AUTO else 9
+            assert {name: slots.pop(name) for name in names} == dict.fromkeys(names, whole)
+            assert set(slots.values()) == {9}
+    packing = packing_without_graphs("h2o", kv_cache="int8")
+    row = dict(packing.unpack(random_context(packing, 9, seed=0)))
+    assert (row["slot_positions.0"][:, 9:] == -1).all()
 
 
 def test_empty_slots_hold_the_fill_value():
@@ -100,11 +128,12 @@ def test_the_fingerprint_of_an_engine(tiny_engine, tiny_arguments, tmp_path):
 
 
 def test_the_bytes_of_a_context_are_known_beforehand():
-    for policy in EVERY:
-        packing = packing_without_graphs(policy)
+    for number, policy in enumerate(EVERY):
+        kv_cache = tuple(CACHE_FORMATS)[number % len(CACHE_FORMATS)]
+        packing = packing_without_graphs(policy, kv_cache=kv_cache)
         context = random_context(packing, 100, seed=0)
         state = [tensor for _, tensors in packing._caches for tensor in tensors.values()]
-        parameters = parameters_of(policy)
+        parameters = parameters_of(policy, kv_cache=kv_cache)
         assert context_bytes(SMALL, parameters, state, context.cache_lengths, 100) == context.nbytes
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import read_graph
+from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.operators import PROMPT_BLOCK
 from tests.every_policy import EVERY
 from tests.small_model import SMALL
@@ -52,10 +53,13 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(found.state[name], values, err_msg=name)
 
 
+STORED = [("rocketkv", "int8"), ("h2o", "fp8"), ("sparq", "int4"), ("rocketkv-mt", "k8v4")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", EVERY)
-def test_every_policy_gets_the_whole_graphs_result_bit_for_bit(make_program, policy):
-    program = make_program(policy, **ROOM)
+@pytest.mark.parametrize(("policy", "kv_cache"), [*((policy, AUTO) for policy in EVERY), *STORED])
+def test_every_policy_gets_the_whole_graphs_result_bit_for_bit(make_program, policy, kv_cache):
+    program = make_program(policy, kv_cache=kv_cache, **ROOM)
     executor = OnnxRuntimeExecutor(program, RunOptions(threads=1))
     for length in (700, 65):
         expected = executor.prefill(*prompt(length))

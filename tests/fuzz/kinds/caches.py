@@ -13,6 +13,7 @@ import numpy as np
 
 from kvc_trt.contexts.file import CHECKSUM, DOCUMENT, UNSEALED, inspect_context, read_context, write_context
 from kvc_trt.contexts.handoff import check_handoff, largest_handoff, read_handoff, write_handoff
+from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
 from kvc_trt.proof import document_of, read_proof, write_proof
 from kvc_trt.proof.file import prompt_document_of, prompt_record_of
 from kvc_trt.proof.lists import encode
@@ -27,7 +28,8 @@ from tests.fuzz.mutation.raw import RAW
 from tests.fuzz.mutation.trees import JSON, Codec, of_trees
 from tests.proof.test_record import recorded
 
-PACKING = packing_without_graphs("rocketkv")
+PACKINGS = {form: packing_without_graphs("rocketkv", kv_cache=form) for form in CACHE_FORMATS}
+PACKING = PACKINGS[AUTO]
 TOKENS = list(range(20))
 
 
@@ -87,6 +89,10 @@ class StoredContext(Kind):
             path = self.folder / f"seed-{seed}"
             write_context(path, _context(seed, length), replace=True)
             found.append(path.read_bytes())
+        for form in ("int8", "fp8", "int4"):
+            path = self.folder / f"seed-{form}"
+            write_context(path, random_context(PACKINGS[form], 3, seed=0), replace=True)
+            found.append(path.read_bytes())
         return found
 
     def specimens(self) -> Sequence[bytes]:
@@ -101,9 +107,10 @@ class StoredContext(Kind):
 
     def read(self, content: bytes) -> Context:
         path = self.file(content, "context")
-        inspect_context(path)
-        context = read_context(path, PACKING)
-        for _ in PACKING.unpack(context):
+        header, _ = inspect_context(path)
+        packing = PACKINGS[header.kv_cache]
+        context = read_context(path, packing)
+        for _ in packing.unpack(context):
             pass
         return context
 
@@ -122,7 +129,11 @@ class HandoffBytes(Kind):
         prompt = prompt_document_of(PromptRecord("lists", "f32", caches))
         made = {"version": 1, "tag": "0" * 32, "address": 4096, "agent": "AAAA"}
         offers = [Offer(**made, handoff=handoff), Offer(**made, handoff=handoff, kv_proof=prompt)]
-        return [packed(offer.model_dump(), content[: handoff.nbytes].tobytes()) for offer in offers]
+        seeds = [packed(offer.model_dump(), content[: handoff.nbytes].tobytes()) for offer in offers]
+        context = replace(random_context(PACKINGS["k8v4"], 20, seed=0), token_digest=context.token_digest)
+        handoff = write_handoff(context, PACKINGS["k8v4"], content)
+        offer = Offer(**made, handoff=handoff)
+        return [*seeds, packed(offer.model_dump(), content[: handoff.nbytes].tobytes())]
 
     def specimens(self) -> Sequence[bytes]:
         return [packed(header, b"") for header in ({}, None, [], {"version": 1, "handoff": {"context": [[]] * 1000}})]
@@ -133,14 +144,15 @@ class HandoffBytes(Kind):
         except (ValueError, RecursionError):
             header, data = None, b""
         offer = offer_of({"prefill_result": {"disaggregated_params": {OFFER: header}}})
-        check_handoff(offer.handoff, PACKING, TOKENS)
+        packing = PACKINGS[offer.handoff.context.kv_cache]
+        check_handoff(offer.handoff, packing, TOKENS)
         if offer.kv_proof is not None:
             prompt_record_of(offer.kv_proof, "the handoff")
-        into = np.zeros(largest_handoff(PACKING), np.uint8)
+        into = np.zeros(largest_handoff(packing), np.uint8)
         fetched = np.frombuffer(data[: len(into)], np.uint8)
         into[: len(fetched)] = fetched
-        context = read_handoff(offer.handoff, PACKING, into)
-        for _ in PACKING.unpack(context):
+        context = read_handoff(offer.handoff, packing, into)
+        for _ in packing.unpack(context):
             pass
         return context
 
