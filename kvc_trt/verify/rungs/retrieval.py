@@ -140,11 +140,7 @@ def _alike(questions: Sequence[Question], most: int) -> list[list[int]]:
     by_length: dict[int, list[int]] = {}
     for number, question in enumerate(questions):
         by_length.setdefault(len(question.query_ids), []).append(number)
-    return [
-        numbers[first : first + most]
-        for numbers in by_length.values()
-        for first in range(0, len(numbers), most)
-    ]
+    return [numbers[first : first + most] for numbers in by_length.values() for first in range(0, len(numbers), most)]
 
 
 def _rows_for(model: ModelConfig, sequence: int) -> int:
