@@ -64,10 +64,12 @@ def parts_by_name(tensor: Tensor, form: VectorFormat | None, tensors: Mapping[st
     return [tensors[name + suffix] for name in part_names(tensor, form)]
 
 
-def read_caches(state: Mapping[str, Array], name: str, form: CacheFormat, rows: int) -> tuple[Array, Array]:
+def read_caches(
+    state: Mapping[str, Array], name: str, form: CacheFormat, rows: int, tensors: Sequence[Tensor] = CACHES
+) -> tuple[Array, Array]:
     """Return keys and values [rows,G,C,D] of the cache `name` as whatever reads it reads them."""
     made = []
-    for tensor, vector in zip(CACHES, (form.keys, form.values), strict=True):
+    for tensor, vector in zip(tensors, (form.keys, form.values), strict=True):
         parts = [part[:rows] for part in parts_by_name(tensor, vector, state, f".{name}")]
         made.append(parts[0] if vector is None else read_parts(parts, vector))
     return made[0], made[1]

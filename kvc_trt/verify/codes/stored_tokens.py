@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,20 @@ from kvc_trt.operators.schema import Tensor, part_names
 from kvc_trt.verify.codes.parts import CACHES, read_parts, stored_parts, unpacked
 
 if TYPE_CHECKING:
-    from kvc_trt.backends.harness import Harness, ObservedExecutor, StoredBlock
+    from kvc_trt.backends.harness import Harness, StoredBlock
     from kvc_trt.graph.state import CacheSite
     from kvc_trt.models.cache_formats import VectorFormat
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
 _WHOLE = ("k_whole", "v_whole")
+
+
+class Exposing(Protocol):
+    """Shows inner values of a run."""
+
+    def exposed(self, name: str) -> Array:
+        """Return an exposed value of the latest run."""
 
 
 @dataclass
@@ -127,7 +134,7 @@ class StoredTokens:
         return {name for block in blocks for name in (block.keys, block.values, block.positions) if name is not None}
 
     def after_prompt(
-        self, executor: ObservedExecutor, state: Mapping[str, Array], kept: Mapping[int, Array], lengths: Int64
+        self, executor: Exposing, state: Mapping[str, Array], kept: Mapping[int, Array], lengths: Int64
     ) -> None:
         """Compare what prefill stored; `kept` are the positions [B,G,C] that stay, of caches that list them."""
         for block in self.blocks["prefill"][0]:
@@ -161,7 +168,7 @@ class StoredTokens:
         }
 
     def after_step(
-        self, executor: ObservedExecutor, positions: Int64, lengths: Array, *, graph: str = "decode", token: int = 0
+        self, executor: Exposing, positions: Int64, lengths: Array, *, graph: str = "decode", token: int = 0
     ) -> None:
         """Take in what a step stored of tokens at `positions` [B]; `lengths` [caches,B] count them in."""
         rows = len(positions)
@@ -184,7 +191,7 @@ class StoredTokens:
                 self._compare_whole(site, state, positions + 1)
 
     def after_turn(
-        self, executor: ObservedExecutor, starts: Int64, new: Int64, state: Mapping[str, Array], before: Array
+        self, executor: Exposing, starts: Int64, new: Int64, state: Mapping[str, Array], before: Array
     ) -> None:
         """Compare what a turn of `new` [B] tokens from positions `starts` [B] on left.
 
@@ -224,7 +231,7 @@ class StoredTokens:
         return rule.sinks + (stored - rule.sinks) % ring if turned else stored
 
     def _after_turn(
-        self, executor: ObservedExecutor, site: CacheSite, starts: Int64, new: Int64, state: Mapping[str, Array],
+        self, executor: Exposing, site: CacheSite, starts: Int64, new: Int64, state: Mapping[str, Array],
         before: Array,
     ) -> Int64:  # fmt: skip
         """Return the positions of what a cache holds after a turn."""
@@ -232,7 +239,7 @@ class StoredTokens:
             return np.asarray(state[name][: len(starts)], np.int64)
         if site.parameters.keeps_whole:
             return np.asarray(executor.exposed(f"indices.{site.name}"), np.int64)
-        where = self._where[site.cache].copy()
+        where: Int64 = self._where[site.cache].copy()
         for row, (start, count, stored) in enumerate(zip(starts, new, before, strict=True)):
             for token in range(count):
                 where[row, :, self._next_slot(site, stored + token)] = start + token
