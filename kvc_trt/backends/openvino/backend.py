@@ -8,7 +8,6 @@ from typing_extensions import override
 
 from kvc_trt.backends.onnxruntime.backend import OnnxRuntimeBackend
 from kvc_trt.backends.probes import Probe, import_package
-from kvc_trt.models.cache_formats import AUTO
 
 if TYPE_CHECKING:
     from kvc_trt.backends.openvino.benchmark import OpenVinoBenchmark
@@ -29,7 +28,6 @@ class OpenVinoBackend(OnnxRuntimeBackend):
     purpose = "any CPU; fast prefill, decode by ONNX Runtime"
     automatic = None
     libraries = ("onnxruntime", "openvino")
-    cache_formats = (AUTO,)
     runs_programs = False
 
     @override

@@ -63,5 +63,5 @@ DENSE_ATTENTION = Operator(
     write=_write,
     stores=True,
     # dense_until chooses between the body's two ways to read the cache; the kernel needs only one.
-    kernel=Kernel("kvc_dense_attention", "KvcDenseAttentionParams", ignored=("dense_until",), reserved=True),
+    kernel=Kernel("kvc_dense_attention", "KvcDenseAttentionParams", ignored=("dense_until",)),
 )
