@@ -115,7 +115,8 @@ def _single_operator(model: ModelProto, nodes: list[NodeProto], float_type: int,
 
 def _types(node: NodeProto, float_type: int) -> dict[str, int]:
     """Return the types of a node's inputs and outputs, by their names in the operator."""
-    operator, attributes = operators()[node.op_type], _attributes(node)
+    attributes = _attributes(node)
+    operator = operators()[node.op_type].of_node(attributes)
     return {one.name: _FIXED.get(operator.element_of(one, attributes), float_type) for one in operator.tensors}
 
 

@@ -6,7 +6,7 @@ The C header (plugins_cuda/include/kvc/parameters.h) and the ctypes mirrors both
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from kvc_trt.operators.dimensions import INT32_MAX, MAX_TOKENS, SIZES, Size
@@ -34,7 +34,7 @@ def kernel_of(operator: Operator) -> Kernel:
 
 def members(operator: Operator) -> tuple[Member, ...]:
     """Return all members in order: 32-bit numbers, 64-bit numbers, addresses of inputs, addresses of outputs."""
-    kernel = kernel_of(operator)
+    kernel, operator = kernel_of(operator), whole(operator)
     numbers = list(_numbers(operator, kernel))
     narrow = [member for member in numbers if member.type == "int32_t"]
     if kernel.reserved:
@@ -48,6 +48,15 @@ def members(operator: Operator) -> tuple[Member, ...]:
         *(_address(operator, tensor) for tensor in operator.inputs),
         *(_address(operator, tensor) for tensor in operator.outputs if tensor.alias is None),
     )
+
+
+@cache
+def whole(operator: Operator) -> Operator:
+    """Return the operator with the inputs that only some calls have: null in others, whose `by_length` is 0."""
+    if not operator.by_length:
+        return operator
+    some = tuple(replace(tensor, optional=True) for tensor in operator.by_length)
+    return replace(operator, by_length=some).with_lengths()
 
 
 @cache

@@ -157,11 +157,16 @@ class Operator:
 
     def with_lengths(self) -> Operator:
         """Return the operator whose rows have numbers of their own; itself if it has no such inputs."""
-        if not self.by_length:
-            return self
-        return replace(
-            self, inputs=(*self.inputs, *self.by_length), attributes=(*self.attributes, BY_LENGTH), by_length=()
-        )
+        return self._with_lengths if self.by_length else self
+
+    def of_node(self, numbers: Mapping[str, int]) -> Operator:
+        """Return the operator with the inputs and attributes of a node whose attributes are `numbers`."""
+        return self.with_lengths() if numbers.get(BY_LENGTH.name) else self
+
+    @cached_property
+    def _with_lengths(self) -> Operator:
+        inputs = (*self.inputs, *self.by_length)
+        return replace(self, inputs=inputs, attributes=(*self.attributes, BY_LENGTH), by_length=())
 
     @cached_property
     def state(self) -> tuple[Tensor, ...]:
@@ -203,7 +208,7 @@ class Operator:
         """
         form = next(form for form in CACHE_FORMATS.values() if form.code == attributes.get(CACHE_FORMAT.name, 0))
         own = self.in_format(form)
-        own = own.with_lengths() if attributes.get(BY_LENGTH.name) else own
+        own = own.of_node(attributes)
         own._check_names("inputs", inputs, own.inputs)
         own._check_names("attributes", attributes, own.attributes)
         names = _names(own.outputs)

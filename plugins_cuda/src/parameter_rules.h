@@ -49,8 +49,8 @@ inline void check_numbers(const KvcCompactParams& p) {
     check_ranges({{"pool_kernel", p.pool_kernel, 1, 4095},
                   {"page_size", p.page_size, 1, kLargestInt32},
                   {"fp8_bounds", p.fp8_bounds, 0, 1},
-                  {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"},
-                  {"reserved", p.reserved, 0, 0}});
+                  {"by_length", p.by_length, 0, 1},
+                  {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
     check_group(p);
@@ -67,6 +67,8 @@ inline std::vector<Tensor> contiguous_tensors_of(const KvcCompactParams& p) {
     return {
         make.input("q_window", p.q_window, {p.batch, p.heads, p.window, p.head_size}),
         make.numbers("prompt_lengths", p.prompt_lengths, {p.batch}),
+        make.optional(make.numbers("prompt_budgets", p.prompt_budgets, {p.batch})),
+        make.optional(make.numbers("pool_kernels", p.pool_kernels, {p.batch})),
         make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
         make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
         make.optional(make.stored_bounds(
@@ -89,8 +91,8 @@ inline void check_numbers(const KvcCompactTurnParams& p) {
     check_ranges({{"pool_kernel", p.pool_kernel, 1, 4095},
                   {"page_size", p.page_size, 1, kLargestInt32},
                   {"fp8_bounds", p.fp8_bounds, 0, 1},
-                  {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"},
-                  {"reserved", p.reserved, 0, 0}});
+                  {"by_length", p.by_length, 0, 1},
+                  {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
     check_group(p);
@@ -110,6 +112,8 @@ inline std::vector<Tensor> tensors_of(const KvcCompactTurnParams& p) {
         make.input("v", p.v, {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
         make.numbers("prompt_lengths", p.prompt_lengths, {p.batch}),
         make.numbers("window_lengths", p.window_lengths, {p.batch}),
+        make.optional(make.numbers("prompt_budgets", p.prompt_budgets, {p.batch})),
+        make.optional(make.numbers("pool_kernels", p.pool_kernels, {p.batch})),
         make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
         make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
         make.optional(make.stored_bounds(

@@ -17,16 +17,17 @@ from kvc_trt.operators.turns.replace import REPLACE_BOUNDS, REPLACE_CACHE
 
 COMMON = "struct_bytes dtype batch heads kv_heads head_size"
 OF_CACHE = "struct_bytes dtype batch kv_heads"
-# The C ABI since version 4: a caller that was compiled against it passes its structs in this order.
+# The C ABI since version 5: a caller that was compiled against it passes its structs in this order.
 ORDER = {
-    COMPACT.name: f"{COMMON} window pool_kernel page_size fp8_bounds reserved prompt_length prompt_budget capacity "
-    "kv_stride_batch "
-    "kv_stride_head kv_stride_token q_window k v prompt_lengths k_cache v_cache bounds cache_lengths indices",
+    COMPACT.name: f"{COMMON} window pool_kernel page_size fp8_bounds by_length prompt_length prompt_budget capacity "
+    "kv_stride_batch kv_stride_head kv_stride_token q_window k v prompt_lengths prompt_budgets pool_kernels k_cache "
+    "v_cache bounds cache_lengths indices",
     HYBRID_ATTENTION.name: f"{COMMON} page_size top_r fp8_bounds capacity top_k token_budget dense_until "
     "selected_width query k_new v_new k_cache v_cache bounds cache_lengths output selected",
     DENSE_ATTENTION.name: f"{COMMON} reserved capacity query k_new v_new k_cache v_cache cache_lengths output",
-    COMPACT_TURN.name: f"{COMMON} window pool_kernel page_size fp8_bounds reserved prompt_length prompt_budget "
-    "capacity q_window k v prompt_lengths window_lengths k_cache v_cache bounds cache_lengths indices",
+    COMPACT_TURN.name: f"{COMMON} window pool_kernel page_size fp8_bounds by_length prompt_length prompt_budget "
+    "capacity q_window k v prompt_lengths window_lengths prompt_budgets pool_kernels k_cache v_cache bounds "
+    "cache_lengths indices",
     APPEND_BLOCK.name: f"{OF_CACHE} head_size capacity block k_new v_new k_cache v_cache cache_lengths lengths",
     RAISE_BOUNDS.name: f"{OF_CACHE} head_size page_size fp8_bounds block pages k_new bounds cache_lengths lengths",
     JOIN_BLOCK.name: f"{OF_CACHE} head_size capacity block k_new v_new k_cache v_cache cache_lengths lengths k v "

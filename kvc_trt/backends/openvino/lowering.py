@@ -24,6 +24,7 @@ from kvc_trt.methods.base.registry import operators
 from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
+from kvc_trt.operators.schema import BY_LENGTH
 from kvc_trt.operators.tensors import SINCE_BEFORE
 
 if TYPE_CHECKING:
@@ -132,9 +133,8 @@ def _conversions(model: ModelProto, constants: Constants, target: Target) -> dic
 
 
 def _calling(name: str, loaded: Mapping[Identity, ForeignOperator]) -> Conversion:
-    schema = operators()[name]
-
     def convert(node: Any) -> list[openvino.Output]:
+        schema = operators()[name].of_node({BY_LENGTH.name: node.get_attribute(BY_LENGTH.name, 0)})
         names = [one.name for one in schema.attributes]
         attributes = {name: node.get_attribute(name, SINCE_BEFORE.get(name)) for name in names}
         called = loaded[name, tuple(sorted(attributes.items()))]

@@ -191,7 +191,6 @@ COMPACT = Operator(
     kernel=Kernel(
         "kvc_compact",
         "KvcCompactParams",
-        reserved=True,
         strided=("k", "v"),
         in_place={"k_cache": "k", "v_cache": "v"},
         strides=(
@@ -229,5 +228,5 @@ COMPACT_TURN = Operator(
     write=_write_turn,
     by_length=COMPACT.by_length,
     stores=True,
-    kernel=Kernel("kvc_compact_turn", "KvcCompactTurnParams", reserved=True),
+    kernel=Kernel("kvc_compact_turn", "KvcCompactTurnParams"),
 )

@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 /* Raised whenever an operation is added, or a parameter struct or the meaning of a field changes. */
-#define KVC_ABI_VERSION 4
+#define KVC_ABI_VERSION 5
 
 /* Type of queries, keys, values and outputs of one call, and of its bounds where fp8_bounds is 0: else they are codes of
  * fp8 E5M2, a byte each. Scores and sums are always fp32. */
