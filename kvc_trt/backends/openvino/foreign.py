@@ -26,7 +26,7 @@ class ForeignOperator:
     """One operator with its attributes, loaded by ONNX Runtime."""
 
     def __init__(self, single: SingleOperator, threads: int | None, dtype: str) -> None:
-        self.schema: Operator = operators()[single.name]
+        self.schema: Operator = operators()[single.name].of_node(single.attributes)
         self.attributes = single.attributes
         self.elements: list[Element] = [self.schema.element_of(one, self.attributes) for one in self.schema.outputs]
         self.dtype = dtype
