@@ -77,8 +77,10 @@ def drawn_rows(draw: Any) -> Rows:
     return mixed_rows(lengths=lengths, budgets=budgets, kernels=kernels, rounded=True, of_turn=of_turn, seed=seed)
 
 
-def check(rows: Rows, found: dict[str, np.ndarray], *, bounds: bool = True) -> None:
-    """Hold an executor's outputs to the reference's: lists up to proven near-ties, copies to the bit."""
+def check(rows: Rows, found: dict[str, np.ndarray], *, bounds: bool = True, loose: bool = False) -> None:
+    """Hold an executor's outputs to the reference's: lists up to proven near-ties, copies to the bit.
+
+    `loose`: tensor cores have summed the products."""
     given, expected = rows.inputs, rows.expected()
     kept = expected.indices.shape[2]
     indices, lengths = found["indices"], np.minimum(given["prompt_lengths"], given["prompt_budgets"])
@@ -90,9 +92,8 @@ def check(rows: Rows, found: dict[str, np.ndarray], *, bounds: bool = True) -> N
         q_window = given["q_window"][one, :, WINDOW - count :]
         tables = q_window, given["k"][one], given["prompt_lengths"][one]
         lists = expected.indices[one].numpy(), indices[one, :, :kept]
-        compared = compare_compaction(*tables, *lists, pool_kernel=int(kernel))
+        compared = compare_compaction(*tables, *lists, pool_kernel=int(kernel), truncates=loose)
         assert not compared.wrong, compared.wrong
-        assert not compared.upwards
     where, stored = np.maximum(indices, 0)[..., None], indices[..., None] >= 0
     for name in ("k", "v"):
         moved = np.where(stored, np.take_along_axis(given[name], where, axis=2), 0)

@@ -28,8 +28,6 @@ def missing_kernel(parameters: PolicyParameters, layers: int) -> str | None:
 def missing_division(parameters: PolicyParameters, layers: int) -> str | None:
     """Return what divides a budget among layers for each prompt, if the policy needs that; None if it does not."""
     rules = [group.parameters for group in _groups(parameters, layers)]
-    if any(rule.by_length for rule in rules):
-        return "kernel for prompts that are compressed by their own lengths (--set by_length=true)"
     divides = any(rule.squeeze_share is not None and rule.compresses for rule in rules)
     return "kernel that divides a budget for each prompt" if divides else None
 

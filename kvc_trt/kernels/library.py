@@ -16,7 +16,7 @@ from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.compaction.compact import COMPACT
 from kvc_trt.operators.dimensions import Dimensions
-from kvc_trt.operators.schema import FLOAT, FLOAT16, INT8, INT32, INT64, Element, Kernel, Operator
+from kvc_trt.operators.schema import BY_LENGTH, FLOAT, FLOAT16, INT8, INT32, INT64, Element, Kernel, Operator
 from kvc_trt.operators.schema import Tensor as Schema
 
 __all__ = ["DTYPES", "ELEMENTS", "EXECUTORS", "SCHEDULES", "CompactResult", "KernelLibrary", "empty_outputs"]
@@ -75,10 +75,12 @@ class KernelLibrary(CLibrary):
     ) -> dict[str, Tensor]:
         """Run an operator and return its outputs, except those in `without` and those updated in place.
 
-        `arguments` are its inputs and attributes by name, `out` are tensors that receive outputs. With an attribute
-        `cache_format` the tensors are those of `operator.in_format`. Raises ValueError for
-        a tensor or number that does not fit, KernelError if the library refuses the call.
+        `arguments` are its inputs and attributes by name, those by length where rows have numbers of their own; with an
+        attribute `cache_format` the tensors are those of `operator.in_format`. `out` are tensors that receive outputs.
+        Raises ValueError for a tensor or number that does not fit, KernelError if the library refuses the call.
         """
+        if operator.by_length and operator.by_length[0].name in arguments:
+            arguments = {**arguments, BY_LENGTH.name: 1}
         assert operator.kernel is not None
         kernel = operator.kernel
         inputs, numbers = _split(arguments)

@@ -158,11 +158,12 @@ class Operator:
 
     def with_lengths(self) -> Operator:
         """Return the operator whose rows have numbers of their own; itself if it has no such inputs."""
-        if not self.by_length:
-            return self
-        return replace(
-            self, inputs=(*self.inputs, *self.by_length), attributes=(*self.attributes, BY_LENGTH), by_length=()
-        )
+        return self._with_lengths if self.by_length else self
+
+    @cached_property
+    def _with_lengths(self) -> Operator:
+        inputs = (*self.inputs, *self.by_length)
+        return replace(self, inputs=inputs, attributes=(*self.attributes, BY_LENGTH), by_length=())
 
     def for_numbers(self, numbers: Mapping[str, int]) -> Operator:
         """Return the operator in the form that a call's attributes name: its caches' format, and numbers by length."""

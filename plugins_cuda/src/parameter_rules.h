@@ -53,8 +53,10 @@ inline void check_numbers(const KvcCompactParams& p) {
     check_ranges({{"pool_kernel", p.pool_kernel, 1, 4095},
                   {"page_size", p.page_size, 1, kLargestInt32},
                   {"fp8_bounds", p.fp8_bounds, 0, 1},
+                  {"by_length", p.by_length, 0, 1},
                   {"cache_format", p.cache_format, 0, 0},
-                  {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"}});
+                  {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"},
+                  {"reserved", p.reserved, 0, 0}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
     check_group(p);
@@ -71,6 +73,8 @@ inline std::vector<Tensor> contiguous_tensors_of(const KvcCompactParams& p) {
     return {
         make.input("q_window", p.q_window, {p.batch, p.heads, p.window, p.head_size}),
         make.numbers("prompt_lengths", p.prompt_lengths, {p.batch}),
+        make.optional(make.numbers("prompt_budgets", p.prompt_budgets, {p.batch})),
+        make.optional(make.numbers("pool_kernels", p.pool_kernels, {p.batch})),
         make.codes(make.formats.keys, "k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
         make.scales(make.formats.keys, "k_scale", p.k_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
         make.minima(make.formats.keys, "k_minimum", p.k_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),
@@ -97,8 +101,10 @@ inline void check_numbers(const KvcCompactTurnParams& p) {
     check_ranges({{"pool_kernel", p.pool_kernel, 1, 4095},
                   {"page_size", p.page_size, 1, kLargestInt32},
                   {"fp8_bounds", p.fp8_bounds, 0, 1},
+                  {"by_length", p.by_length, 0, 1},
                   {"cache_format", p.cache_format, 0, 0},
-                  {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"}});
+                  {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"},
+                  {"reserved", p.reserved, 0, 0}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
     check_group(p);
@@ -126,6 +132,8 @@ inline std::vector<Tensor> tensors_of(const KvcCompactTurnParams& p) {
                     {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
         make.numbers("prompt_lengths", p.prompt_lengths, {p.batch}),
         make.numbers("window_lengths", p.window_lengths, {p.batch}),
+        make.optional(make.numbers("prompt_budgets", p.prompt_budgets, {p.batch})),
+        make.optional(make.numbers("pool_kernels", p.pool_kernels, {p.batch})),
         make.codes(make.formats.keys, "k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
         make.scales(make.formats.keys, "k_scale", p.k_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
         make.minima(make.formats.keys, "k_minimum", p.k_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),

@@ -49,7 +49,9 @@ typedef struct KvcCompactParams {
     int32_t pool_kernel;           /* odd, in 1..4095: width of the max-pooling over scores */
     int32_t page_size;             /* 1..2^31-1: tokens of a page */
     int32_t fp8_bounds;            /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
+    int32_t by_length;             /* 0..1: 1: each row has numbers of its own */
     int32_t cache_format;          /* 0..0: how keys and values are stored */
+    int32_t reserved;              /* 0 */
     int64_t prompt_length;         /* S in 1..2^20 */
     int64_t prompt_budget;         /* 1..capacity: tokens kept per KV head, window included */
     int64_t capacity;              /* C in 1..2^20: slots of the cache */
@@ -60,6 +62,8 @@ typedef struct KvcCompactParams {
     const void* k;                 /* [B,G,S,D], after RoPE, by the strides above */
     const void* v;                 /* [B,G,S,D], same strides */
     const int64_t* prompt_lengths; /* [B], on the device: n, clamped to 0..S */
+    const int64_t* prompt_budgets; /* [B], tokens that a row keeps, clamped to window..prompt_budget; or null */
+    const int64_t* pool_kernels;   /* [B], odd: a row's width of the max-pooling, at most pool_kernel; or null */
     void* k_cache;                 /* [B,G,C,D], zeros past a row's end. k itself where the strides say [B,G,S=C,D] */
     void* k_scale;                 /* [B,G,C,groups], fp16 or bytes of exponents, in formats */
     void* k_minimum;               /* [B,G,C,groups], fp16, in int4; groups is 1 in other formats */
@@ -83,7 +87,9 @@ typedef struct KvcCompactTurnParams {
     int32_t pool_kernel;           /* odd, in 1..4095: width of the max-pooling over scores */
     int32_t page_size;             /* 1..2^31-1: tokens of a page */
     int32_t fp8_bounds;            /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
+    int32_t by_length;             /* 0..1: 1: each row has numbers of its own */
     int32_t cache_format;          /* 0..0: how keys and values are stored */
+    int32_t reserved;              /* 0 */
     int64_t prompt_length;         /* S in 1..2^20 */
     int64_t prompt_budget;         /* 1..capacity: tokens kept per KV head, window included */
     int64_t capacity;              /* C in 1..2^20: slots of the cache */
@@ -96,6 +102,8 @@ typedef struct KvcCompactTurnParams {
     const void* joined_v_minimum;  /* [B,G,S,groups], fp16, in int4; groups is 1 in other formats */
     const int64_t* prompt_lengths; /* [B], stored and new tokens */
     const int64_t* window_lengths; /* [B], how many rows of q_window are the row's own, 1..W */
+    const int64_t* prompt_budgets; /* [B], tokens that a row keeps, clamped to window..prompt_budget; or null */
+    const int64_t* pool_kernels;   /* [B], odd: a row's width of the max-pooling, at most pool_kernel; or null */
     void* k_cache;                 /* [B,G,C,D], zeros past a row's end */
     void* k_scale;                 /* [B,G,C,groups], fp16 or bytes of exponents, in formats */
     void* k_minimum;               /* [B,G,C,groups], fp16, in int4; groups is 1 in other formats */
