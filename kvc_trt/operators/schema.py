@@ -289,7 +289,8 @@ def parts_of(tensor: Tensor, form: CacheFormat) -> tuple[Tensor, ...]:
     names = part_names(tensor, vector)
     aliases = [None if tensor.alias is None else name.removesuffix("_out") for name in names]
     codes = "D" if vector.code_bits == 8 else "D/2"
-    kinds = [(INT8, codes), (INT8 if vector.scale_bytes == 1 else FLOAT16, "groups"), (FLOAT16, "groups")]
+    groups = "groups" if vector.grouped else "1"
+    kinds = [(INT8, codes), (INT8 if vector.scale_bytes == 1 else FLOAT16, groups), (FLOAT16, groups)]
     return tuple(
         replace(tensor, name=name, element=element, alias=alias, shape=(*tensor.shape[:-1], last))
         for name, alias, (element, last) in zip(names, aliases, kinds[: len(names)], strict=True)
