@@ -75,6 +75,7 @@ class BuildConfig(OwnSchema):
     reallocate: bool | None = None
     fp8_bounds: bool | None = None
     kv_cache: CacheFormatName | None = None
+    by_length: bool | None = None
     head_pattern: str | None = None
     """duo-attention: file with one score per KV head and layer; the best heads keep everything."""
     layer_budget: Literal["uniform", "squeeze", "squeeze-online"] | None = None

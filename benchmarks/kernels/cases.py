@@ -71,7 +71,7 @@ class Case:
     @property
     def is_compacted(self) -> bool:
         """Whether the prompt is longer than its budget, so that tokens are scored at all."""
-        return self.prompt > self.parameters.prompt_budget
+        return self.prompt > self.parameters.kept_of(self.prompt)
 
     @property
     def is_sparse(self) -> bool:

@@ -66,7 +66,7 @@ def kernel_traffic(operation: str, case: Case) -> dict[str, Traffic]:
 def _compact(case: Case) -> dict[str, Traffic]:
     """Two passes over K [B,G,n,D], pooling and selection of the votes [B,G,n], and the gathering of what is kept."""
     parameters, heads = case.parameters, case.batch * KV_HEADS
-    kept = min(case.prompt, parameters.prompt_budget)
+    kept = parameters.kept_of(case.prompt)
     moved = 2 * (kept + parameters.capacity) * HEAD_SIZE * case.item_bytes
     bounds = 2 * parameters.stored_pages(case.dtype) * HEAD_SIZE * case.bound_bytes
     gather = Traffic(heads * (moved + bounds + INDEX * parameters.capacity))

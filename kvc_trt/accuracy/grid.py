@@ -37,6 +37,12 @@ class Variant:
     """A policy, with settings of its own after colons: `hybrid:page_size=16`."""
     token_budget: int | None
 
+    @classmethod
+    def of(cls, policy: str, token_budget: int | None) -> Variant:
+        """Return the variant of a policy at this budget, which a policy that keeps everything does not have."""
+        found = cls(policy, token_budget)
+        return cls(policy, None) if found.name == BASELINE else found
+
     @property
     def name(self) -> str:
         """The policy's name in the registry."""
@@ -69,19 +75,20 @@ class QuestionGroup:
 
 
 def variants(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
-    """Full once and first, then every other policy at every budget. InputError for a name that is no policy,
-    and for settings that no policy has.
+    """Full once and first, then every other policy at every budget. `full:kv_cache=int8` has no budget either.
+
+    InputError for a name that is no policy, and for settings that no policy has.
     """
     known = [one.name for one in policies.describe()]
     chosen: list[Variant] = [Variant(BASELINE, None)]
     for name in dict.fromkeys(names):
         if (bare := name.partition(":")[0]) not in known:
             raise InputError(f"unknown policy {bare!r}{did_you_mean(bare, known)}", hint="kvc-trt policies lists them")
-        if Variant(name, None).settings and bare == BASELINE:
-            raise InputError(f"{name}: {BASELINE} is what the others are compared with, and takes no settings")
-        if bare != BASELINE:
-            chosen += [Variant(name, budget) for budget in sorted(set(budgets))]
-    return chosen
+        others = [one for one in Variant(name, None).settings if one != "kv_cache"]
+        if bare == BASELINE and others:
+            raise InputError(f"{name}: {BASELINE} is what the others are compared with, and takes no {others[0]}")
+        chosen += [Variant(name, budget) for budget in ((None,) if bare == BASELINE else sorted(set(budgets)))]
+    return list(dict.fromkeys(chosen))
 
 
 def question_groups(

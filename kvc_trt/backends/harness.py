@@ -58,6 +58,17 @@ class Watched:
     """indices of a compaction; output and selected of a step."""
 
 
+@dataclass(frozen=True)
+class StoredBlock:
+    """Names of the exact keys and values, [B,G,n,D] or of a step [B,G,D], that a graph stores in one cache."""
+
+    cache: int
+    keys: str
+    values: str
+    positions: str | None = None
+    """Name of the list INT32 [B,G,n] of their positions; None if these are consecutive."""
+
+
 class Harness(Protocol):
     """An engine on one backend, as verification uses it."""
 
@@ -85,6 +96,12 @@ class Harness(Protocol):
 
     def draft_selections(self) -> list[list[Watched]]:
         """Return those operators of each token of a pass over a draft; none where a pass does not show them."""
+
+    def stored_blocks(self, graph: str) -> list[list[StoredBlock]]:
+        """Return what the prefill, decode, extend or draft graph stores in each cache, for each token of a pass.
+
+        Nothing where caches have no format, nor where an executor does not show it."""
+        return []
 
     def describe(self) -> dict[str, str]:
         """Describe what runs: `backend`, and `kernels` if our kernels run."""

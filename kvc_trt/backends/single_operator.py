@@ -18,7 +18,7 @@ from kvc_trt.backends.onnxruntime.loading import NO_ERRORS
 from kvc_trt.graph.state import CacheSite
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.operators import KVC_DOMAIN
-from kvc_trt.operators.schema import FLOAT, FLOAT16, INT8, INT32, INT64, UINT8, Element
+from kvc_trt.operators.schema import FLOAT, FLOAT16, INT8, INT32, INT64, UINT8, Element, Operator
 from kvc_trt.operators.tensors import SINCE_BEFORE
 
 Array = NDArray[Any]
@@ -115,11 +115,16 @@ def _single_operator(model: ModelProto, nodes: list[NodeProto], float_type: int,
 
 def _types(node: NodeProto, float_type: int) -> dict[str, int]:
     """Return the types of a node's inputs and outputs, by their names in the operator."""
-    operator, attributes = operators()[node.op_type], _attributes(node)
+    operator, attributes = _operator(node), _attributes(node)
     return {one.name: _FIXED.get(operator.element_of(one, attributes), float_type) for one in operator.tensors}
 
 
 def _attributes(node: NodeProto) -> dict[str, int]:
-    own = {one.name for one in operators()[node.op_type].attributes}
+    own = {one.name for one in _operator(node).attributes}
     known = {name: value for name, value in SINCE_BEFORE.items() if name in own}
     return known | {a.name: a.i for a in node.attribute if a.type == onnx.AttributeProto.INT}
+
+
+def _operator(node: NodeProto) -> Operator:
+    """Return the operator of a node in the form that its attributes name."""
+    return operators()[node.op_type].for_numbers({one.name: one.i for one in node.attribute})

@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto, helper
 from kvc_trt.errors import InputError
 from kvc_trt.graph import squeeze
 from kvc_trt.graph.assembly import assembled, by_layer, check, int64, state_values
-from kvc_trt.graph.cache_nodes import prompt_window, turn_window
+from kvc_trt.graph.cache_nodes import numbers_of_prompts, numbers_of_turns, prompt_window, turn_window
 from kvc_trt.graph.decoder import decode_layer, extend_layer, prefill_layer
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import cache_sites
@@ -195,7 +195,8 @@ def _prompt(layers: Layers, parameters: PolicyParameters) -> PromptBatch:
     counted = emit.Min(count_to(emit, emit.Shape("input_ids", start=1)), parameters.max_sequence_len - 1)
     window = prompt_window(emit, parameters, "prompt_lengths")
     angles = layers.rotary(emit.Expand(counted, grid))
-    return PromptBatch("prompt_lengths", grid, angles, window, layers.rotary_tables)
+    numbers = numbers_of_prompts(emit, parameters, "prompt_lengths")
+    return PromptBatch("prompt_lengths", grid, angles, window, layers.rotary_tables, numbers)
 
 
 def _turn(layers: Layers, parameters: PolicyParameters) -> TurnBatch:
@@ -205,4 +206,5 @@ def _turn(layers: Layers, parameters: PolicyParameters) -> TurnBatch:
     places = emit.Add(emit.Unsqueeze("positions", [1]), count_to(emit, length))
     angles = layers.rotary(emit.Min(places, parameters.max_sequence_len - 1))
     window, counting = turn_window(emit, parameters, "lengths", length)
-    return TurnBatch("lengths", grid, angles, window, layers.rotary_tables, "positions", counting)
+    numbers = numbers_of_turns(emit, parameters, "positions", "lengths")
+    return TurnBatch("lengths", grid, angles, window, layers.rotary_tables, numbers, "positions", counting)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from kvc_trt.graph.cache_nodes import (
     Projected,
     attend_token,
+    numbers_of_prompts,
+    numbers_of_turns,
     prompt_window,
     store_prompt,
     take_turn,
@@ -68,7 +70,8 @@ class CacheGraphs:
         def write(emit: Emitter) -> None:
             lengths = "prompt_lengths"
             window = prompt_window(emit, self.parameters, lengths)
-            batch = PromptBatch(lengths, UNREAD, (UNREAD, UNREAD), window, _rotary_tables)
+            numbers = numbers_of_prompts(emit, self.parameters, lengths)
+            batch = PromptBatch(lengths, UNREAD, (UNREAD, UNREAD), window, _rotary_tables, numbers)
             store_prompt(emit, self.config, batch, _projected(layer), self.of_layer(layer), turns=self._turns)
 
         return _written(layer, write)
@@ -94,7 +97,8 @@ class CacheGraphs:
             lengths, block = "lengths", size(emit, f"queries.{layer}", 2)
             window, counting = turn_window(emit, self.parameters, lengths, block)
             angles = UNREAD, UNREAD
-            batch = TurnBatch(lengths, UNREAD, angles, window, _rotary_tables, "positions", counting)
+            numbers = numbers_of_turns(emit, self.parameters, "positions", lengths)
+            batch = TurnBatch(lengths, UNREAD, angles, window, _rotary_tables, numbers, "positions", counting)
             projected, sites = _projected(layer), self.of_layer(layer)
             found = take_turn(emit, self.config, batch, projected, sites, "cache_lengths")
             emit.Identity(found, outputs=[f"attended.{layer}"])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites
 from kvc_trt.methods.base.graph_context import (
@@ -117,6 +118,30 @@ def turn_window(emit: Emitter, parameters: PolicyParameters, lengths: Value, blo
     return emit.Unsqueeze(emit.Max(last, 0), [2]), emit.Min(lengths, width)
 
 
+def numbers_of_prompts(emit: Emitter, parameters: PolicyParameters, lengths: Value) -> dict[str, Value]:
+    """Return each prompt's budget and pool kernel by its length [B]; nothing if rows are alike."""
+    return _looked_up(emit, parameters, parameters.budgets, lengths) if parameters.by_length else {}
+
+
+def numbers_of_turns(emit: Emitter, parameters: PolicyParameters, positions: Value, lengths: Value) -> dict[str, Value]:
+    """Return each conversation's budget and pool kernel after a turn of `lengths` [B] tokens at `positions` [B]."""
+    if not parameters.by_length:
+        return {}
+    return _looked_up(emit, parameters, parameters.budgets_of_turns, emit.Add(positions, lengths))
+
+
+def _looked_up(
+    emit: Emitter, parameters: PolicyParameters, budgets: NDArray[np.int64], tokens: Value
+) -> dict[str, Value]:
+    """Write the rows' numbers from the table of `budgets` by length, and from the length of long prompts."""
+    place = emit.Min(tokens, parameters.max_input_len)
+    kernels = parameters.short_pool_kernel, parameters.pool_kernel
+    return {
+        "prompt_budgets": emit.cast(emit.Gather(budgets.astype(np.int32), place), np.int64),
+        "pool_kernels": emit.Where(emit.Less(place, parameters.long_prompt), *kernels),
+    }
+
+
 def layout_of(config: ModelConfig, rule: PolicyParameters, dtype: str) -> Layout:
     """Return the numbers that operator bodies contain; capacity and pages only if all layers share them."""
     capacity, pages = (rule.capacity, rule.stored_pages(dtype)) if rule.layer_budgets is None else (None, None)
@@ -125,8 +150,10 @@ def layout_of(config: ModelConfig, rule: PolicyParameters, dtype: str) -> Layout
         "reallocate": rule.reallocate,
         "budgeted_layers": config.num_hidden_layers - rule.skip_layers,
         "squeeze_share": rule.squeeze_share or 0.0,
+        "short_pool_kernel": rule.short_pool_kernel,
     }
-    return Layout(_head_shape(config, rule), capacity, pages, dtype, rule.fp8_bounds, numbers, rule.cache_format)
+    shape, form = _head_shape(config, rule), rule.cache_format
+    return Layout(shape, capacity, pages, dtype, rule.fp8_bounds, numbers, form, rule.by_length)
 
 
 def _head_shape(config: ModelConfig, parameters: PolicyParameters) -> HeadShape:

@@ -121,7 +121,7 @@ def _tensors(config: ModelConfig, site: CacheSite, dtype: str, *, turns: bool) -
         own = _dtype_of(part, rule, dtype)
         vector = vector_of(part, form)
         if vector is not None:
-            sizes |= {"D/2": vector.code_bytes(size), "groups": vector.groups(size)}
+            sizes |= {"D/2": vector.code_bytes(size), "groups": vector.groups(size), "1": 1}
         shape = tuple(sizes[symbol] for symbol in part.shape[1:])
         fill = _lowest(own) if part.fill == "lowest" else part.fill
         yield StateTensor(site.layer, site.cache, name, own, shape, fill, output, part in in_step)

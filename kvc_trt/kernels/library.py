@@ -16,7 +16,7 @@ from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.compaction.compact import COMPACT
 from kvc_trt.operators.dimensions import Dimensions
-from kvc_trt.operators.schema import FLOAT, INT8, INT32, INT64, Element, Kernel, Operator
+from kvc_trt.operators.schema import BY_LENGTH, FLOAT, FLOAT16, INT8, INT32, INT64, Element, Kernel, Operator
 from kvc_trt.operators.schema import Tensor as Schema
 
 __all__ = ["DTYPES", "ELEMENTS", "EXECUTORS", "SCHEDULES", "CompactResult", "KernelLibrary", "empty_outputs"]
@@ -26,6 +26,7 @@ ELEMENTS: Mapping[Element, torch.dtype] = {
     INT64: torch.int64,
     INT32: torch.int32,
     INT8: torch.int8,
+    FLOAT16: torch.float16,
     FLOAT: torch.float32,
 }
 """Types of the tensors that do not have the cache's type."""
@@ -74,26 +75,30 @@ class KernelLibrary(CLibrary):
     ) -> dict[str, Tensor]:
         """Run an operator and return its outputs, except those in `without` and those updated in place.
 
-        `arguments` are its inputs and attributes by name, `out` are tensors that receive outputs. Raises ValueError for
-        a tensor or number that does not fit, KernelError if the library refuses the call.
+        `arguments` are its inputs and attributes by name, those by length where rows have numbers of their own; with an
+        attribute `cache_format` the tensors are those of `operator.in_format`. `out` are tensors that receive outputs.
+        Raises ValueError for a tensor or number that does not fit, KernelError if the library refuses the call.
         """
+        if operator.by_length and operator.by_length[0].name in arguments:
+            arguments = {**arguments, BY_LENGTH.name: 1}
         assert operator.kernel is not None
         kernel = operator.kernel
         inputs, numbers = _split(arguments)
-        first = inputs[operator.inputs[0].name]
+        own = operator.for_numbers(numbers)
+        first = inputs[own.inputs[0].name]
         self._check_device(first)
-        cache = _cache_type(operator, first, numbers)
-        sizes = _bound(operator, inputs, numbers, cache)
+        cache = _cache_type(own, first, numbers)
+        sizes = _bound(own, inputs, numbers, cache)
         outputs = {} if out is None else dict(out)
-        for tensor in operator.outputs:
+        for tensor in own.outputs:
             if tensor.alias is not None:
                 continue
-            shape, dtype = sizes.shape(tensor.shape), dtype_of(operator, tensor, numbers, cache)
+            shape, dtype = sizes.shape(tensor.shape), dtype_of(own, tensor, numbers, cache)
             if out is not None:
                 _check_like(tensor.name, outputs[tensor.name], shape, dtype, first.device)
             elif tensor.name not in without:
                 outputs[tensor.name] = torch.empty(shape, dtype=dtype, device=first.device)
-        _check_separate(operator, kernel, inputs, outputs)
+        _check_separate(own, kernel, inputs, outputs)
         fields = _numbers(operator, sizes, numbers) | {"dtype": int(DTYPES[cache])}
         for stride in kernel.strides:
             fields[stride.name] = inputs[kernel.strided[0]].stride(stride.axis)

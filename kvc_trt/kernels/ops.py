@@ -8,7 +8,7 @@ optional output has a second form that does not write it: `hybrid_attention_with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,6 +55,7 @@ def schema(operator: Operator, without: Collection[str] = ()) -> str:
         alias = f"({chr(ord('a') + state.index(tensor))}!)" if tensor in state else ""
         tensors.append(f"Tensor{alias} {tensor.name}")
     numbers = [f"int {name}" for name in argument_names(operator)[len(tensors) :]]
+    numbers += [f"Tensor? {tensor.name}=None" for tensor in operator.by_length]
     outputs = (tensor for tensor in operator.outputs if tensor.alias is None and tensor.name not in without)
     results = [f"Tensor {tensor.name}" for tensor in outputs]
     returned = "Tensor" if len(results) == 1 else f"({', '.join(results)})"
@@ -63,13 +64,13 @@ def schema(operator: Operator, without: Collection[str] = ()) -> str:
 
 def _implementation(operator: Operator, without: Collection[str]) -> Callable[..., Result]:
     """Return the implementation, which calls a library's kernel or the reference."""
-    name, names, kernel = operator_name(operator), argument_names(operator), operator.kernel
+    name, names, kernel = operator_name(operator), _every_argument(operator), operator.kernel
     assert kernel is not None
     # These must not be copied; the others may be, to make them contiguous.
     not_copied = {tensor.name for tensor in operator.state} | set(kernel.strided)
 
     def run(*arguments: Any) -> Result:
-        given = dict(zip(names, arguments, strict=True))
+        given = _given(names, arguments)
         for tensor in operator.inputs:
             if tensor.name not in not_copied:
                 given[tensor.name] = given[tensor.name].contiguous()
@@ -82,12 +83,22 @@ def _implementation(operator: Operator, without: Collection[str]) -> Callable[..
     return run
 
 
+def _every_argument(operator: Operator) -> tuple[str, ...]:
+    """Return the names of all arguments, the inputs by length last: callers whose rows are alike leave those out."""
+    return (*argument_names(operator), *(tensor.name for tensor in operator.by_length))
+
+
+def _given(names: Sequence[str], arguments: Sequence[Any]) -> dict[str, Any]:
+    pairs = zip(names, arguments, strict=False)
+    return {name: value for name, value in pairs if value is not None}
+
+
 def _shapes(operator: Operator, without: Collection[str]) -> Callable[..., Result]:
     """Return the meta function: empty tensors in the shapes of the results."""
-    names = argument_names(operator)
+    names = _every_argument(operator)
 
     def made(*arguments: Any) -> Result:
-        given = dict(zip(names, arguments, strict=True))
+        given = _given(names, arguments)
         return _without(operator, _result(tuple(empty_outputs(operator, given).values())), without)
 
     return made
@@ -143,7 +154,9 @@ def numbers_of(operator: Operator, rule: object) -> dict[str, int]:
 
 
 def call(operator: Operator, numbers: Mapping[str, int], **inputs: Tensor) -> tuple[Tensor, ...]:
-    """All outputs of an operator in its order, state that was updated in place included."""
+    """All outputs of an operator in its order, state that was updated in place included.
+
+    `inputs` may be those by length too."""
     made = getattr(kvc, operator_name(operator))(**inputs, **numbers)
     fresh = iter(made if isinstance(made, tuple) else () if made is None else (made,))
     return tuple(next(fresh) if one.alias is None else inputs[one.alias] for one in operator.outputs)

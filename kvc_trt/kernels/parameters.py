@@ -6,11 +6,30 @@ The C header (plugins_cuda/include/kvc/parameters.h) and the ctypes mirrors both
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
+from kvc_trt.models.cache_formats import INT4
 from kvc_trt.operators.dimensions import INT32_MAX, MAX_TOKENS, SIZES, Size
-from kvc_trt.operators.schema import BOUND, CACHE, FLOAT, INT64, Attribute, Kernel, Operator, Stride, Tensor
+from kvc_trt.operators.schema import (
+    BOUND,
+    CACHE,
+    CACHE_FORMAT,
+    FLOAT,
+    FLOAT16,
+    INT64,
+    Attribute,
+    Kernel,
+    Operator,
+    Stride,
+    Tensor,
+    part_names,
+)
+
+_NUMBER_SUMMARIES = ("fp16 or bytes of exponents, in formats", "fp16, in int4; groups is 1 in other formats")
+"""The scales and the minima of stored vectors."""
+RESERVED = "reserved"
+"""The member that makes the 32-bit numbers even in number, so that a struct has no padding; it is 0."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +52,43 @@ def kernel_of(operator: Operator) -> Kernel:
 
 
 def members(operator: Operator) -> tuple[Member, ...]:
-    """Return all members in order: 32-bit numbers, 64-bit numbers, addresses of inputs, addresses of outputs."""
-    kernel = kernel_of(operator)
+    """Return all members in order: 32-bit numbers, 64-bit numbers, addresses of inputs, addresses of outputs.
+
+    A struct serves calls in every format: it has the parts of a stored tensor in all of them. `operator` has none."""
+    kernel, operator = kernel_of(operator), whole(operator)
     numbers = list(_numbers(operator, kernel))
-    narrow = [member for member in numbers if member.type == "int32_t"]
-    if kernel.reserved:
-        narrow.append(Member("reserved", "int32_t", "0"))
+    narrow = [Member("dtype", "int32_t", "KvcDtype"), *(member for member in numbers if member.type == "int32_t")]
+    if len(narrow) % 2:
+        narrow.append(Member(RESERVED, "int32_t", "0"))
+    tensors = (*operator.inputs, *(tensor for tensor in operator.outputs if tensor.alias is None))
     return (
         Member("struct_bytes", "uint64_t", f"sizeof({kernel.struct}) of the caller"),
-        Member("dtype", "int32_t", "KvcDtype"),
         *narrow,
         *(member for member in numbers if member.type == "int64_t"),
         *(Member(stride.name, "int64_t", stride.summary, stride) for stride in kernel.strides),
-        *(_address(operator, tensor) for tensor in operator.inputs),
-        *(_address(operator, tensor) for tensor in operator.outputs if tensor.alias is None),
+        *(_address(operator, part, tensor) for tensor in tensors for part in _parts(operator, tensor)),
     )
+
+
+def _parts(operator: Operator, tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return a tensor, with the scales and minima that it has in some format if it is stored."""
+    if not operator.stores or tensor.stored not in ("keys", "values"):
+        return (tensor,)
+    numbers = zip(part_names(tensor, INT4)[1:], _NUMBER_SUMMARIES, strict=True)
+    shape = (*tensor.shape[:-1], "groups")
+    return (
+        tensor,
+        *(replace(tensor, name=name, summary=text, element=FLOAT16, shape=shape) for name, text in numbers),
+    )
+
+
+@cache
+def whole(operator: Operator) -> Operator:
+    """Return the operator with the inputs that only some calls have: null in others, whose `by_length` is 0."""
+    if not operator.by_length:
+        return operator
+    some = tuple(replace(tensor, optional=True) for tensor in operator.by_length)
+    return replace(operator, by_length=some).with_lengths()
 
 
 @cache
@@ -74,6 +115,9 @@ def _numbers(operator: Operator, kernel: Kernel) -> Iterator[Member]:
     for attribute in operator.attributes:
         if attribute.name not in kernel.ignored:
             yield Member(attribute.name, f"int{attribute.bits}_t", _range(operator, attribute), attribute)
+    if operator.stores:
+        form = CACHE_FORMAT if kernel.formats else replace(CACHE_FORMAT, most=0)
+        yield Member(form.name, f"int{form.bits}_t", _range(operator, form), form)
     for symbol, size in sizes.items():
         if symbol in operator.formulas:
             yield _size(symbol, size, operator.formulas[symbol], sizes)
@@ -104,9 +148,11 @@ def _number(value: int) -> str:
     return {INT32_MAX: "2^31-1", MAX_TOKENS: "2^20"}.get(value, str(value))
 
 
-def _address(operator: Operator, tensor: Tensor) -> Member:
-    element = {CACHE: "void", BOUND: "void", FLOAT: "float", INT64: "int64_t"}.get(tensor.element, "int32_t")
-    written = tensor in operator.outputs or tensor in operator.state
+def _address(operator: Operator, tensor: Tensor, whole: Tensor) -> Member:
+    """Return the address of a tensor, a part of `whole`."""
+    elements = {CACHE: "void", BOUND: "void", FLOAT16: "void", FLOAT: "float", INT64: "int64_t"}
+    element = elements.get(tensor.element, "int32_t")
+    written = whole in operator.outputs or whole in operator.state
     comment = f"[{','.join(tensor.shape)}]{_summary(tensor)}"
     return Member(tensor.name, f"{element}*" if written else f"const {element}*", comment, tensor)
 

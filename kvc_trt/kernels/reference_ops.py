@@ -7,7 +7,6 @@ and the results rounded back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,22 +21,26 @@ from kvc_trt.reference.layers import rotated
 
 def compact(
     q_window: Tensor, k: Tensor, v: Tensor, prompt_lengths: Tensor, prompt_budget: int, capacity: int,
-    pool_kernel: int, page_size: int, fp8_bounds: int,
+    pool_kernel: int, page_size: int, fp8_bounds: int, prompt_budgets: Tensor | None = None,
+    pool_kernels: Tensor | None = None,
 ) -> CompactResult:  # fmt: skip
     """`KernelLibrary.compact`, computed by the reference."""
-    rule = partial(reference.compact, prompt_budget=prompt_budget, pool_kernel=pool_kernel)
+    windows = torch.full_like(prompt_lengths, q_window.shape[2])
+    budgets, kernels = _of_rows(windows, prompt_budget, pool_kernel, prompt_budgets, pool_kernels)
     rows = q_window, k, v, prompt_lengths.clamp(0, k.shape[2])
-    return _compacted(rule, rows, prompt_budget, capacity, page_size, fp8_bounds)
+    return _compacted(reference.compact, rows, budgets, kernels, capacity, page_size, fp8_bounds)
 
 
 def compact_turn(
     q_window: Tensor, k: Tensor, v: Tensor, prompt_lengths: Tensor, window_lengths: Tensor, prompt_budget: int,
-    capacity: int, pool_kernel: int, page_size: int, fp8_bounds: int,
+    capacity: int, pool_kernel: int, page_size: int, fp8_bounds: int, prompt_budgets: Tensor | None = None,
+    pool_kernels: Tensor | None = None,
 ) -> CompactResult:  # fmt: skip
     """Compute KvcCompactTurn by the reference; the result has the form of `KernelLibrary.compute`."""
-    rule = partial(reference.compact_turn, prompt_budget=prompt_budget, pool_kernel=pool_kernel)
-    rows = q_window, k, v, prompt_lengths.clamp(0, k.shape[2]), window_lengths.clamp(1, q_window.shape[2])
-    return _compacted(rule, rows, prompt_budget, capacity, page_size, fp8_bounds)
+    windows = window_lengths.clamp(1, q_window.shape[2])
+    budgets, kernels = _of_rows(windows, prompt_budget, pool_kernel, prompt_budgets, pool_kernels)
+    rows = q_window, k, v, prompt_lengths.clamp(0, k.shape[2]), windows
+    return _compacted(reference.compact_turn, rows, budgets, kernels, capacity, page_size, fp8_bounds)
 
 
 def append_block(
@@ -184,24 +187,37 @@ def page_major(bounds: Tensor, pages: int) -> tuple[Tensor, Tensor]:
     return -low, high
 
 
+def _of_rows(
+    windows: Tensor, budget: int, kernel: int, own_budgets: Tensor | None, own_kernels: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return budget and pool kernel of each row: the call's, or the rows' own, the nearest that are allowed."""
+    budgets, kernels = torch.full_like(windows, budget), torch.full_like(windows, kernel)
+    if own_budgets is not None and own_kernels is not None:
+        budgets = own_budgets.maximum(windows).clamp(max=budget)
+        kernels = (own_kernels.clamp(1, kernel) - 1) // 2 * 2 + 1
+    return budgets, kernels
+
+
 def _compacted(
-    rule: Callable[..., reference.Compacted], rows: tuple[Tensor, ...], prompt_budget: int, capacity: int,
-    page_size: int, fp8_bounds: int,
+    rule: Callable[..., reference.Compacted], rows: tuple[Tensor, ...], budgets: Tensor, kernels: Tensor,
+    capacity: int, page_size: int, fp8_bounds: int,
 ) -> CompactResult:  # fmt: skip
     """Apply `rule` to the rows that have tokens: `rows` are queries, keys, values and lengths, then its own."""
     _, k, v, lengths, *_ = rows
-    (batch, heads, _, size), slots = k.shape, min(prompt_budget, k.shape[2])
-    if capacity < slots:
+    batch, heads, length, size = k.shape
+    if capacity < (slots := min(int(budgets.max()), length)):
         raise ValueError(f"capacity is {capacity}; expected at least {slots} for k of shape {list(k.shape)}")
     k_cache, v_cache = (k.new_zeros(batch, heads, capacity, size) for _ in range(2))
     indices = torch.full((batch, heads, capacity), -1, dtype=torch.int32, device=k.device)
     filled = lengths > 0
     if bool(filled.any()):
-        kept = rule(*(_widened(tensor[filled]) if tensor.is_floating_point() else tensor[filled] for tensor in rows))
+        inputs = (_widened(tensor[filled]) if tensor.is_floating_point() else tensor[filled] for tensor in rows)
+        kept = rule(*inputs, prompt_budget=budgets[filled], pool_kernel=kernels[filled])
+        slots = kept.indices.shape[2]
         k_cache[filled, :, :slots] = kept.keys.to(k.dtype)
         v_cache[filled, :, :slots] = kept.values.to(v.dtype)
         indices[filled, :, :slots] = kept.indices
-    stored = lengths.clamp(max=prompt_budget)
+    stored = lengths.minimum(budgets)
     extremes = reference.page_bounds(_widened(k_cache), stored, page_size, fp8=bool(fp8_bounds))
     bounds = channel_major(*extremes, k.dtype, fp8=bool(fp8_bounds))
     return CompactResult(k_cache, v_cache, bounds, stored, indices)

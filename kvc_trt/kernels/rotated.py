@@ -23,7 +23,7 @@ _TOKEN = (
     Tensor("cosines", FLOAT, ("B", "D/2"), "of the row's position"),
     Tensor("sines", FLOAT, ("B", "D/2")),
 )
-_FORMULAS = {"H": "heads", "H+2G": "heads + 2 * G", "D/2": "D // 2"}
+_FORMULAS = {"H": "heads", "H+2G": "heads + 2 * G"}
 
 
 def _rotated(operator: Operator) -> Operator:

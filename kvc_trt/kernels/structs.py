@@ -12,7 +12,7 @@ from functools import cache
 from kvc_trt.kernels.parameters import kernel_of, members
 from kvc_trt.operators.schema import Operator
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 
 
 class Status(IntEnum):

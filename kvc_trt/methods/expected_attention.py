@@ -201,7 +201,7 @@ class ExpectedAttention(ScoredEviction):
 
     @override
     def turn_runs(self) -> Mapping[str, TurnRun]:
-        return {EXPECTED_QUERIES_OF_TURN.name: _run_queries_of_turn}
+        return {**super().turn_runs(), EXPECTED_QUERIES_OF_TURN.name: _run_queries_of_turn}
 
     @override
     def describe(self, rule: Constants) -> str:

@@ -13,25 +13,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvc_trt.methods.base.inputs import EVERY_POLICY, EVICTION, SELECTION, PolicyInputs
+from kvc_trt.methods.base.inputs import BY_LENGTH, EVERY_POLICY, EVICTION, SELECTION, PolicyInputs
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Formula, Policy
-from kvc_trt.methods.base.rocketkv_budget import auto_pool_kernel, cache_capacity
 from kvc_trt.methods.hybrid import BEST_OF_PAGES, select_from_pages
-from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, budget_with_window
+from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, first_stage
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
-    """Divide the token budget between the two stages; a prompt budget set by hand changes the rest accordingly."""
-    capacity = cache_capacity(inputs.sequence, inputs.budget, inputs.max_output_len, inputs.split)
-    prompt_budget = budget_with_window(inputs, capacity - inputs.max_output_len)
-    return select_from_pages(
-        inputs,
-        OBSERVED_ATTENTION,
-        capacity=prompt_budget + inputs.max_output_len,
-        prompt_budget=prompt_budget,
-        pool_kernel=inputs.value("pool_kernel", auto_pool_kernel(inputs.model, inputs.max_input_len)),
-    )
+    """Divide the token budget between the two stages; a prompt budget set by hand changes the rest accordingly.
+
+    Pages, channels and tokens read follow from the cache's capacity, so that no step reads more than the budget.
+    """
+    numbers = first_stage(inputs)
+    kept = {name: numbers[name] for name in ("prompt_budget", "pool_kernel")}
+    capacity = numbers["prompt_budget"] + inputs.max_output_len
+    return replace(select_from_pages(inputs, OBSERVED_ATTENTION, capacity=capacity, **kept), **numbers)
 
 
 ROCKETKV = Policy(
@@ -41,7 +38,7 @@ ROCKETKV = Policy(
     eviction=OBSERVED_ATTENTION,
     selection=BEST_OF_PAGES,
     resolve=resolve,
-    overrides=(*EVICTION, *SELECTION, *EVERY_POLICY),
+    overrides=(*EVICTION, *BY_LENGTH, *SELECTION, *EVERY_POLICY),
     published=Formula(lambda c: c**-0.5 + 2 * c**-0.75, lambda c: 1 / c),
 )
 VERSION_1 = replace(

@@ -94,7 +94,7 @@ class AdmittedAnew(PromptEviction):
         tables = turn.append_to(*WHOLE, start)
         given = {
             "q_window": turn.window(), **tables, "prompt_lengths": turn.emit.Add(start, count),
-            "window_lengths": turn.turn.window_lengths,
+            "window_lengths": turn.turn.window_lengths, **turn.turn.by_length,
         }  # fmt: skip
         attended = turn.attend(tables, start)
         turn.call(COMPACT_TURN, given, turn.compacted(COMPACT_TURN, bounds=bounds, indices="indices"))
@@ -106,7 +106,7 @@ class AdmittedAnew(PromptEviction):
 
     def ranking(self, rule: Constants) -> ByWindow:
         """Return the ranking by the window's pooled attention."""
-        return ByWindow(rule.pool_kernel)
+        return OBSERVED_ATTENTION.ranking(rule)
 
 
 class BestOfAdmitted(BestOfPages):

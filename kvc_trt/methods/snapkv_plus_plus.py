@@ -15,17 +15,18 @@ the causal window (the paper's text is ambiguous, the released code includes it)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from typing_extensions import override
 
 from kvc_trt import reference
+from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.graph_context import CacheLayer, PromptLayer
-from kvc_trt.methods.base.inputs import DEFAULT_WINDOW, EVERY_POLICY, EVICTION, PolicyInputs, constants
+from kvc_trt.methods.base.inputs import BY_LENGTH, DEFAULT_WINDOW, EVERY_POLICY, EVICTION, PolicyInputs, constants
 from kvc_trt.methods.base.isolated_runs import (
     Array,
     Found,
@@ -36,12 +37,18 @@ from kvc_trt.methods.base.isolated_runs import (
     TurnCase,
     TurnRun,
     float32,
-    gathered,
 )
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.base.prompt_eviction import PromptEviction, stored_bounds
-from kvc_trt.methods.base.rocketkv_budget import auto_pool_kernel, cache_capacity
+from kvc_trt.methods.base.rocketkv_budget import (
+    LONG,
+    SHORT,
+    auto_pool_kernel,
+    budgets_by_length,
+    cache_capacity,
+    long_prompt,
+)
 from kvc_trt.methods.base.scored_eviction import ScoredEviction, checked_prompt_budget
 from kvc_trt.methods.full import DENSE
 from kvc_trt.methods.rankings.ranking import ChosenList, PromptRanking, Prompts
@@ -75,6 +82,9 @@ class ByWindow(PromptRanking):
     """Prompt tokens ranked by the last queries' attention to them, spread by max-pooling."""
 
     pool_kernel: int
+    short_pool_kernel: int = 0
+    """The kernel of texts shorter than `long_prompt` tokens."""
+    long_prompt: int = 0
     proves_equal_inputs = True
     ranks_turns_alike = True
 
@@ -89,7 +99,8 @@ class ByWindow(PromptRanking):
     def _judge(self, prompts: Prompts, chosen: ChosenList, *, truncates: bool, slack: float = 1.0) -> str | None:
         extra, missing = chosen.extra, chosen.missing
         (queries,) = prompts.observed_by(chosen)
-        scores = window_scores(queries, prompts.keys_of(chosen), self.pool_kernel)
+        kernel = self.short_pool_kernel if prompts.tokens_of(chosen) < self.long_prompt else self.pool_kernel
+        scores = window_scores(queries, prompts.keys_of(chosen), kernel)
         if max(extra.max(), missing.max()) >= scores.pooled.size:
             return f"the window must be kept, {missing.max()} is not"
         tolerance = scores.allowed(truncates=truncates, slack=slack)
@@ -97,7 +108,7 @@ class ByWindow(PromptRanking):
         problem = outside_tolerance(scores.pooled[extra], scores.pooled[missing], tolerance, lost)
         if problem is not None:
             return chosen.instead("kept", problem)
-        contenders = {int(j): self._contenders(scores, int(j), tolerance) for j in (*extra, *missing)}
+        contenders = {int(j): _contenders(scores, int(j), tolerance, kernel) for j in (*extra, *missing)}
         for kept in extra:
             for dropped in missing:
                 # Whatever rounding does, the dropped one scores at least as high and comes first.
@@ -105,15 +116,16 @@ class ByWindow(PromptRanking):
                     return f"kept {kept} instead of {dropped}: an exact tie, and the lower index wins"
         return None
 
-    def _contenders(self, scores: WindowScores, position: int, tolerance: float) -> set[int]:
-        """Return positions under the pooling window of `position` that float32 may have found to be its maximum.
 
-        Where underflow may have lost the maximum, that is any of them.
-        """
-        half = self.pool_kernel // 2
-        first, last = max(0, position - half), position + half + 1
-        near = scores.summed[first:last] >= scores.pooled[position] * (1 - tolerance) - scores.underflow
-        return {first + int(j) for j in np.flatnonzero(near)}
+def _contenders(scores: WindowScores, position: int, tolerance: float, kernel: int) -> set[int]:
+    """Return positions under the pooling window of `position` that float32 may have found to be its maximum.
+
+    Where underflow may have lost the maximum, that is any of them.
+    """
+    half = kernel // 2
+    first, last = max(0, position - half), position + half + 1
+    near = scores.summed[first:last] >= scores.pooled[position] * (1 - tolerance) - scores.underflow
+    return {first + int(j) for j in np.flatnonzero(near)}
 
 
 def window_scores(q_window: Float64, keys: Float64, pool_kernel: int) -> WindowScores:
@@ -158,8 +170,8 @@ class ObservedAttention(ScoredEviction):
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        budget, kernel = rule.prompt_budget, rule.pool_kernel
-        return reference.compact(observed, keys, values, prompt_lengths, prompt_budget=budget, pool_kernel=kernel)
+        numbers = _numbers(rule, prompt_lengths, rule.kept_of)
+        return reference.compact(observed, keys, values, prompt_lengths, **numbers)
 
     @override
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
@@ -173,7 +185,7 @@ class ObservedAttention(ScoredEviction):
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
         return reference.compact_turn(
             turn.queries[:, :, -rule.window :], turn.keys, turn.values, turn.lengths, turn.new_lengths,
-            prompt_budget=rule.prompt_budget, pool_kernel=rule.pool_kernel,
+            **_numbers(rule, turn.positions, rule.kept_after),
         )  # fmt: skip
 
     @override
@@ -188,11 +200,14 @@ class ObservedAttention(ScoredEviction):
 
     @override
     def describe(self, rule: Constants) -> str:
-        return f"window {rule.window}, pool kernel {rule.pool_kernel}"
+        if not rule.short_pool_kernel:
+            return f"window {rule.window}, pool kernel {rule.pool_kernel}"
+        kernels = f"{rule.short_pool_kernel}, from {rule.long_prompt} tokens {rule.pool_kernel}"
+        return f"window {rule.window}, pool kernel {kernels}"
 
     def ranking(self, rule: Constants) -> ByWindow:
         """Return the ranking by the window's pooled attention."""
-        return ByWindow(rule.pool_kernel)
+        return ByWindow(rule.pool_kernel, rule.short_pool_kernel, rule.long_prompt)
 
     @override
     def runs(self) -> Mapping[str, PromptRun]:
@@ -200,15 +215,24 @@ class ObservedAttention(ScoredEviction):
         return {COMPACT.name: _run_compact, COMPACT_RANKED.name: _run_ranked, TRIM.name: _run_trim}
 
 
+def _numbers(rule: Constants, tokens: Tensor, kept: Callable[[int], int]) -> dict[str, Any]:
+    """Return budget and pool kernel of the reference's rows: the rule's, or those of texts of `tokens` [B]."""
+    if not rule.by_length:
+        return {"prompt_budget": rule.prompt_budget, "pool_kernel": rule.pool_kernel}
+    budgets = tokens.new_tensor([kept(count) for count in tokens.tolist()])
+    kernels = tokens.new_tensor([rule.pool_kernel_of(count) for count in tokens.tolist()])
+    return {"prompt_budget": budgets, "pool_kernel": kernels}
+
+
 def _run_compact(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
-    k_cache, v_cache, bounds, cache_lengths, indices = operator.run(**case.inputs())
+    budgets = np.array([rule.kept_of(count) for count in case.prompt_lengths.tolist()])
+    k_cache, v_cache, bounds, cache_lengths, indices = operator.run(**case.inputs(), **_own(rule, case, budgets))
     stored = np.clip(cache_lengths, 0, k_cache.shape[2])  # other lengths are an error already
     return Found(
-        chosen=(_kept(case, rule, rule.prompt_budget, indices),),
+        chosen=(_kept(case, rule, budgets, indices),),
         moved=(
-            (cache_lengths, np.minimum(case.prompt_lengths, rule.prompt_budget)),
-            (k_cache, gathered(case.k, indices)),
-            (v_cache, gathered(case.v, indices)),
+            (cache_lengths, np.minimum(case.prompt_lengths, budgets)),
+            *zip((k_cache, v_cache), case.kept(indices), strict=True),
             *stored_bounds(rule, bounds, k_cache, stored),
         ),
     )
@@ -218,27 +242,38 @@ def _run_turn(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found
     """Run KvcCompactTurn: each row must keep what KvcCompact keeps of stored and new tokens by the row's own window."""
     both = case.joined(rule.window)
     votes = np.minimum(case.lengths, both.q_window.shape[2])
-    k_cache, v_cache, bounds, cache_lengths, indices = operator.run(**both.inputs(), window_lengths=votes)
+    budgets = np.array([rule.kept_after(count) for count in both.prompt_lengths.tolist()])
+    inputs = {**both.inputs(), "window_lengths": votes, **_own(rule, both, budgets)}
+    k_cache, v_cache, bounds, cache_lengths, indices = operator.run(**inputs)
     chosen = []
     for row, count in enumerate(votes):
         alone = both.row(row)
         alone = replace(alone, q_window=alone.q_window[:, :, alone.q_window.shape[2] - count :])
-        chosen.append(_kept(alone, rule, rule.prompt_budget, indices[row : row + 1]))
+        chosen.append(_kept(alone, rule, budgets[row : row + 1], indices[row : row + 1]))
     moved = (
-        (cache_lengths, np.minimum(both.prompt_lengths, rule.prompt_budget)),
-        (k_cache, gathered(both.k, indices)),
-        (v_cache, gathered(both.v, indices)),
+        (cache_lengths, np.minimum(both.prompt_lengths, budgets)),
+        *zip((k_cache, v_cache), both.kept(indices), strict=True),
         *stored_bounds(rule, bounds, k_cache, np.clip(cache_lengths, 0, k_cache.shape[2])),
     )
     return Found(tuple(chosen), moved)
 
 
-def _kept(case: PromptCase, rule: Constants, budget: int, indices: Array) -> KeptOfPrompt:
-    """Pair positions kept to a budget with those that the reference keeps."""
+def _own(rule: Constants, case: PromptCase, budgets: Array) -> dict[str, Array]:
+    """Return the operator's inputs by length: budgets and pool kernels of rows [B]."""
+    if not rule.by_length:
+        return {}
+    kernels = [rule.pool_kernel_of(count) for count in case.prompt_lengths.tolist()]
+    return {"prompt_budgets": budgets.astype(np.int64), "pool_kernels": np.array(kernels, np.int64)}
+
+
+def _kept(case: PromptCase, rule: Constants, budget: int | Array, indices: Array) -> KeptOfPrompt:
+    """Pair positions kept to a budget, or to those of the rows [B], with those that the reference keeps."""
     import torch
 
     inputs = float32(case.q_window), float32(case.k), float32(case.v), torch.from_numpy(case.prompt_lengths)
-    expected = reference.compact(*inputs, prompt_budget=budget, pool_kernel=rule.pool_kernel).indices.numpy()
+    budgets = budget if isinstance(budget, int) else torch.from_numpy(budget)
+    kernels = torch.tensor([rule.pool_kernel_of(count) for count in case.prompt_lengths.tolist()])
+    expected = reference.compact(*inputs, prompt_budget=budgets, pool_kernel=kernels).indices.numpy()
     prompts = Prompts((case.q_window,), case.k, case.v, case.prompt_lengths)
     return KeptOfPrompt(prompts, expected, indices, OBSERVED_ATTENTION.ranking(rule))
 
@@ -247,7 +282,7 @@ def _run_ranked(operator: RunnableAlone, case: PromptCase, rule: Constants) -> F
     """Run KvcCompactRanked: the lowest ranks must be what `reference.compact` keeps to any smaller budget."""
     k_kept, v_kept, kept, ranks = operator.run(**case.inputs())
     each_once = np.sort(ranks, axis=-1), np.broadcast_to(np.arange(ranks.shape[2]), ranks.shape)
-    found = Found(moved=((k_kept, gathered(case.k, kept)), (v_kept, gathered(case.v, kept)), each_once))
+    found = Found(moved=(*zip((k_kept, v_kept), case.kept(kept), strict=True), each_once))
     past = np.iinfo(np.int32).max
     for budget in sorted({rule.window, rule.prompt_budget, rule.most_kept}):
         chosen = np.where(ranks < np.minimum(budget, case.prompt_lengths)[:, None, None], kept, past)
@@ -260,7 +295,7 @@ def _run_trim(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Fou
     """Run KvcTrim, each row to another budget, on the reference's kept tokens and ranks."""
     kept, ranks = _ranked(case, rule)
     budgets = np.linspace(rule.window, rule.most_kept, len(case.prompt_lengths)).astype(np.int64)
-    rows = {"k_kept": gathered(case.k, kept), "v_kept": gathered(case.v, kept), "kept": kept, "ranks": ranks}
+    rows = {**dict(zip(("k_kept", "v_kept"), case.kept(kept), strict=True)), "kept": kept, "ranks": ranks}
     result = operator.run(**rows, budgets=budgets, prompt_lengths=case.prompt_lengths)
     k_cache, v_cache, bounds, lengths, indices = result
     chosen = tuple(
@@ -269,8 +304,7 @@ def _run_trim(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Fou
     )
     moved = (
         (lengths, np.minimum(budgets, case.prompt_lengths)),
-        (k_cache, gathered(case.k, indices)),
-        (v_cache, gathered(case.v, indices)),
+        *zip((k_cache, v_cache), case.kept(indices), strict=True),
         *stored_bounds(rule, bounds, k_cache, lengths),
     )
     return Found(chosen, moved)
@@ -295,9 +329,41 @@ def _ranked(case: PromptCase, rule: Constants) -> tuple[Array, Array]:
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """Derive RocketKV's prompt budget with dense decoding."""
-    capacity = cache_capacity(inputs.sequence, inputs.budget, inputs.max_output_len, inputs.split)
-    pool_kernel = auto_pool_kernel(inputs.model, inputs.max_input_len)
-    return evict_then_dense(inputs, capacity - inputs.max_output_len, pool_kernel)
+    numbers = first_stage(inputs)
+    capacity = numbers["prompt_budget"] + inputs.max_output_len
+    return constants(inputs, OBSERVED_ATTENTION, DENSE, capacity=capacity, **numbers)
+
+
+def first_stage(inputs: PolicyInputs) -> dict[str, Any]:
+    """Return the numbers of RocketKV's first stage: for every prompt alike, or for each by its own length.
+
+    By length is the default, unless a prompt budget or layer budgets are given; InputError for it with these.
+    """
+    model, longest, new = inputs.model, inputs.max_input_len, inputs.max_output_len
+    window = inputs.value("window", DEFAULT_WINDOW)
+    kernel = inputs.value("pool_kernel", auto_pool_kernel(model, longest))
+    alike = [name for name in ("prompt_budget", "layer_budget") if inputs.choice(name, "uniform") != "uniform"]
+    if not inputs.choice("by_length", False):
+        capacity = cache_capacity(inputs.sequence, inputs.budget, new, inputs.split)
+        return {
+            "prompt_budget": budget_with_window(inputs, capacity - new), "window": window, "pool_kernel": kernel
+        }  # fmt: skip
+    if alike:
+        raise InputError(
+            f"by_length derives the prompt budget from each prompt's length, {alike[0]} sets it for all",
+            hint=f"give one of by_length and {alike[0]}",
+        )
+    budget_with_window(inputs, cache_capacity(longest + new, inputs.budget, new, inputs.split) - new)
+    threshold = long_prompt(model)
+    two_kernels = kernel == LONG and "pool_kernel" not in inputs.overrides and threshold is not None
+    return {
+        "prompt_budget": int(budgets_by_length(longest, inputs.budget, new, inputs.split, window).max()),
+        "window": window,
+        "pool_kernel": kernel,
+        "by_length": True,
+        "long_prompt": threshold if two_kernels else 0,
+        "short_pool_kernel": SHORT if two_kernels else 0,
+    }
 
 
 def evict_then_dense(
@@ -329,5 +395,5 @@ SNAPKV_PLUS_PLUS = Policy(
     eviction=OBSERVED_ATTENTION,
     selection=DENSE,
     resolve=resolve,
-    overrides=(*EVICTION, *EVERY_POLICY),
+    overrides=(*EVICTION, *BY_LENGTH, *EVERY_POLICY),
 )

@@ -74,3 +74,8 @@ CACHE_FORMATS = {
     )
 }
 """Every format by the name that `--kv-cache` takes."""
+
+
+def format_of_code(code: int) -> CacheFormat:
+    """Return the format whose attribute `cache_format` is `code`; StopIteration for another number."""
+    return next(form for form in CACHE_FORMATS.values() if form.code == code)

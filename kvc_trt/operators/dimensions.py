@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from kvc_trt.models.cache_formats import INT4
+
 INT32_MAX = 2**31 - 1
 MAX_TOKENS = 2**20
 MAX_HEAD_SIZE = 256
@@ -65,6 +67,9 @@ SIZES: Mapping[str, Size] = {
     ),
     "2D": Size("2 x head size", "channels", least=32, most=2 * MAX_HEAD_SIZE, multiple_of=16),
     "K": Size("selected width", "selected_width", bits=64),
+    "D/2": Size("half head size"),
+    "groups": Size("groups"),
+    "1": Size("one"),
     ELEMENT_BYTES: Size("bytes per element"),
 }
 """Symbols that the kernels know. An operator's shapes may also use symbols of its own."""
@@ -73,6 +78,9 @@ COMMON_FORMULAS: Mapping[str, str] = {
     "P": f"stored_pages(C, page_size, {ELEMENT_BYTES}, fp8_bounds)",
     "2D": "2 * D",
     "C+M": "C + M",
+    "D/2": "D // 2",
+    "groups": "groups_of(D)",
+    "1": "1",
 }
 """Derived sizes, the same in every operator whose shapes use them."""
 
@@ -88,6 +96,11 @@ def stored_pages(capacity: int, page_size: int, element_bytes: int, fp8_bounds: 
     `element_bytes` are those of the cache's type, which bounds have too unless they are fp8."""
     multiple = page_multiple(1 if fp8_bounds else element_bytes)
     return -(-capacity // (page_size * multiple)) * multiple
+
+
+def groups_of(head_size: int) -> int:
+    """Return the groups of channels of a vector in 4 bits, each with a scale and a minimum."""
+    return INT4.groups(head_size)
 
 
 class Dimensions:
@@ -129,7 +142,12 @@ def check_rank(name: str, symbols: tuple[str, ...], found: int) -> None:
         raise Refusal(f"{name}: expected {len(symbols)} dimensions, found {found}")
 
 
-_FUNCTIONS: Mapping[str, Callable[..., int]] = {"max": max, "min": min, "stored_pages": stored_pages}
+_FUNCTIONS: Mapping[str, Callable[..., int]] = {
+    "max": max,
+    "min": min,
+    "stored_pages": stored_pages,
+    "groups_of": groups_of,
+}
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: lambda left, right: left + right,
     ast.Sub: lambda left, right: left - right,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from functools import cache
 
-from kvc_trt.operators.schema import Operator
+from kvc_trt.models.cache_formats import AUTO, format_of_code
+from kvc_trt.operators.schema import CACHE_FORMAT, Operator
+from kvc_trt.operators.tensors import FP8_BOUNDS
 
 REVISION = 3
 """Rises when a function of the library, or what an operator's attributes mean, changes: schemas do not show that."""
@@ -15,6 +18,19 @@ NATIVE_LINEAR = "KvcLinear"
 specification."""
 NATIVE_NARROW_LINEAR = "KvcNarrowLinear"
 """The same for a few tokens: it takes little more time than reading the matrix once."""
+
+
+def native_name(operator: str, attributes: Mapping[str, int]) -> str:
+    """Return the name of the native operator that computes a call of `operator` with these attributes.
+
+    ONNX Runtime wants fixed types and numbers of tensors for each name, so every cache format has names of its own, and
+    so have bounds in fp8: KvcHybridAttention_int8_fp8_bounds.
+    """
+    form = format_of_code(attributes.get(CACHE_FORMAT.name, 0))
+    parts = [] if form.name == AUTO else [form.name]
+    if attributes.get(FP8_BOUNDS.name, 0):
+        parts.append(FP8_BOUNDS.name)
+    return "_".join([operator, *parts])
 
 
 @cache
@@ -27,6 +43,7 @@ def interface() -> int:
 
 
 def _schema(operator: Operator) -> tuple[object, ...]:
+    operator = operator.with_lengths()
     tensors = [
         [(tensor.name, tensor.element, tensor.shape, tensor.alias, tensor.optional) for tensor in side]
         for side in (operator.inputs, operator.outputs)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from kvc_trt.models.cache_formats import CACHE_FORMATS
+from kvc_trt.models.cache_formats import CACHE_FORMATS, format_of_code
 from kvc_trt.operators import KVC_DOMAIN, OPSET
 from kvc_trt.operators.dimensions import (
     COMMON_FORMULAS,
@@ -69,6 +69,7 @@ class Attribute:
 
 _LAST_FORMAT = max(form.code for form in CACHE_FORMATS.values())
 CACHE_FORMAT = Attribute("cache_format", 0, _LAST_FORMAT, "how keys and values are stored", bits=32)
+BY_LENGTH = Attribute("by_length", 0, 1, "1: each row has numbers of its own", bits=32)
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,8 @@ class Kernel:
     strides: tuple[Stride, ...] = ()
     in_place: Mapping[str, str] = field(default_factory=dict)
     """Output -> input whose memory it may share; either all of these outputs do or none."""
-    reserved: bool = False
-    """True if the struct names its padding."""
+    formats: bool = False
+    """True if it serves caches in a format; else it refuses them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +142,8 @@ class Operator:
     native: bool = True
     """True if plugins_cpu may implement it; otherwise it is no part of that library's interface.
     A turn's operators are not: their time goes into matrix products, which ONNX Runtime computes as fast."""
+    by_length: tuple[Tensor, ...] = ()
+    """The inputs that it has only where its attribute of that name is 1: numbers of each row by its own length."""
     stores: bool = False
     """True if it stores or reads vectors of a cache, so that what it computes depends on the cache's format."""
 
@@ -152,6 +155,20 @@ class Operator:
             tuple(part for tensor in side for part in parts_of(tensor, form)) for side in (self.inputs, self.outputs)
         )
         return replace(self, inputs=inputs, outputs=outputs, attributes=(*self.attributes, CACHE_FORMAT))
+
+    def with_lengths(self) -> Operator:
+        """Return the operator whose rows have numbers of their own; itself if it has no such inputs."""
+        return self._with_lengths if self.by_length else self
+
+    @cached_property
+    def _with_lengths(self) -> Operator:
+        inputs = (*self.inputs, *self.by_length)
+        return replace(self, inputs=inputs, attributes=(*self.attributes, BY_LENGTH), by_length=())
+
+    def for_numbers(self, numbers: Mapping[str, int]) -> Operator:
+        """Return the operator in the form that a call's attributes name: its caches' format, and numbers by length."""
+        own = self.in_format(format_of_code(numbers.get(CACHE_FORMAT.name, 0)))
+        return own.with_lengths() if numbers.get(BY_LENGTH.name) else own
 
     @cached_property
     def state(self) -> tuple[Tensor, ...]:
@@ -171,6 +188,7 @@ class Operator:
         if self.write is None:
             raise ValueError(f"{self.name} has no body: it is an operator of the kernel libraries alone")
         emit, own = Emitter(), self.in_format(layout.cache_format)
+        own = own.with_lengths() if layout.by_length else own
         written = self.write(emit, layout)
         own._check_names("outputs", written, own.outputs)
         outputs = {name: written[name] for name in _names(own.outputs)}
@@ -190,8 +208,7 @@ class Operator:
         `outputs` names all of the values; without it they get generated names. Raises ValueError unless exactly the
         operator's inputs, outputs and attributes are given.
         """
-        form = next(form for form in CACHE_FORMATS.values() if form.code == attributes.get(CACHE_FORMAT.name, 0))
-        own = self.in_format(form)
+        own = self.for_numbers(attributes)
         own._check_names("inputs", inputs, own.inputs)
         own._check_names("attributes", attributes, own.attributes)
         names = _names(own.outputs)
@@ -290,8 +307,8 @@ def parts_of(tensor: Tensor, form: CacheFormat) -> tuple[Tensor, ...]:
         return (replace(tensor, element=INT8),)
     names = part_names(tensor, vector)
     aliases = [None if tensor.alias is None else name.removesuffix("_out") for name in names]
-    codes = "D" if vector.code_bits == 8 else "D/2"
-    kinds = [(INT8, codes), (INT8 if vector.scale_bytes == 1 else FLOAT16, "groups"), (FLOAT16, "groups")]
+    codes, groups = "D" if vector.code_bits == 8 else "D/2", "groups" if vector.grouped else "1"
+    kinds = [(INT8, codes), (INT8 if vector.scale_bytes == 1 else FLOAT16, groups), (FLOAT16, groups)]
     return tuple(
         replace(tensor, name=name, element=element, alias=alias, shape=(*tensor.shape[:-1], last))
         for name, alias, (element, last) in zip(names, aliases, kinds[: len(names)], strict=True)

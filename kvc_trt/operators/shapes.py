@@ -81,6 +81,8 @@ class Layout:
     """Numbers that cannot be attributes, by name ("pool_kernel"): ONNX wants a list, or the body depends on them."""
     cache_format: CacheFormat = CACHE_FORMATS[AUTO]
     """How caches store keys and values."""
+    by_length: bool = False
+    """True if rows of a compaction have numbers of their own."""
 
     @property
     def lowest(self) -> np.ndarray:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.operators.dimensions import INT32_MAX, MAX_TOKENS
-from kvc_trt.operators.schema import BOUND, CACHE, INT32, INT64, Attribute, Tensor
+from kvc_trt.operators.schema import BOUND, CACHE, INT32, INT64, Attribute, Tensor, parts_of
 
 QUERY = Tensor("query", CACHE, ("B", "H", "D"), "after RoPE")
 K_NEW = Tensor("k_new", CACHE, ("B", "G", "D"), "after RoPE")
 V_NEW = Tensor("v_new", CACHE, ("B", "G", "D"))
 K_CACHE = Tensor("k_cache", CACHE, ("B", "G", "C", "D"), stored="keys")
 V_CACHE = Tensor("v_cache", CACHE, ("B", "G", "C", "D"), stored="values")
+VECTOR_PARTS = frozenset(
+    part.name for form in CACHE_FORMATS.values() for tensor in (K_CACHE, V_CACHE) for part in parts_of(tensor, form)
+)
+"""Names of all tensors that hold keys and values in some format: codes, scales and minima."""
 BOUNDS = Tensor(
     "bounds",
     BOUND,

@@ -16,7 +16,11 @@ from numpy.typing import NDArray
 from kvc_trt.backends.benchmark import Benchmark, Peak, prefill_seconds
 from kvc_trt.engine.program import twin_program
 from kvc_trt.graph.state import cache_sites
+from kvc_trt.models.cache_formats import FP8, INT8
 from kvc_trt.models.dtypes import numpy_dtype
+from kvc_trt.operators.cached_vectors import cached_vectors
+from kvc_trt.operators.schema import part_names, vector_of
+from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 from kvc_trt.profile.statistics import Summary, summarise
 from kvc_trt.profile.traffic import entries_by_cache
 from kvc_trt.runtime.executor import GreedyExecutor
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from kvc_trt.engine.program import Program
     from kvc_trt.graph.state import CacheSite, StateTensor
     from kvc_trt.methods.base.parameters import PolicyParameters
+    from kvc_trt.models.cache_formats import VectorFormat
 
 Array = NDArray[Any]
 
@@ -50,16 +55,39 @@ def cache_rows(sites: Sequence[CacheSite], state: Sequence[StateTensor], entries
 
 def _row(tensors: Mapping[str, StateTensor], count: int, rule: PolicyParameters) -> dict[str, Array]:
     """Return the tensors of one cache, by their kind."""
-    keys, values = (_entries(tensors[kind], count, seed) for seed, kind in enumerate(("k_cache", "v_cache")))
-    others = rule.selection.state_of(keys[None], values[None], np.array([count]), rule)
-    return {"k_cache": keys, "v_cache": values, **{kind: rows[0] for kind, rows in others.items()}}
+    rows: dict[str, Array] = {}
+    more_vectors = (tensor for tensor in rule.selection.state if tensor.stored in ("keys", "values"))
+    for seed, tensor in enumerate((K_CACHE, V_CACHE, *more_vectors)):
+        vector = vector_of(tensor, rule.cache_format)
+        parts = [tensors[name] for name in part_names(tensor, vector)]
+        rows |= zip(part_names(tensor, vector), _random_parts(parts, vector, count, seed), strict=True)
+    keys, values = (cached_vectors(rows, tensor, rule.cache_format) for tensor in (K_CACHE, V_CACHE))
+    lengths = np.array([count])
+    others = rule.selection.state_of(keys.values()[None], values.values()[None], lengths, rule)
+    batch = keys.map(lambda part: part[None])
+    for kind, make in rule.selection.rebuilt.items():
+        others[kind] = make(batch, lengths, rule, numpy_dtype(tensors[kind].dtype))
+    return {kind: made[0] for kind, made in others.items()} | rows
 
 
-def _entries(tensor: StateTensor, count: int, seed: int) -> Array:
-    heads, slots, size = tensor.shape
-    values = np.zeros((heads, slots, size), numpy_dtype(tensor.dtype))
-    values[:, :count] = np.random.default_rng(seed).standard_normal((heads, count, size), np.float32)
-    return values
+def _random_parts(parts: Sequence[StateTensor], form: VectorFormat | None, count: int, seed: int) -> list[Array]:
+    """Return the first `count` of random vectors of about unit variance, in their format; the other slots hold 0."""
+    (heads, slots), size = parts[0].shape[:2], (parts[0].shape[0], count, parts[0].shape[2])
+    random = np.random.default_rng(seed)
+    content: list[Any]
+    if form is None:
+        content = [random.standard_normal(size, np.float32)]
+    elif form == FP8:
+        codes = (random.standard_normal(size, np.float32) * 64).astype(numpy_dtype("float8_e4m3fn"))
+        content = [codes.view(np.int8), 127 - 6]
+    elif form == INT8:
+        content = [np.clip(np.rint(random.standard_normal(size, np.float32) * 32), -127, 127), 1 / 32]
+    else:
+        content = [random.integers(-128, 128, size), 1 / 4, -15 / 8]
+    made = [np.zeros((heads, slots, *part.shape[2:]), numpy_dtype(part.dtype)) for part in parts]
+    for table, part in zip(made, content, strict=True):
+        table[:, :count] = part
+    return made
 
 
 BLOCK = 10

@@ -14,8 +14,7 @@ from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites, state_tenso
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.operators.schema import parts_of
-from kvc_trt.operators.tensors import K_CACHE, V_CACHE
+from kvc_trt.operators.tensors import VECTOR_PARTS
 
 
 def entries_cached(parameters: PolicyParameters, layer: int, prompt_tokens: int, generated: int = 0) -> int:
@@ -29,7 +28,7 @@ def entries_by_cache(model: ModelConfig, parameters: PolicyParameters, prompt_to
 
 
 def _entries(rule: PolicyParameters, prompt_tokens: int, generated: int) -> int:
-    kept = min(prompt_tokens, rule.prompt_budget) if rule.eviction.evicts else prompt_tokens
+    kept = rule.kept_of(prompt_tokens) if rule.eviction.evicts else prompt_tokens
     return min(kept + generated, rule.capacity)
 
 
@@ -99,17 +98,11 @@ def cache_bytes(model: ModelConfig, parameters: PolicyParameters, itemsize: int,
         kind = tensor.name.partition(".")[0]
         if kind in ("k_cache", "v_cache"):
             keys_values += tensor.bytes_per_row()
-        elif kind in _SCALES:
+        elif kind in VECTOR_PARTS:
             scales += tensor.bytes_per_row()
         else:
             others += tensor.bytes_per_row()
     return CacheBytes(keys_values, scales, others)
-
-
-_SCALES = {
-    part.name for form in CACHE_FORMATS.values() for tensor in (K_CACHE, V_CACHE) for part in parts_of(tensor, form)[1:]
-}
-"""Names of the tensors that hold scales, exponents and minima."""
 
 
 def stored_context_bytes(

@@ -8,8 +8,9 @@ rule's format, and everything that reads a cache afterwards reads what is stored
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -37,25 +38,43 @@ class Projected(NamedTuple):
     plain_keys: Tensor
 
 
+class Tokens(NamedTuple):
+    """The tokens whose keys and values a cache stores."""
+
+    layer: int
+    group: int
+    """Number of the cache among those of its layer."""
+    rule: Rule
+    positions: Tensor
+    """int64 [B,n] or [B,heads,n]: their logical positions; below 0 past a row's end."""
+
+
+ReadBack: TypeAlias = "Callable[[Tokens, Tensor, Tensor], tuple[Tensor, Tensor]]"
+"""Returns what a cache gives back of the exact keys and values [B,heads,n,D] of some tokens."""
+
+
 class LayerCaches:
     """Creates and updates the caches of a model's layers under one policy; the caller holds them."""
 
     def __init__(self, config: ModelConfig, parameters: Rule, method: Method, rotary: Rotary) -> None:
         self.method = method
+        self.read_back: ReadBack = as_stored
+        """It can be replaced."""
         self._config, self._parameters, self._rotary = config, parameters, rotary
 
     def store(
         self, layer: int, projected: list[Projected], prompt_lengths: Tensor, budgets: list[int] | None
     ) -> list[LayerCache]:
         """Compact prompts, one per entry of `projected`, to the caches of a layer; `budgets` are budgets per prompt."""
-        return [self._compact(group, projected, prompt_lengths, budgets) for group in self._parameters.groups(layer)]
+        groups = enumerate(self._parameters.groups(layer))
+        return [self._compact((layer, number), group, projected, prompt_lengths, budgets) for number, group in groups]
 
     def attend(self, layer: int, projected: Projected, positions: Tensor, caches: list[LayerCache]) -> Tensor:
         """Append one token per row to a layer's caches and attend to what the policy reads; returns [B,H,D]."""
         output = torch.empty_like(projected.query)
-        for group, cache in zip(self._parameters.groups(layer), caches, strict=True):
+        for number, (group, cache) in enumerate(zip(self._parameters.groups(layer), caches, strict=True)):
             new, heads = self._of_group(group, projected)
-            self._append(group, cache, new, positions)
+            self._append((layer, number), group, cache, new, positions)
             output[:, heads] = self._select(group, new, cache)
         return output
 
@@ -66,22 +85,30 @@ class LayerCaches:
 
         Returns [n,H,D] per row. The caches are changed in place."""
         outputs = [torch.empty_like(row.query) for row in projected]
-        for group, cache in zip(self._parameters.groups(layer), caches, strict=True):
+        for number, (group, cache) in enumerate(zip(self._parameters.groups(layer), caches, strict=True)):
             rows = [self._of_group(group, row) for row in projected]
-            attended = self._extend(group, cache, [row for row, _ in rows], positions)
+            attended = self._extend((layer, number), group, cache, [row for row, _ in rows], positions)
             for output, found, (row, heads) in zip(outputs, attended, rows, strict=True):
                 output[:, heads] = found[:, : len(row.query)].transpose(0, 1)
         return outputs
 
-    def _extend(self, group: HeadGroup, cache: LayerCache, rows: list[Projected], positions: Tensor) -> Tensor:
+    def _extend(
+        self, where: tuple[int, int], group: HeadGroup, cache: LayerCache, rows: list[Projected], positions: Tensor
+    ) -> Tensor:
         """Attend from a turn's tokens of one group, [B,heads,M,D], and put them into its cache."""
         rule, longest = group.parameters, max(len(row.keys) for row in rows)
         if rule.no_turn is not None:
             raise ValueError(f"policy {rule.policy} takes no turns: {rule.no_turn}")
         new_lengths = torch.tensor([len(row.keys) for row in rows])
         shared = cache.keys.shape[1] // rows[0].keys.shape[1]
-        block = (_stacked([row.keys for row in rows], longest), _stacked([row.values for row in rows], longest))
-        k_new, v_new = (part.repeat_interleave(shared, dim=1) for part in _as_stored(rule, *block))
+        keys, values = (
+            _stacked(parts, longest).repeat_interleave(shared, dim=1)
+            for parts in ([row.keys for row in rows], [row.values for row in rows])
+        )
+        written = (torch.arange(longest) + positions[:, None]).masked_fill(
+            torch.arange(longest) >= new_lengths[:, None], -1
+        )
+        k_new, v_new = self.read_back(Tokens(*where, rule, written), keys, values)
         source = cache if cache.whole is None else cache.whole
         joined = join(source.keys, source.values, source.lengths, k_new, v_new, new_lengths)
         queries = _stacked([row.query for row in rows], longest)
@@ -103,8 +130,8 @@ class LayerCaches:
             None if cache.scores is None else _with_room(cache.scores, joined[0].shape[2]),
         )  # fmt: skip
         kept = self.method.compact_turn(turn, rule)
-        where = places.gather(2, kept.indices.clamp(min=0).long()).masked_fill(kept.indices < 0, -1)
-        self._fill(cache, kept._replace(indices=where.int()), rule)
+        held = places.gather(2, kept.indices.clamp(min=0).long()).masked_fill(kept.indices < 0, -1)
+        self._fill(cache, kept._replace(indices=held.int()), rule)
         return attended
 
     def _of_group(self, group: HeadGroup, projected: Projected) -> tuple[Projected, list[int]]:
@@ -116,16 +143,19 @@ class LayerCaches:
         mine = query[:, heads], keys[:, kv_heads], values[:, kv_heads], plain_query[:, heads], plain_keys[:, kv_heads]
         return Projected(*mine), heads
 
-    def _append(self, group: HeadGroup, cache: LayerCache, new: Projected, positions: Tensor) -> None:
+    def _append(
+        self, where: tuple[int, int], group: HeadGroup, cache: LayerCache, new: Projected, positions: Tensor
+    ) -> None:
         """Append one token per row to a cache in place; a sliding window drops its oldest entry first."""
         if group.parameters.drops_before_append:
             make_room(cache, slots=group.parameters.capacity, sinks=group.parameters.sinks)
         stored = new.plain_keys if group.parameters.positions == "cache" else new.keys
         # With one cache per query head, each repeats the key of its group.
-        keys, values = (
-            x.repeat_interleave(cache.keys.shape[1] // x.shape[1], dim=1)
-            for x in _as_stored(group.parameters, stored, new.values)
+        exact = (
+            x.repeat_interleave(cache.keys.shape[1] // x.shape[1], dim=1)[:, :, None] for x in (stored, new.values)
         )
+        tokens = Tokens(*where, group.parameters, positions[:, None])
+        keys, values = (x[:, :, 0] for x in self.read_back(tokens, *exact))
         if cache.positions is not None:
             for row, slot in enumerate(cache.lengths.tolist()):
                 cache.positions[row, :, slot] = positions[row]
@@ -139,8 +169,9 @@ class LayerCaches:
             whole.lengths = whole.lengths + 1
 
     def _compact(
-        self, group: HeadGroup, projected: list[Projected], prompt_lengths: Tensor, budgets: list[int] | None
-    ) -> LayerCache:
+        self, where: tuple[int, int], group: HeadGroup, projected: list[Projected], prompt_lengths: Tensor,
+        budgets: list[int] | None,
+    ) -> LayerCache:  # fmt: skip
         """Compact as the policy says, or to one budget per prompt, and leave room for the tokens to come."""
         parameters, longest = group.parameters, max(len(row.keys) for row in projected)
         rows = [self._of_group(group, row)[0] for row in projected]
@@ -159,13 +190,15 @@ class LayerCaches:
             kept = self.method.compact(observed, keys, values, prompt_lengths, parameters)
         else:
             kept = self._compact_to(budgets, queries.window, keys, values, prompt_lengths)
-        survivors = _as_stored(parameters, kept.keys, kept.values)
+        survivors = self.read_back(Tokens(*where, parameters, kept.indices.long()), kept.keys, kept.values)
         kept = kept._replace(keys=survivors[0], values=survivors[1])
         cache = LayerCache(kept.keys, kept.values, kept.lengths)
         self._fill(cache, kept, parameters)
         if parameters.keeps_whole:
             slots = parameters.max_sequence_len
-            every_key, every_value = _as_stored(parameters, keys, values)
+            places = torch.arange(longest).expand(len(rows), longest)
+            places = places.masked_fill(places >= prompt_lengths[:, None], -1)
+            every_key, every_value = self.read_back(Tokens(*where, parameters, places), keys, values)
             whole = _with_room(every_key, slots), _with_room(every_value, slots)
             cache.whole = LayerCache(*whole, prompt_lengths.clone())
             cache.whole.positions = torch.arange(slots).expand(*keys.shape[:2], slots)
@@ -226,11 +259,11 @@ class LayerCaches:
         return self._rotary(by_slot, torch.arange(slots)).reshape(slots, batch, heads, size).permute(1, 2, 0, 3)
 
 
-def _as_stored(rule: Rule, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys and values [...,D] as a cache of the rule gives them back.
+def as_stored(tokens: Tokens, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return exact keys and values [B,heads,n,D] of some tokens as a cache of their rule gives them back.
 
     A cache holds what is read of it. That is as good as codes: they move, and are never made a second time."""
-    stored = CACHE_FORMATS[rule.kv_cache]
+    stored = CACHE_FORMATS[tokens.rule.kv_cache]
     return read_back(keys, stored.keys), read_back(values, stored.values)
 
 

@@ -41,3 +41,12 @@ def number(name: str, value: int, low: int, high: int | None = None, *, odd: boo
     if value < low or (high is not None and value > high) or (odd and value % 2 == 0):
         limit = f"at least {low}" if high is None else f"in {low}..{high}"
         raise ValueError(f"{name} is {value}; expected {'an odd number ' if odd else ''}{limit}")
+
+
+def per_row(name: str, value: int | Tensor, batch: int) -> list[int]:
+    """Return one integer per row: `value` for all of them, or its own elements; ValueError unless these are [B]."""
+    if isinstance(value, Tensor):
+        if value.shape != (batch,) or value.is_floating_point():
+            raise ValueError(f"{name} has shape {list(value.shape)} ({value.dtype}); expected [B={batch}] integers")
+        return [int(number) for number in value]
+    return [value] * batch

@@ -42,34 +42,42 @@ class PromptScores(NamedTuple):
 
 
 def compact(
-    q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, *, prompt_budget: int, pool_kernel: int
-) -> Compacted:
+    q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor,
+    *, prompt_budget: int | Tensor, pool_kernel: int | Tensor,
+) -> Compacted:  # fmt: skip
     """Keep `prompt_budget` tokens per KV head of every prompt longer than that, all tokens of the others.
 
     q_window [B,H,W,D]: the last W queries after RoPE, row i at position n-W+i (rows below 0 are ignored);
     keys, values [B,G,S,D] after RoPE; prompt_lengths [B], each in 1..S. The window itself is always kept.
+    `prompt_budget` and `pool_kernel` may be integers [B], one per prompt; then C = min(the largest budget, S).
     """
-    batch, heads, size, rows = _check(q_window, keys, values, prompt_lengths, pool_kernel)
-    window, slots = q_window.shape[2], min(prompt_budget, keys.shape[2])
-    checks.number("prompt_budget", prompt_budget, 1 if max(rows) <= prompt_budget else window)
+    batch, heads, size, rows = _check(q_window, keys, values, prompt_lengths)
+    budgets, kernels = (checks.per_row(name, value, batch) for name, value in (
+        ("prompt_budget", prompt_budget), ("pool_kernel", pool_kernel)
+    ))  # fmt: skip
+    window, slots = q_window.shape[2], min(max(budgets), keys.shape[2])
+    for n, budget, kernel in zip(rows, budgets, kernels, strict=True):
+        checks.number("prompt_budget", budget, 1 if n <= budget else window)
+        checks.number("pool_kernel", kernel, 1, odd=True)
     kept = keys.new_zeros(batch, heads, slots, size), keys.new_zeros(batch, heads, slots, size)
     indices = torch.full((batch, heads, slots), -1, dtype=torch.int32, device=keys.device)
     for b, n in enumerate(rows):
         index = torch.arange(n, device=keys.device).expand(heads, n)
-        if n > prompt_budget:
-            votes, _ = _row_scores(q_window[b], keys[b, :, :n], pool_kernel)
-            winners = best_ascending(votes, prompt_budget - window)
+        if n > budgets[b]:
+            votes, _ = _row_scores(q_window[b], keys[b, :, :n], kernels[b])
+            winners = best_ascending(votes, budgets[b] - window)
             index = torch.cat([winners, index[:, n - window :]], dim=-1)
         length = index.shape[1]
         indices[b, :, :length] = index
         for target, source in zip(kept, (keys, values), strict=True):
             target[b, :, :length] = gather_rows(source[b], index)
-    return Compacted(*kept, indices, prompt_lengths.clamp(max=prompt_budget))
+    return Compacted(*kept, indices, prompt_lengths.minimum(prompt_lengths.new_tensor(budgets)))
 
 
 def scores(q_window: Tensor, keys: Tensor, prompt_lengths: Tensor, *, pool_kernel: int) -> PromptScores:
     """Return the values that `compact` ranks, also for rows that fit and need no ranking."""
-    batch, heads, _, rows = _check(q_window, keys, keys, prompt_lengths, pool_kernel)
+    batch, heads, _, rows = _check(q_window, keys, keys, prompt_lengths)
+    checks.number("pool_kernel", pool_kernel, 1, odd=True)
     ranked = keys.new_full((batch, heads, keys.shape[2]), -torch.inf)
     magnitude = keys.new_zeros(batch, heads)
     for b, n in enumerate(rows):
@@ -100,9 +108,7 @@ def _max_pool(votes: Tensor, kernel: int) -> Tensor:
     return torch.nn.functional.max_pool1d(votes[:, None], kernel, stride=1, padding=kernel // 2)[:, 0]
 
 
-def _check(
-    q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, pool_kernel: int
-) -> tuple[int, int, int, list[int]]:
+def _check(q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor) -> tuple[int, int, int, list[int]]:
     checks.tensor("keys", keys, "[B,G,S,D]", None, None, None, None)
     batch, heads, length, size = keys.shape
     checks.tensor("values", values, f"{list(keys.shape)} like keys", *keys.shape, dtype=keys.dtype)
@@ -110,5 +116,4 @@ def _check(
     checks.tensor("q_window", q_window, expected, batch, None, None, size, dtype=keys.dtype)
     checks.group_size(q_window.shape[1], heads, "q_window", q_window.shape)
     checks.number("the window (q_window.shape[2])", q_window.shape[2], 1)
-    checks.number("pool_kernel", pool_kernel, 1, odd=True)
     return batch, heads, size, checks.lengths("prompt_lengths", prompt_lengths, batch, 1, length)

@@ -17,7 +17,7 @@ from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import WeightSource
 from kvc_trt.reference import checks
 from kvc_trt.reference.cache import LayerCache, ReferenceCache
-from kvc_trt.reference.caching import LayerCaches, Projected
+from kvc_trt.reference.caching import LayerCaches, Projected, ReadBack
 from kvc_trt.reference.dense import causal_attention
 from kvc_trt.reference.layers import DecoderWeights, Rotary, Weights, linear, mlp, rms_norm
 from kvc_trt.reference.rules import Method, Rule
@@ -56,6 +56,10 @@ class ReferenceDecoder:
     @method.setter
     def method(self, method: Method) -> None:
         self._caches.method = method
+
+    def follow(self, read_back: ReadBack) -> None:
+        """Let caches give back what `read_back` says, in place of what the rule's format makes of keys and values."""
+        self._caches.read_back = read_back
 
     @torch.inference_mode()
     def prefill(self, input_ids: Tensor, prompt_lengths: Tensor) -> tuple[Tensor, ReferenceCache]:

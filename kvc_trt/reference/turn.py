@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kvc_trt.reference import checks
 from kvc_trt.reference.bounds import append_in_place
@@ -103,24 +104,31 @@ def append_block(
 
 def compact_turn(
     q_window: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, new_lengths: Tensor,
-    *, prompt_budget: int, pool_kernel: int,
+    *, prompt_budget: int | Tensor, pool_kernel: int | Tensor,
 ) -> Compacted:  # fmt: skip
     """Keep `prompt_budget` of the stored and new tokens of every row that has more: `compact` over both, row by row.
 
     q_window [B,H,W,D]: the last W queries of the turn after RoPE, right-aligned; keys, values [B,G,T,D]: stored tokens,
     then new ones; lengths [B]: stored and new; new_lengths [B]. The last min(W, new_lengths[b]) queries of a row vote
     and their tokens are always kept; pooling runs over slots. Indices count slots of `keys`.
+    `prompt_budget` and `pool_kernel` may be integers [B], one per row, as in `compact`.
     """
-    window = q_window.shape[2]
-    new = checks.lengths("new_lengths", new_lengths, len(keys), 1, keys.shape[2])
-    rows = []
+    window, batch = q_window.shape[2], len(keys)
+    new = checks.lengths("new_lengths", new_lengths, batch, 1, keys.shape[2])
+    budgets, kernels = (checks.per_row(name, value, batch) for name, value in (
+        ("prompt_budget", prompt_budget), ("pool_kernel", pool_kernel)
+    ))  # fmt: skip
+    slots, rows = min(max(budgets), keys.shape[2]), []
     for b, n in enumerate(new):
         one, voting = slice(b, b + 1), q_window[b : b + 1, :, window - min(window, n) :]
-        rows.append(
-            compact(voting, keys[one], values[one], lengths[one], prompt_budget=prompt_budget, pool_kernel=pool_kernel)
-        )
-    parts = [torch.cat(tables) for tables in zip(*(row[:4] for row in rows), strict=True)]
-    return Compacted(*parts)
+        numbers = {"prompt_budget": budgets[b], "pool_kernel": kernels[b]}
+        row = compact(voting, keys[one], values[one], lengths[one], **numbers)
+        missing = slots - row.indices.shape[2]
+        rows.append((
+            pad(row.keys, (0, 0, 0, missing)), pad(row.values, (0, 0, 0, missing)),
+            pad(row.indices, (0, missing), value=-1), row.lengths,
+        ))  # fmt: skip
+    return Compacted(*(torch.cat(tables) for tables in zip(*rows, strict=True)))
 
 
 def check_block(

@@ -21,6 +21,8 @@ from kvc_trt.graph.state import CacheSite, cache_sites
 from kvc_trt.methods.base.isolated_runs import ReadByStep, float32
 from kvc_trt.methods.rankings.ranking import Prompts
 from kvc_trt.runtime.session.batch import Batch
+from kvc_trt.verify.codes.parts import read_caches
+from kvc_trt.verify.codes.stored_tokens import StoredTokens
 from kvc_trt.verify.rankings.array_errors import larger
 from kvc_trt.verify.rankings.index_lists import IndexComparison, compare_kept
 from kvc_trt.verify.rankings.steps import compare_step
@@ -54,6 +56,7 @@ def run(
     *,
     tokens: NDArray[np.int64] | None = None,
     after_prefill: Callable[[Any], None] | None = None,
+    before_step: Callable[[], None] | None = None,
     after_step: Observer | None = None,
 ) -> EngineRun:
     """Feed `tokens` [N,B], or greedily what the engine itself says where they are None.
@@ -74,6 +77,8 @@ def run(
     lengths = prefilled.cache_lengths.copy()
     for step in range(steps):
         fed[step] = logits[step].argmax(-1) if tokens is None else tokens[step]
+        if before_step is not None:
+            before_step()
         logits[step + 1] = executor.decode(fed[step], batch.prompt_lengths + step, lengths)
         lengths += 1
         if after_step is not None:
@@ -103,6 +108,8 @@ class Observed:
     lengths: list[Array] = field(default_factory=list)
     """Stored lengths [caches,B] after each step's append."""
     run: EngineRun | None = None
+    tokens: StoredTokens | None = None
+    """What the caches stored, where they have a format."""
 
 
 def observe(
@@ -111,8 +118,12 @@ def observe(
     """Run `batch` and `steps` steps with every list of chosen tokens exposed, and what KvcCompact and a step got."""
     compactions, selections = target.compactions(), target.selections()
     exposed = {name for op in (*compactions, *selections) for name in (*op.inputs, *op.outputs)}
+    sites = cache_sites(engine.model, engine.parameters)
+    stored = StoredTokens.of(target, sites, "prefill", "decode")
+    if stored is not None:
+        exposed |= stored.names()
     executor = target.open(expose=sorted(exposed))
-    sites, found = cache_sites(engine.model, engine.parameters), Observed()
+    found = Observed(tokens=stored)
     queries: dict[int, list[Array]] = {}
 
     def after_prefill(prefilled: Any) -> None:
@@ -124,9 +135,19 @@ def observe(
                     sites[op.cache], inputs, indices, batch, truncates=target.truncates
                 )
             found.kept[op.cache] = executor.exposed(op.outputs[-1]).copy()
+        if stored is not None:
+            stored.after_prompt(executor, prefilled.state, found.kept, batch.prompt_lengths)
+
+    def before_step() -> None:
+        if stored is not None:
+            stored.before_step(executor.buffers)
 
     def after_step(step: int, lengths: NDArray[np.int64]) -> None:
         found.lengths.append(lengths.copy())
+        if stored is not None:
+            positions = batch.prompt_lengths + step
+            stored.after_step(executor, positions, lengths)
+            stored.compare(executor.buffers, positions)
         for op in selections:
             compared, error = _judge_selection(sites[op.cache], executor, op, lengths[op.cache], target.truncates)
             found.selection += compared
@@ -134,7 +155,10 @@ def observe(
             found.read.setdefault(op.cache, []).append(executor.exposed(op.outputs[-1]).copy())
             queries.setdefault(op.cache, []).append(executor.exposed(op.inputs[0]).copy())
 
-    found.run = run(executor, batch, steps, tokens=tokens, after_prefill=after_prefill, after_step=after_step)
+    found.run = run(
+        executor, batch, steps,
+        tokens=tokens, after_prefill=after_prefill, before_step=before_step, after_step=after_step,
+    )  # fmt: skip
     if found.lengths:
         found.inputs = step_inputs(executor, [sites[op.cache] for op in selections], queries, found.lengths[-1])
     return found
@@ -147,7 +171,8 @@ def step_inputs(
     found = {}
     for site in sites:
         rows, stored = lengths.shape[1], lengths[site.cache].max()
-        keys = executor.buffers[f"k_cache.{site.name}"][:rows, :, :stored].copy()
+        read, _ = read_caches(executor.buffers, site.name, site.parameters.cache_format, rows)
+        keys = read[:, :, :stored].copy()
         found[site.cache] = [StepInputs(query, keys) for query in queries[site.cache]]
     return found
 
@@ -173,7 +198,7 @@ def _judge_selection(
     site: CacheSite, executor: ObservedExecutor, op: Watched, lengths: NDArray[np.int64], truncates: bool
 ) -> tuple[IndexComparison, float]:
     rows = len(lengths)
-    keys, values = (executor.buffers[f"{kind}_cache.{site.name}"][:rows] for kind in "kv")
+    keys, values = read_caches(executor.buffers, site.name, site.parameters.cache_format, rows)
     query, output, selected = map(executor.exposed, (*op.inputs, *op.outputs))
     read = ReadByStep(keys, values, lengths, output, selected)
     return compare_step(query, read, site.parameters, exact=True, truncates=truncates)

@@ -10,6 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvc_trt import policies
 from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.errors import InputError, VerificationFailed
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from kvc_trt.graph.state import CacheSite
     from kvc_trt.models.weights import WeightSource
     from kvc_trt.runtime.executor import Executor
+    from kvc_trt.verify.codes.stored_tokens import StoredTokens
 
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
@@ -106,50 +110,94 @@ class EngineUnderTest:
         with self.phase("engine"), self.progress.task("engine, every operator observed", None):
             return observe(self.engine, self.target, self.batch, self.plan.steps, tokens=tokens)
 
+    @property
+    def has_codes(self) -> bool:
+        """Tell whether the engine's caches have a format."""
+        return self.engine.parameters.cache_format.keys is not None
+
+    @cached_property
+    def judged_run(self) -> EngineRun:
+        """The run whose logits are held against the reference's: unobserved, unless its caches hold other codes.
+
+        The reference goes on from the codes of the observed run.
+        """
+        run, observed = self.engine_run, self.observed.run if self.has_codes else None
+        if observed is None or np.array_equal(run.logits, observed.logits):
+            return run
+        self.findings.append("observed, the engine rounds otherwise than unobserved; the observed run is judged")
+        return observed
+
     @cached_property
     def reference_run(self) -> ReferenceRun:
-        """The reference under the engine's policy and weights, fed the engine's tokens."""
-        return reference_run(self._known_run())
+        """The reference under the engine's policy and weights, fed the engine's tokens; it goes on from its codes."""
+        return reference_run(self.known_run(self.batch, self.engine_run.tokens, self._stored))
 
-    def _known_run(self) -> KnownRun:
+    @property
+    def _stored(self) -> StoredTokens | None:
+        return self.observed.tokens if self.has_codes else None
+
+    def known_run(self, batch: Batch, tokens: NDArray[np.int64], stored: StoredTokens | None) -> KnownRun:
+        """Return the reference's run along `tokens` [N,B], which goes on from the codes of what is `stored`."""
         engine = self.engine
         return KnownRun(
-            engine.model, engine.weights(), engine.parameters, self.batch, self.engine_run.tokens, self.progress,
-            activations=engine.model.dtype,
+            engine.model, engine.weights(), engine.parameters, batch, tokens, self.progress,
+            activations=engine.model.dtype, stored=stored,
         )  # fmt: skip
 
     @cached_property
     def forced_choices(self) -> ForcedChoices:
         """The reference's logits, under the choices of the engine's steps where rounding made it choose otherwise."""
-        return self.forced(self.observed.read, self.observed.inputs)
+        seen = self.observed
+        return self.forced(seen.read, seen.inputs, self.reference_run, self._stored)
 
-    def forced(self, read: Mapping[int, list[Array]], inputs: Inputs) -> ForcedChoices:
+    def forced(
+        self, read: Mapping[int, list[Array]], inputs: Inputs, ours: ReferenceRun, stored: StoredTokens | None
+    ) -> ForcedChoices:
         """The reference's logits under choices of the engine along its tokens, where it chose otherwise itself.
 
-        `read` lists what its steps read of each cache, and `inputs` what they chose by, as in `Observed`. Nothing is
-        forced where the graph hides some of its choices, nor where they cannot be judged.
+        `read` lists what its steps read of each cache, and `inputs` what they chose by, as in `Observed`; `ours` is the
+        reference's own run, which goes on from the codes of what is `stored`. Nothing is forced where the graph hides
+        some of its choices, nor where they cannot be judged.
         """
-        ours, seen = self.reference_run, self._choices(read)
+        run = self.known_run(self.batch, self.engine_run.tokens, stored)
+        return self._forced(run, ours, self.observed.kept, read, inputs)
+
+    def reference_along(self, batch: Batch, tokens: NDArray[np.int64]) -> ForcedChoices:
+        """The reference's logits along `tokens` [N,B], with the codes and the choices of the engine along them."""
+        with self.phase("engine"):
+            seen = observe(self.engine, self.target, batch, len(tokens), tokens=tokens)
+        run = self.known_run(batch, tokens, seen.tokens)
+        with self.phase("reference"):
+            ours = reference_run(run)
+        return self._forced(run, ours, seen.kept, seen.read, seen.inputs)
+
+    def _forced(
+        self, run: KnownRun, ours: ReferenceRun, kept: Mapping[int, Array], read: Mapping[int, list[Array]],
+        inputs: Inputs,
+    ) -> ForcedChoices:  # fmt: skip
+        seen = self._choices(ours, kept, read)
         if seen is None or not can_judge(site.parameters for site in self.sites):
-            return ForcedChoices(ours.logits)
+            return ForcedChoices(ours.logits, keys_off=ours.keys_off)
         truncation = slack_of_truncation(self.engine.model.head_size) if self.target.truncates else 0.0
         judging = Judging(self.thresholds.choice_slack, inputs, FLOAT32_SLACK + truncation)
         with self.phase("reference"):
-            return force_choices(self._known_run(), ours, seen, judging)
+            return force_choices(run, ours, seen, judging)
 
-    def _choices(self, read: Mapping[int, list[Array]]) -> Choices | None:
+    def _choices(
+        self, ours: ReferenceRun, kept: Mapping[int, Array], read: Mapping[int, list[Array]]
+    ) -> Choices | None:
         """Return what the engine kept and read, as `ReferenceRun` lists it; None where the graph hides a part of it.
 
-        A cache that keeps whole prompts may have no list of them: the reference's says the same.
+        A cache that keeps whole prompts may have no list of them: the reference's own run, `ours`, says the same.
         """
-        chosen, kept = {}, self.observed.kept
+        chosen = {}
         for site in self.sites:
             rule, cache = site.parameters, site.cache
             if not rule.compresses:
                 continue
             if (rule.eviction.evicts and cache not in kept) or (rule.reads_a_part and cache not in read):
                 return None
-            own = self.reference_run.choices[cache][0]
+            own = ours.choices[cache][0]
             chosen[cache] = [kept.get(cache, own), *read.get(cache, [])]
         return chosen
 
@@ -205,9 +253,9 @@ class EngineUnderTest:
 
     def compresses_nothing(self) -> bool:
         """Tell whether the batch never leaves the regime in which the policy is dense."""
-        longest = int(self.batch.prompt_lengths.max())
-        rules = [site.parameters for site in self.sites]
-        evicts = any(rule.eviction.evicts and longest > rule.prompt_budget for rule in rules)
+        lengths = self.batch.prompt_lengths.tolist()
+        longest, rules = max(lengths), [site.parameters for site in self.sites]
+        evicts = any(rule.eviction.evicts and n > rule.kept_of(n) for rule in rules for n in lengths)
         selects = any(rule.reads_a_part and longest + self.plan.steps > rule.dense_limit for rule in rules)
         return not (evicts or selects)
 

@@ -24,9 +24,10 @@ from kvc_trt.kernels import use_library
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.verify.checks import Check, Rung, at_most
 from kvc_trt.verify.engine_under_test import EngineUnderTest
-from kvc_trt.verify.plan import CONTROLS, RUNGS, Plan, make_plan
+from kvc_trt.verify.plan import CODES, CONTROLS, RUNGS, Plan, make_plan
 from kvc_trt.verify.rankings.index_lists import IndexComparison
 from kvc_trt.verify.report import Report
+from kvc_trt.verify.rungs.codes import check_codes
 from kvc_trt.verify.rungs.controls import check_activity, check_dense_twin
 from kvc_trt.verify.rungs.logits import check_logits
 from kvc_trt.verify.rungs.operators import check_operators, index_check
@@ -52,8 +53,8 @@ def verify(
 ) -> Report:
     """Check an opened engine against the PyTorch reference and say what was found.
 
-    `level` is quick, full, or one rung (ops, logits, tokens, retrieval); `steps` and `samples` override its sizes;
-    `checkpoint` is a Hugging Face directory or GGUF file with the unquantised weights. A backend that calls
+    `level` is quick, full, or one rung (ops, codes, logits, tokens, retrieval); `steps` and `samples` override its
+    sizes; `checkpoint` is a Hugging Face directory or GGUF file with the unquantised weights. A backend that calls
     kernels takes those of library `kernels` (None: KVC_TRT_KERNELS, the package's own, or the reference on the CPU).
     The number of threads follows from the model's size, not from the options. A failed check is in the report, not
     raised. Raises InputError for a request that cannot be right.
@@ -84,7 +85,7 @@ def verify(
             for name in (*RUNGS, *CONTROLS):
                 if name in (*plan.rungs, *plan.controls):
                     report.rungs.append(_climb(name, tested))
-                elif level in ("quick", "full"):
+                elif level in ("quick", "full") and (name != CODES or tested.has_codes):
                     report.left_out.append(_left_out(name, plan))
     report.seconds = time.monotonic() - started
     return report
@@ -105,6 +106,7 @@ def _empty_report(tested: EngineUnderTest) -> Report:
             "max_input_len": parameters.max_input_len,
             "max_output_len": parameters.max_output_len,
             "seed": tested.seed,
+            **({} if parameters.cache_format.keys is None else {"kv_cache": parameters.kv_cache}),
             **({} if precision == "f32" else {"prefill": precision}),
             **tested.target.describe(),
         },
@@ -182,6 +184,7 @@ def _tokens(tested: EngineUnderTest, rung: Rung) -> None:
 
 _STEPS: dict[str, Callable[[EngineUnderTest, Rung], None]] = {
     "ops": _operators,
+    CODES: check_codes,
     "logits": _logits,
     "tokens": _tokens,
     "retrieval": check_retrieval,

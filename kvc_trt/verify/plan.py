@@ -11,10 +11,11 @@ from kvc_trt.models.weights import count_parameters
 from kvc_trt.policies import PolicyParameters
 from kvc_trt.runtime.executor import threads_for
 
-Level = Literal["quick", "full", "ops", "logits", "tokens", "retrieval"]
+Level = Literal["quick", "full", "ops", "codes", "logits", "tokens", "retrieval"]
 LEVELS: tuple[str, ...] = get_args(Level)
 
-RUNGS = ("ops", "logits", "tokens", "retrieval")
+CODES = "codes"
+RUNGS = ("ops", CODES, "logits", "tokens", "retrieval")
 CONTROLS = ("dense twin", "activity")
 
 LARGE_MODEL = 3_000_000_000
@@ -82,6 +83,11 @@ class Plan:
         return min(_MOST_REFERENCE_SAMPLES, some)
 
 
+def _rungs_of(parameters: PolicyParameters) -> tuple[str, ...]:
+    """Return the rungs of a whole ladder: that of codes only for caches that have a format."""
+    return tuple(name for name in RUNGS if name != CODES or parameters.cache_format.keys is not None)
+
+
 def make_plan(
     level: str,
     model: ModelConfig,
@@ -101,8 +107,9 @@ def make_plan(
     parameters_of_model = count_parameters(model)
     large = parameters_of_model > LARGE_MODEL
     if level == "quick" and large:
-        return Plan(level, ("ops", "logits"), (), _LIMITED_PROMPT, steps or _LIMITED_STEPS, 0, (), limited=True)
-    rungs = RUNGS if level in ("quick", "full") else (level,)
+        few = tuple(name for name in ("ops", CODES, "logits") if name in _rungs_of(parameters))
+        return Plan(level, few, (), _LIMITED_PROMPT, steps or _LIMITED_STEPS, 0, (), limited=True)
+    rungs = _rungs_of(parameters) if level in ("quick", "full") else (level,)
     full = level == "full"
     room = parameters.max_output_len
     return Plan(

@@ -23,6 +23,7 @@ from kvc_trt.methods.rankings.ranking import Prompts, Step
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime.session.batch import Batch
+from kvc_trt.verify.codes.following import FollowedCodes, KeysOff
 from kvc_trt.verify.ranges import Ranges
 from kvc_trt.verify.rankings.array_errors import larger
 from kvc_trt.verify.rankings.index_lists import IndexComparison, count_differences, judge_kept, judge_read
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from kvc_trt.policies import PolicyParameters
     from kvc_trt.reference.layers import Weights
     from kvc_trt.reference.rules import Method
+    from kvc_trt.verify.codes.stored_tokens import StoredTokens
 
 Choices = Mapping[int, list[NDArray[np.integer]]]
 """Per cache: the prompt positions kept [B,G,C], then per step the slots read [B,G,k] (nothing where all are read)."""
@@ -64,12 +66,19 @@ class KnownRun:
     progress: Progress | None = None
     activations: str = "float32"
     """Type of the engine's activations, whose range the reference's values are compared with."""
+    stored: StoredTokens | None = None
+    """What the engine stored along these tokens, from which the reference goes on; None: from what it stores itself."""
 
     def under(self, method: Method) -> ReferenceRun:
         """Run the reference with a method that makes the choices."""
         decoder = ForcedDecoder(self.model, self.weights, method=method, parameters=self.parameters, resident=False)
         decoder.ranges = Ranges(self.activations)
-        return decoder.forced(self.batch, self.tokens, self.progress)
+        followed = None if self.stored is None else FollowedCodes(self.stored.sites, self.stored.tables)
+        if followed is not None:
+            decoder.follow(followed)
+        found = decoder.forced(self.batch, self.tokens, self.progress)
+        found.keys_off = None if followed is None else followed.off
+        return found
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,8 @@ class ReferenceRun:
     inputs_off: float | None = None
     """Largest distance of what they were made from, a query or a key, from the reference's, over the longest of the
     same row and cache; None where it is not known."""
+    keys_off: KeysOff | None = None
+    """The engine's exact keys and values against the reference's, where it goes on from the engine's codes."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,8 @@ class ForcedChoices:
     explained: IndexComparison | None = None
     """Those choices against the reference's own."""
     inputs_off: float | None = None
+    """As in `ReferenceRun`."""
+    keys_off: KeysOff | None = None
     """As in `ReferenceRun`."""
 
 
@@ -204,11 +217,14 @@ def force_choices(run: KnownRun, own: ReferenceRun, chosen: Choices, judging: Ju
     """
     rows = tuple(sorted(different_rows(own.choices, chosen)))
     if not rows:
-        return ForcedChoices(own.logits)
+        return ForcedChoices(own.logits, keys_off=own.keys_off)
     again = replay(run, chosen, judging)
     logits = own.logits.copy()
     logits[:, rows] = again.logits[:, rows]
-    return ForcedChoices(logits, rows, again.explained, again.inputs_off)
+    off = None
+    if own.keys_off is not None and again.keys_off is not None:
+        off = own.keys_off.of_rows(again.keys_off, rows)
+    return ForcedChoices(logits, rows, again.explained, again.inputs_off, off)
 
 
 class _Replay:

@@ -6,6 +6,7 @@ The file is committed, so that compiling needs no Python; a test checks that it 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from kvc_trt.operators import KVC_DOMAIN
@@ -38,7 +39,7 @@ def generated() -> Mapping[Path, str]:
 
 def schemas_header() -> str:
     """The text of schemas.h: inputs and outputs of the operators that the library computes, in the order of a node."""
-    operators = tuple(implemented())
+    operators = tuple(map(_with_optional_inputs, implemented()))
     tensors = [tensor for operator in operators for tensor in operator.tensors]
     symbols = list(dict.fromkeys(symbol for tensor in tensors for symbol in tensor.shape))
     most_tensors = max(len(side) for operator in operators for side in (operator.inputs, operator.outputs))
@@ -98,6 +99,12 @@ def implemented() -> Iterator[Operator]:
     """The operators whose schema a source file in operators/ refers to."""
     sources = [path.read_text(encoding="utf-8") for path in sorted((PLUGINS / "operators").glob("*.cpp"))]
     return (one for one in OPERATORS.values() if any(f"schemas::k{one.name}," in source for source in sources))
+
+
+def _with_optional_inputs(operator: Operator) -> Operator:
+    """The operator with the inputs that only some nodes have, which are the last ones."""
+    some = tuple(replace(tensor, optional=True) for tensor in operator.by_length)
+    return replace(operator, inputs=(*operator.inputs, *some))
 
 
 def symbol_name(symbol: str) -> str:

@@ -42,10 +42,13 @@ void Sizes::fix(Symbol symbol, int64_t size, const char* where) {
 
 Call::Call(const ort::Api& api, ort::Context* context, const Schema& schema)
     : api_(api), context_(context), schema_(schema) {
+    size_t given = 0;
+    check(api_.input_count(context, &given));
     for (size_t index = 0; index < schema.inputs.size(); ++index) {
         const TensorSpec& spec = schema.inputs[index];
         const ort::Value* value = nullptr;
-        check(api_.input(context, index, &value));
+        if (index < given) check(api_.input(context, index, &value));
+        if (value == nullptr && spec.optional) continue;
         require(value != nullptr, spec.name, ": missing");
         ort::Shape* shape = nullptr;
         check(api_.shape_of(value, &shape));

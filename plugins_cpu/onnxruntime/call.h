@@ -58,7 +58,7 @@ public:
     /// Fixes a size that follows from attributes. `where` names the source of the size.
     void fix(Symbol symbol, int64_t size, const char* where) { sizes_.fix(symbol, size, where); }
 
-    /// The elements of an input.
+    /// The elements of an input; null for an optional one that the node lacks.
     template <typename T>
     const T* input(size_t index) const {
         return static_cast<const T*>(inputs_[index]);

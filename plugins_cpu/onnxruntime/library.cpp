@@ -72,7 +72,9 @@ Registered registered(const Implementation& implementation) {
     one.provider = [](const ort::CustomOperator*) { return "CPUExecutionProvider"; };
     one.input_count = [](const ort::CustomOperator* self) { return of(self).schema.inputs.size(); };
     one.input_type = [](const ort::CustomOperator* self, size_t index) { return of(self).schema.inputs[index].type; };
-    one.input_presence = [](const ort::CustomOperator*, size_t) { return ort::Presence::kRequired; };
+    one.input_presence = [](const ort::CustomOperator* self, size_t index) {
+        return of(self).schema.inputs[index].optional ? ort::Presence::kOptional : ort::Presence::kRequired;
+    };
     one.input_memory = [](const ort::CustomOperator*, size_t) -> int32_t { return 0; };
     one.output_count = [](const ort::CustomOperator* self) { return of(self).schema.outputs.size(); };
     one.output_type = [](const ort::CustomOperator* self, size_t index) { return of(self).schema.outputs[index].type; };

@@ -10,7 +10,7 @@
 namespace kvc {
 
 /// The version of the interface that Python and the library share.
-inline constexpr int32_t kInterface = 1839271067;
+inline constexpr int32_t kInterface = 1062304839;
 
 inline constexpr const char* kDomain = "kvc";
 
@@ -84,7 +84,9 @@ inline constexpr Symbol kShape_T_Out[] = {Symbol::kSymbolT, Symbol::kSymbolOut};
 inline constexpr TensorSpec kKvcCompactInputs[] = {{"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
                                                    {"k", ort::ElementType::kFloat, false, kShape_B_G_S_D},
                                                    {"v", ort::ElementType::kFloat, false, kShape_B_G_S_D},
-                                                   {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B}};
+                                                   {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+                                                   {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+                                                   {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
 inline constexpr TensorSpec kKvcCompactOutputs[] = {{"k_cache", ort::ElementType::kFloat, false, kShape_B_G_C_D},
                                                     {"v_cache", ort::ElementType::kFloat, false, kShape_B_G_C_D},
                                                     {"bounds", ort::ElementType::kFloat, true, kShape_B_G_2D_P},
@@ -97,7 +99,9 @@ inline constexpr TensorSpec kKvcCompactTurnInputs[] = {{"q_window", ort::Element
                                                        {"k", ort::ElementType::kFloat, false, kShape_B_G_S_D},
                                                        {"v", ort::ElementType::kFloat, false, kShape_B_G_S_D},
                                                        {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
-                                                       {"window_lengths", ort::ElementType::kInt64, false, kShape_B}};
+                                                       {"window_lengths", ort::ElementType::kInt64, false, kShape_B},
+                                                       {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+                                                       {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
 inline constexpr TensorSpec kKvcCompactTurnOutputs[] = {{"k_cache", ort::ElementType::kFloat, false, kShape_B_G_C_D},
                                                         {"v_cache", ort::ElementType::kFloat, false, kShape_B_G_C_D},
                                                         {"bounds", ort::ElementType::kFloat, true, kShape_B_G_2D_P},

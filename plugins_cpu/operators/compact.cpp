@@ -12,7 +12,7 @@
 namespace kvc {
 namespace {
 
-constexpr size_t kKeys = 1, kValues = 2, kLengths = 3, kWindowLengths = 4;  // inputs
+constexpr size_t kKeys = 1, kValues = 2, kLengths = 3, kWindowLengths = 4;  // inputs; the last of a turn alone
 constexpr size_t kBoundsOut = 2, kLengthsOut = 3, kIndicesOut = 4;
 
 struct Rule {
@@ -35,7 +35,9 @@ public:
           keys_(call.input<float>(kKeys)),
           values_(call.input<float>(kValues)),
           lengths_(call.input<int64_t>(kLengths)),
-          window_lengths_(of_turn ? call.input<int64_t>(kWindowLengths) : nullptr) {
+          window_lengths_(of_turn ? call.input<int64_t>(kWindowLengths) : nullptr),
+          budgets_(call.input<int64_t>(of_turn ? kWindowLengths + 1 : kWindowLengths)),
+          pool_kernels_(call.input<int64_t>(of_turn ? kWindowLengths + 2 : kWindowLengths + 1)) {
         const int64_t heads = call.sizes()[Symbol::kHeads];
         require(kv_heads_ > 0 && heads % kv_heads_ == 0, "q_window: expected a multiple of ", kv_heads_,
                 " heads, found ", heads);
@@ -44,7 +46,7 @@ public:
         for (int64_t row = 0; row < batch_; ++row) {
             const int64_t window = this->window(row);
             require(window > 0 && window <= window_, "window_lengths: expected 1..", window_, ", found ", window);
-            require(length(row) <= rule.budget || window <= rule.budget,
+            require(length(row) <= budget(row) || window <= rule.budget,
                     "prompt_budget: expected at least the window's ", window, ", found ", rule.budget);
         }
         call.fix(Symbol::kCapacity, rule.capacity, "capacity");
@@ -54,16 +56,17 @@ public:
         kept_values_ = call.output<float>(1);
         bounds_ = call.output<float>(kBoundsOut);
         int64_t* const stored = call.output<int64_t>(kLengthsOut);
-        for (int64_t row = 0; row < batch_; ++row) stored[row] = std::min(length(row), rule.budget);
+        for (int64_t row = 0; row < batch_; ++row) stored[row] = std::min(length(row), budget(row));
         indices_ = call.output<int32_t>(kIndicesOut);
     }
 
     int64_t parts() const { return batch_ * kv_heads_; }
 
     void run(int64_t part) const {
-        const int64_t length = this->length(part / kv_heads_), stored = std::min(length, rule_.budget);
+        const int64_t length = this->length(part / kv_heads_), budget = this->budget(part / kv_heads_);
+        const int64_t stored = std::min(length, budget);
         int32_t* const kept = indices_ + part * rule_.capacity;
-        if (length > rule_.budget) {
+        if (length > budget) {
             choose(part, length, kept);
         } else {
             for (int64_t slot = 0; slot < length; ++slot) kept[slot] = static_cast<int32_t>(slot);
@@ -80,12 +83,25 @@ private:
     /// The queries of a row that vote: the last `window` ones.
     int64_t window(int64_t row) const { return window_lengths_ == nullptr ? window_ : window_lengths_[row]; }
 
+    /// The tokens that a row keeps: its own number, where rows have them, but no less than its window.
+    int64_t budget(int64_t row) const {
+        if (budgets_ == nullptr) return rule_.budget;
+        return std::min(std::max(budgets_[row], window(row)), rule_.budget);
+    }
+
+    /// How far pooling reaches to either side of a position of a row.
+    int64_t reach(int64_t row) const {
+        if (pool_kernels_ == nullptr) return (rule_.pool_kernel - 1) / 2;
+        return (std::clamp<int64_t>(pool_kernels_[row], 1, rule_.pool_kernel) - 1) / 2;
+    }
+
     /// Chooses the best tokens before the window, ascending, then the window.
     void choose(int64_t part, int64_t length, int32_t* kept) const {
-        const int64_t window = this->window(part / kv_heads_), prefix = length - window, wanted = rule_.budget - window;
+        const int64_t row = part / kv_heads_, window = this->window(row);
+        const int64_t prefix = length - window, wanted = budget(row) - window;
         for (int64_t index = 0; index < window; ++index) kept[wanted + index] = static_cast<int32_t>(prefix + index);
         if (wanted == 0) return;
-        const int64_t reach = (rule_.pool_kernel - 1) / 2, queries = group_ * window * size_;
+        const int64_t reach = this->reach(row), queries = group_ * window * size_;
         const int64_t scratch = observe_scratch(length, group_ * window, size_);
         const auto memory =
             std::make_unique_for_overwrite<float[]>(static_cast<size_t>(scratch + queries + prefix + 2 * reach));
@@ -153,7 +169,7 @@ private:
     Rule rule_;
     int64_t batch_, kv_heads_, group_, window_, padded_length_, size_, pages_;
     const float *query_, *keys_, *values_;
-    const int64_t *lengths_, *window_lengths_;
+    const int64_t *lengths_, *window_lengths_, *budgets_, *pool_kernels_;
     float *kept_keys_, *kept_values_, *bounds_;
     int32_t* indices_;
 };

@@ -16,7 +16,7 @@ _OPERATORS: dict[type[ast.operator], tuple[str, int]] = {
 def expression(formula: str) -> str:
     """A formula of `dimensions.evaluate` in C++, over int64_t variables named as its symbols and attributes.
 
-    `stored_pages` is the function of kernels/stored_pages.h."""
+    `stored_pages` and `groups_of` are functions of kernels/stored_pages.h and kernels/vector_formats.h."""
 
     def text(node: ast.expr, binding: int) -> str:
         match node:
@@ -30,8 +30,8 @@ def expression(formula: str) -> str:
                 return f"({written})" if strength < binding else written
             case ast.Call(func=ast.Name(id=name), args=arguments) if name in ("max", "min"):
                 return f"std::{name}({{{', '.join(text(one, 0) for one in arguments)}}})"
-            case ast.Call(func=ast.Name(id="stored_pages"), args=arguments):
-                return f"stored_pages({', '.join(text(one, 0) for one in arguments)})"
+            case ast.Call(func=ast.Name(id=name), args=arguments) if name in ("stored_pages", "groups_of"):
+                return f"{name}({', '.join(text(one, 0) for one in arguments)})"
         raise ValueError(f"formula {formula!r}: cannot be written in C++")
 
     return text(ast.parse(formula, mode="eval").body, 0)

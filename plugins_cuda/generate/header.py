@@ -52,7 +52,7 @@ def _struct(operator: Operator) -> str:
 
 def _symbols() -> str:
     named = {symbol for one in LIBRARY_OPERATORS for tensor in one.tensors for symbol in tensor.shape}
-    words = [f"{symbol} {size.words}" for symbol, size in SIZES.items() if symbol in named - {"2D", "C+M"}]
+    words = [f"{symbol} {size.words}" for symbol, size in SIZES.items() if symbol in named - {"2D", "C+M", "D/2"}]
     half = (len(words) + 1) // 2
     derived = f"P = {SIZES['P'].rule}."
     return ", ".join(words[:half]) + ",\n * " + ", ".join(words[half:]) + f".\n * {derived}"

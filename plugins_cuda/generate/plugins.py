@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kvc_trt.kernels.parameters import Member, kernel_of, members
+from kvc_trt.kernels.parameters import Member, kernel_of, members, whole
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.dimensions import INT32_MAX, SIZES, names_in
 from kvc_trt.operators.registry import KERNEL_OPERATORS
-from kvc_trt.operators.schema import BOUND, CACHE, INT64, VERSION, Attribute, Operator, Stride, Tensor
+from kvc_trt.operators.schema import (
+    BOUND,
+    BY_LENGTH,
+    CACHE,
+    CACHE_FORMAT,
+    INT64,
+    VERSION,
+    Attribute,
+    Operator,
+    Stride,
+    Tensor,
+)  # fmt: skip
 from plugins_cuda.generate.formulas import expression
 
 
@@ -35,7 +46,7 @@ inline constexpr size_t kDims = {len(SIZES)};
 inline constexpr const char* kDimNames[kDims] = {{{", ".join(f'"{size.words}"' for size in SIZES.values())}}};
 
 /// The most attributes of any operator.
-inline constexpr size_t kMaxFields = {max(len(operator.attributes) for operator in KERNEL_OPERATORS)};
+inline constexpr size_t kMaxFields = {max(len(whole(operator).attributes) for operator in KERNEL_OPERATORS)};
 
 }}  // namespace kvc::tensorrt
 """
@@ -64,8 +75,9 @@ def operator_sources() -> dict[str, str]:
 
 
 def _operator(operator: Operator) -> str:
-    kernel = kernel_of(operator)
+    kernel, operator, by_length = kernel_of(operator), whole(operator), len(operator.by_length)
     numbers = [member for member in members(operator) if not isinstance(member.source, Tensor)]
+    numbers = [member for member in numbers if member.name != CACHE_FORMAT.name]  # of `auto`, which is 0
     formulas = _lines(_formulas(operator))
     fields, sizes = " fields" if "fields." in formulas else "", " sizes" if formulas else ""
     return f"""// {operator.name}: {operator.summary}
@@ -115,7 +127,7 @@ KvcStatus launch(const Call& call, const Buffers& buffers, KvcMessage* message) 
 }}  // namespace
 
 constinit const Operator {_constant(operator)} = {{
-    "{operator.name}", kFields, kInputs, kOutputs, derive, workspace, launch}};
+    "{operator.name}", kFields, kInputs, kOutputs, derive, workspace, launch{f", {by_length}" if by_length else ""}}};
 
 }}  // namespace kvc::tensorrt
 """
@@ -148,6 +160,8 @@ def _field(operator: Operator, attribute: Attribute) -> str:
         f".minimum = {attribute.least}",
         f".maximum = {'INT32_MAX' if attribute.most == INT32_MAX else attribute.most}",
     ]
+    if attribute == BY_LENGTH:
+        parts.append(".optional = true")
     if attribute.odd:
         parts.append(".odd = true")
     if attribute.at_most in {one.name for one in operator.attributes}:
@@ -195,7 +209,7 @@ def _addresses(operator: Operator) -> Iterator[str]:
     the input's buffer."""
     updated = {tensor.alias: number for number, tensor in enumerate(operator.outputs) if tensor.alias}
     for member in members(operator):
-        if isinstance(member.source, Tensor):
+        if isinstance(member.source, Tensor) and member.source in (*operator.inputs, *operator.outputs):
             name = member.source.name
             if member.source in operator.outputs:
                 place = f"buffers.outputs[{operator.outputs.index(member.source)}]"
@@ -203,4 +217,7 @@ def _addresses(operator: Operator) -> Iterator[str]:
                 place = f"buffers.outputs[{updated[name]}]"
             else:
                 place = f"buffers.inputs[{operator.inputs.index(member.source)}]"
+                if member.source.optional:
+                    yield f"if (params.by_length != 0) params.{name} = static_cast<{member.type}>({place});"
+                    continue
             yield f"params.{name} = {place if 'void' in member.type else f'static_cast<{member.type}>({place})'};"

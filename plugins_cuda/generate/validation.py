@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvc_trt.kernels.parameters import kernel_of, members, size_members
+from kvc_trt.kernels.parameters import RESERVED, kernel_of, members, size_members, whole
 from kvc_trt.kernels.rotated import LIBRARY_OPERATORS
 from kvc_trt.operators.dimensions import ELEMENT_BYTES, INT32_MAX, SIZES, Size, names_in
 from kvc_trt.operators.schema import BOUND, CACHE, Attribute, Operator, Tensor
@@ -32,12 +32,14 @@ namespace kvc::checks {{
 
 
 def _functions(operator: Operator) -> str:
+    operator = whole(operator)
     struct = kernel_of(operator).struct
     tensors = _contiguous(operator)
     derived = [operator.formulas[symbol] for symbol, _ in _sizes(operator) if symbol in operator.formulas]
     formulas = dict(operator.all_formulas())
     held = size_members(operator)
-    extents = [formulas[one] for one in formulas if one not in held and any(one in tensor.shape for tensor in tensors)]
+    shapes = [tensor.shape for tensor in tensors if "groups" not in tensor.shape]
+    extents = [formulas[one] for one in formulas if one not in held and any(one in shape for shape in shapes)]
     sizes, attributes = ", ".join(_size_ranges(operator)), ", ".join(_attribute_ranges(operator))
     multiples = "\n".join(_multiples(operator))
     odd = "\n".join(f'check_odd("{one.name}", p.{one.name});' for one in _attributes(operator) if one.odd)
@@ -94,8 +96,8 @@ def _attribute_ranges(operator: Operator) -> Iterator[str]:
             formula = operator.formulas[symbol]
             value = expression(formula)
             yield f'{{"{size.field}", p.{size.field}, {value}, {value}, "{formula}"}}'
-    if kernel_of(operator).reserved:
-        yield '{"reserved", p.reserved, 0, 0}'
+    if any(one.name == RESERVED for one in members(operator)):
+        yield f'{{"{RESERVED}", p.{RESERVED}, 0, 0}}'
 
 
 def _range(operator: Operator, field: str, least: int, most: int, at_most: str | None) -> str:
@@ -122,12 +124,22 @@ def _contiguous(operator: Operator) -> list[Tensor]:
 
 
 def _tensor(operator: Operator, tensor: Tensor) -> str:
+    if operator.stores and tensor.stored in ("keys", "values"):
+        return _part(operator, tensor)
     written = tensor in operator.outputs or tensor in operator.state
     kinds = {CACHE: "output" if written else "input", BOUND: "stored_bounds" if written else "given_bounds"}
     kind = kinds.get(tensor.element, "numbers")
     shape = ", ".join(_extent(operator, symbol) for symbol in tensor.shape)
     made = f'make.{kind}("{tensor.name}", p.{tensor.name}, {{{shape}}})'
     return f"make.optional({made})" if tensor.optional else made
+
+
+def _part(operator: Operator, tensor: Tensor) -> str:
+    """Stored vectors, their scales or their minima: their sizes depend on the call's format."""
+    kind = next((kind for kind in ("scale", "minimum") if tensor.name.endswith(f"_{kind}")), "codes")
+    kinds = {"codes": "codes", "scale": "scales", "minimum": "minima"}
+    shape = ", ".join(_extent(operator, symbol) for symbol in (*tensor.shape[:-1], "D"))
+    return f'make.{kinds[kind]}(make.formats.{tensor.stored}, "{tensor.name}", p.{tensor.name}, {{{shape}}})'
 
 
 def _extent(operator: Operator, symbol: str) -> str:

@@ -30,11 +30,12 @@ struct ObservationParams {
     const T* k;                     // [B,G,S,D] by the strides
     const int64_t* prompt_lengths;  // [B]: n, clamped to 0..S
     const int64_t* window_lengths;  // [B]: the last V rows of the window vote, clamped to 1..W; null: all
+    const int64_t* prompt_budgets;  // [B]: what rows keep, where they have budgets of their own; null: prompt_budget
     float2* partials;               // [B,H,W,N]: statistic of a query row over a chunk of keys
     float2* weights;                // [B,H,W]: maximum and 1 / sum of a query row over all its keys
     float* votes;                   // [B,G,S]: entries before n-V are written
     int64_t prompt_length;          // S
-    int64_t prompt_budget;          // rows with n <= prompt_budget get no votes
+    int64_t prompt_budget;          // rows with n <= their budget get no votes
     int64_t kv_stride_batch;        // elements, as the next two
     int64_t kv_stride_head;
     int64_t kv_stride_token;
@@ -52,7 +53,8 @@ struct ObservationParams {
 template <class T>
 __device__ __forceinline__ int64_t observed_keys(const ObservationParams<T>& params, int64_t b) {
     const int64_t n = max(int64_t{0}, min(params.prompt_lengths[b], params.prompt_length));
-    return n > params.prompt_budget ? n : 0;
+    const int32_t window = window_length(params.window_lengths, b, params.window);
+    return n > row_budget(params.prompt_budgets, b, params.prompt_budget, window) ? n : 0;
 }
 
 // The number of window rows that do not vote in batch row `b`: the first W-V rows.

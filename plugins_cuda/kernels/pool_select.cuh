@@ -38,9 +38,11 @@ struct PoolSelectParams {
     int64_t prompt_length;          // S
     int64_t prompt_budget;          // B
     int64_t capacity;               // C
-    const float* votes;             // [B,G,S]; unused where S <= prompt_budget, as is `keys`
+    const float* votes;             // [B,G,S]; null where no row can exceed its budget, as is `keys`
     const int64_t* prompt_lengths;  // [B]
     const int64_t* window_lengths;  // [B]: V, the part of the window that votes and stays; null: all of it
+    const int64_t* prompt_budgets;  // [B]: B of each row, clamped to V..prompt_budget; null: prompt_budget
+    const int64_t* pool_kernels;    // [B]: ks of each row, clamped to 1..pool_kernel; null: pool_kernel
     uint32_t* keys;                 // [B,G,S] scratch
     int64_t* cache_lengths;         // [B]
     int32_t* indices;               // [B,G,C]
@@ -93,21 +95,25 @@ __global__ void __launch_bounds__(kThreads) pool_votes(const PoolSelectParams pa
     start_next_launch();
     wait_for_previous_launch();
     const int32_t n = clamped_length(params.prompt_lengths, blockIdx.z, params.prompt_length);
-    const int32_t votes_count = n - window_length(params.window_lengths, blockIdx.z, params.window);
+    const int32_t window = window_length(params.window_lengths, blockIdx.z, params.window);
+    const int32_t votes_count = n - window;
+    const int64_t budget = row_budget(params.prompt_budgets, blockIdx.z, params.prompt_budget, window);
+    const int32_t pool_kernel = row_pool_kernel(params.pool_kernels, blockIdx.z, params.pool_kernel);
     const int32_t outputs = kPoolTile<kThreads> - (params.pool_kernel - 1);
     const int32_t first_output = static_cast<int32_t>(blockIdx.x) * outputs;
-    if (n <= params.prompt_budget || first_output >= votes_count) return;
+    if (n <= budget || first_output >= votes_count) return;
 
     const int64_t head = static_cast<int64_t>(blockIdx.z) * params.kv_heads + blockIdx.y;
     const float* votes = params.votes + head * params.prompt_length;
     uint32_t values[kPoolPerThread];
 #pragma unroll
     for (int32_t j = 0; j < kPoolPerThread; ++j) {
+        // The row's kernel is odd: an even number is the odd one below it.
         const int32_t position =
-            first_output - params.pool_kernel / 2 + static_cast<int32_t>(threadIdx.x) + j * kThreads;
+            first_output - (pool_kernel - 1) / 2 + static_cast<int32_t>(threadIdx.x) + j * kThreads;
         values[j] = position >= 0 && position < votes_count ? pooling_key(votes[position]) : 0;
     }
-    pool_tile<kThreads>(values, params.pool_kernel, dynamic_shared<uint32_t>(0, 2 * kPoolTile<kThreads>));
+    pool_tile<kThreads>(values, (pool_kernel - 1) / 2 * 2 + 1, dynamic_shared<uint32_t>(0, 2 * kPoolTile<kThreads>));
     uint32_t* keys = params.keys + head * params.prompt_length;
 #pragma unroll
     for (int32_t j = 0; j < kPoolPerThread; ++j) {
@@ -139,11 +145,12 @@ __global__ void __launch_bounds__(kThreads) select_prompt(const PoolSelectParams
     start_next_launch();
     wait_for_previous_launch();
     const int32_t n = clamped_length(params.prompt_lengths, blockIdx.y, params.prompt_length);
-    const int32_t kept = static_cast<int32_t>(n < params.prompt_budget ? n : params.prompt_budget);
+    const int32_t window = window_length(params.window_lengths, blockIdx.y, params.window);
+    const int64_t budget = row_budget(params.prompt_budgets, blockIdx.y, params.prompt_budget, window);
+    const int32_t kept = static_cast<int32_t>(n < budget ? n : budget);
     const int64_t head = static_cast<int64_t>(blockIdx.y) * params.kv_heads + blockIdx.x;
     int32_t* indices = params.indices + head * params.capacity;
 
-    const int32_t window = window_length(params.window_lengths, blockIdx.y, params.window);
     const int32_t chosen = kept < n ? kept - window : 0;
     if (kept < n) {
         const uint32_t* keys = params.keys + head * params.prompt_length;

@@ -18,4 +18,16 @@ __device__ __forceinline__ int32_t window_length(const int64_t* lengths, int64_t
     return lengths == nullptr ? window : max(clamped_length(lengths, row, window), 1);
 }
 
+// What a row keeps: `most`, or where rows have budgets of their own, the row's, no less than its window.
+__device__ __forceinline__ int64_t row_budget(const int64_t* budgets, int64_t row, int64_t most, int32_t window) {
+    if (budgets == nullptr) return most;
+    const int64_t own = budgets[row] > window ? budgets[row] : window;
+    return own < most ? own : most;
+}
+
+// The width by which a row's votes are pooled: `widest`, or where rows have widths of their own, the row's.
+__device__ __forceinline__ int32_t row_pool_kernel(const int64_t* widths, int64_t row, int32_t widest) {
+    return widths == nullptr ? widest : max(clamped_length(widths, row, widest), 1);
+}
+
 }  // namespace kvc

@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels/vector_formats.h"
 #include "kvc/limits.h"
 #include "kvc/types.h"
 #include "src/error.h"
@@ -91,6 +92,7 @@ struct Tensor {
 struct TensorMaker {
     int64_t element_bytes;
     int64_t bound_bytes;
+    CacheFormat formats;
 
     Tensor input(const char* field, const void* data, std::initializer_list<int64_t> shape) const {
         return {field, data, bytes(field, shape, element_bytes), kDataAlignment, false, false};
@@ -108,12 +110,39 @@ struct TensorMaker {
     static Tensor numbers(const char* field, Number* data, std::initializer_list<int64_t> shape) {
         return {field, data, bytes(field, shape, sizeof(Number)), sizeof(Number), !std::is_const_v<Number>, false};
     }
+    /// Keys or values, `shape` in channels: elements or, in a format, codes.
+    template <class Data>
+    Tensor codes(VectorFormat format, const char* field, Data* data, std::initializer_list<int64_t> shape) const {
+        return vectors(field, data, shape, code_bytes(format, last_of(shape), element_bytes), kDataAlignment);
+    }
+    template <class Data>
+    static Tensor scales(VectorFormat format, const char* field, Data* data, std::initializer_list<int64_t> shape) {
+        return vectors(field, data, shape, scale_bytes(format, last_of(shape)), format == VectorFormat::kFp8 ? 1 : 2);
+    }
+    template <class Data>
+    static Tensor minima(VectorFormat format, const char* field, Data* data, std::initializer_list<int64_t> shape) {
+        return vectors(field, data, shape, minimum_bytes(format, last_of(shape)), 2);
+    }
     static Tensor optional(Tensor tensor) {
         tensor.optional = true;
         return tensor;
     }
     static uint64_t bytes(const char* field, std::initializer_list<int64_t> shape, int64_t size) {
         return checked_product(field, {static_cast<int64_t>(checked_product(field, shape)), size});
+    }
+
+private:
+    static int64_t last_of(std::initializer_list<int64_t> shape) { return *std::prev(shape.end()); }
+
+    /// A part of vectors that takes `size` bytes of each; where a format does not have it, its address is not looked at.
+    template <class Data>
+    static Tensor vectors(const char* field, Data* data, std::initializer_list<int64_t> shape, int64_t size,
+                          uint64_t alignment) {
+        if (size == 0) {
+            return {field, nullptr, 0, 1, false, true};
+        }
+        const int64_t count = static_cast<int64_t>(checked_product(field, shape)) / last_of(shape);
+        return {field, data, checked_product(field, {count, size}), alignment, !std::is_const_v<Data>, false};
     }
 };
 
@@ -157,11 +186,14 @@ inline void check_memory(const std::vector<Tensor>& tensors) {
 template <class Params>
 TensorMaker maker(const Params& params) {
     const int64_t element_bytes = element_bytes_of(params.dtype);
+    TensorMaker make{element_bytes, element_bytes, {}};
     if constexpr (requires { params.fp8_bounds; }) {
-        return {element_bytes, params.fp8_bounds != 0 ? 1 : element_bytes};
-    } else {
-        return {element_bytes, element_bytes};
+        make.bound_bytes = params.fp8_bounds != 0 ? 1 : element_bytes;
     }
+    if constexpr (requires { params.cache_format; }) {
+        make.formats = formats_of(params.cache_format);
+    }
+    return make;
 }
 
 }  // namespace kvc::checks

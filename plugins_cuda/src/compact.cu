@@ -17,7 +17,10 @@ struct CompactScratch {
     uint32_t* keys;  // [B,G,S]
 };
 
-bool may_evict(const KvcCompactParams& params) { return params.prompt_length > params.prompt_budget; }
+/// Where rows have budgets of their own, the host does not know them.
+bool may_evict(const KvcCompactParams& params) {
+    return params.by_length != 0 || params.prompt_length > params.prompt_budget;
+}
 
 PoolSelectParams pool_select_params(const KvcCompactParams& params, const int64_t* window_lengths,
                                     const CompactScratch& scratch) {
@@ -32,6 +35,8 @@ PoolSelectParams pool_select_params(const KvcCompactParams& params, const int64_
     pool.votes = scratch.votes;
     pool.prompt_lengths = params.prompt_lengths;
     pool.window_lengths = window_lengths;
+    pool.prompt_budgets = params.by_length != 0 ? params.prompt_budgets : nullptr;
+    pool.pool_kernels = params.by_length != 0 ? params.pool_kernels : nullptr;
     pool.keys = scratch.keys;
     pool.cache_lengths = params.cache_lengths;
     pool.indices = params.indices;
@@ -80,6 +85,7 @@ KvcCompactParams as_prompt(const KvcCompactTurnParams& turn) {
     prompt.pool_kernel = turn.pool_kernel;
     prompt.page_size = turn.page_size;
     prompt.fp8_bounds = turn.fp8_bounds;
+    prompt.by_length = turn.by_length;
     prompt.prompt_length = turn.prompt_length;
     prompt.prompt_budget = turn.prompt_budget;
     prompt.capacity = turn.capacity;
@@ -90,6 +96,8 @@ KvcCompactParams as_prompt(const KvcCompactTurnParams& turn) {
     prompt.k = turn.k;
     prompt.v = turn.v;
     prompt.prompt_lengths = turn.prompt_lengths;
+    prompt.prompt_budgets = turn.prompt_budgets;
+    prompt.pool_kernels = turn.pool_kernels;
     prompt.k_cache = turn.k_cache;
     prompt.v_cache = turn.v_cache;
     prompt.bounds = turn.bounds;

@@ -2,7 +2,7 @@
 //
 //     x[h,i,j] = q[h,i] · k[h / (H/G), j] / sqrt(D), hidden where j > n-W+i;  votes[g,j] = sum over h in g, i of softmax_j(x)
 //
-// for every batch row of n > prompt_budget keys, j < n-W, never materialising [H,W,S]: pass A
+// for every batch row of more keys n than its budget, j < n-W, never materialising [H,W,S]: pass A
 // (observation_statistics.cuh) reads K for the softmax statistics, a merge makes them whole, pass B
 // (observation_votes.cuh) reads K again and adds up probabilities. Three launches with grids that depend on sizes
 // alone; blocks of rows that keep everything return at once.
@@ -59,6 +59,7 @@ ObservationParams<T> observation_params(const KvcCompactParams& compact, const i
     params.k = static_cast<const T*>(compact.k);
     params.prompt_lengths = compact.prompt_lengths;
     params.window_lengths = window_lengths;
+    params.prompt_budgets = compact.by_length != 0 ? compact.prompt_budgets : nullptr;
     params.partials = scratch.partials;
     params.weights = scratch.weights;
     params.votes = votes;
@@ -90,7 +91,7 @@ void launch_observation_tiles(ObservationParams<T> params, int32_t block_rows, S
     launch<observation_votes<T, Tile>>("observation_votes", grid, threads, shared, stream, params);
 }
 
-// Queues the three launches. Writes votes [B,G,S] before n-V of every row of n > prompt_budget; V is its entry of
+// Queues the three launches. Writes votes [B,G,S] before n-V of every row of n > its budget; V is its entry of
 // `window_lengths` [B], or W where that is null.
 template <class T>
 void launch_observation(const KvcCompactParams& compact, const int64_t* window_lengths,

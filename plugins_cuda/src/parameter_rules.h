@@ -20,7 +20,7 @@ inline void check_numbers(const KvcAppendBlockParams& p) {
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576},
                   {"block", p.block, 1, 1048576}});
-
+    check_ranges({{"cache_format", p.cache_format, 0, 0}, {"reserved", p.reserved, 0, 0}});
     check_multiple("head_size", p.head_size, 8);
 }
 
@@ -29,8 +29,12 @@ inline std::vector<Tensor> tensors_of(const KvcAppendBlockParams& p) {
 
     return {make.input("k_new", p.k_new, {p.batch, p.kv_heads, p.block, p.head_size}),
             make.input("v_new", p.v_new, {p.batch, p.kv_heads, p.block, p.head_size}),
-            make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.codes(make.formats.keys, "k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.scales(make.formats.keys, "k_scale", p.k_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.minima(make.formats.keys, "k_minimum", p.k_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.codes(make.formats.values, "v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.scales(make.formats.values, "v_scale", p.v_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.minima(make.formats.values, "v_minimum", p.v_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
             make.numbers("lengths", p.lengths, {p.batch})};
 }
@@ -49,6 +53,8 @@ inline void check_numbers(const KvcCompactParams& p) {
     check_ranges({{"pool_kernel", p.pool_kernel, 1, 4095},
                   {"page_size", p.page_size, 1, kLargestInt32},
                   {"fp8_bounds", p.fp8_bounds, 0, 1},
+                  {"by_length", p.by_length, 0, 1},
+                  {"cache_format", p.cache_format, 0, 0},
                   {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"},
                   {"reserved", p.reserved, 0, 0}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
@@ -67,8 +73,14 @@ inline std::vector<Tensor> contiguous_tensors_of(const KvcCompactParams& p) {
     return {
         make.input("q_window", p.q_window, {p.batch, p.heads, p.window, p.head_size}),
         make.numbers("prompt_lengths", p.prompt_lengths, {p.batch}),
-        make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-        make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.optional(make.numbers("prompt_budgets", p.prompt_budgets, {p.batch})),
+        make.optional(make.numbers("pool_kernels", p.pool_kernels, {p.batch})),
+        make.codes(make.formats.keys, "k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.scales(make.formats.keys, "k_scale", p.k_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.minima(make.formats.keys, "k_minimum", p.k_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.codes(make.formats.values, "v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.scales(make.formats.values, "v_scale", p.v_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.minima(make.formats.values, "v_minimum", p.v_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),
         make.optional(make.stored_bounds(
             "bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, stored_pages(C, page_size, element_bytes, fp8_bounds)})),
         make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
@@ -89,6 +101,8 @@ inline void check_numbers(const KvcCompactTurnParams& p) {
     check_ranges({{"pool_kernel", p.pool_kernel, 1, 4095},
                   {"page_size", p.page_size, 1, kLargestInt32},
                   {"fp8_bounds", p.fp8_bounds, 0, 1},
+                  {"by_length", p.by_length, 0, 1},
+                  {"cache_format", p.cache_format, 0, 0},
                   {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"},
                   {"reserved", p.reserved, 0, 0}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
@@ -106,12 +120,26 @@ inline std::vector<Tensor> tensors_of(const KvcCompactTurnParams& p) {
     const int64_t D = p.head_size;
     return {
         make.input("q_window", p.q_window, {p.batch, p.heads, p.window, p.head_size}),
-        make.input("k", p.k, {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
-        make.input("v", p.v, {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
+        make.codes(make.formats.keys, "k", p.k, {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
+        make.scales(make.formats.keys, "joined_k_scale", p.joined_k_scale,
+                    {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
+        make.minima(make.formats.keys, "joined_k_minimum", p.joined_k_minimum,
+                    {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
+        make.codes(make.formats.values, "v", p.v, {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
+        make.scales(make.formats.values, "joined_v_scale", p.joined_v_scale,
+                    {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
+        make.minima(make.formats.values, "joined_v_minimum", p.joined_v_minimum,
+                    {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
         make.numbers("prompt_lengths", p.prompt_lengths, {p.batch}),
         make.numbers("window_lengths", p.window_lengths, {p.batch}),
-        make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-        make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.optional(make.numbers("prompt_budgets", p.prompt_budgets, {p.batch})),
+        make.optional(make.numbers("pool_kernels", p.pool_kernels, {p.batch})),
+        make.codes(make.formats.keys, "k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.scales(make.formats.keys, "k_scale", p.k_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.minima(make.formats.keys, "k_minimum", p.k_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.codes(make.formats.values, "v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.scales(make.formats.values, "v_scale", p.v_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.minima(make.formats.values, "v_minimum", p.v_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),
         make.optional(make.stored_bounds(
             "bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, stored_pages(C, page_size, element_bytes, fp8_bounds)})),
         make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
@@ -127,7 +155,7 @@ inline void check_numbers(const KvcDenseAttentionParams& p) {
                   {"kv_heads", p.kv_heads, 1, p.heads, "heads"},
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576}});
-    check_ranges({{"reserved", p.reserved, 0, 0}});
+    check_ranges({{"cache_format", p.cache_format, 0, 0}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
     check_group(p);
@@ -139,8 +167,12 @@ inline std::vector<Tensor> tensors_of(const KvcDenseAttentionParams& p) {
     return {make.input("query", p.query, {p.batch, p.heads, p.head_size}),
             make.input("k_new", p.k_new, {p.batch, p.kv_heads, p.head_size}),
             make.input("v_new", p.v_new, {p.batch, p.kv_heads, p.head_size}),
-            make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.codes(make.formats.keys, "k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.scales(make.formats.keys, "k_scale", p.k_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.minima(make.formats.keys, "k_minimum", p.k_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.codes(make.formats.values, "v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.scales(make.formats.values, "v_scale", p.v_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.minima(make.formats.values, "v_minimum", p.v_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
             make.output("output", p.output, {p.batch, p.heads, p.head_size})};
 }
@@ -159,12 +191,14 @@ inline void check_numbers(const KvcHybridAttentionParams& p) {
                   {"capacity", p.capacity, 1, 1048576}});
     check_ranges({{"page_size", p.page_size, 1, kLargestInt32},
                   {"fp8_bounds", p.fp8_bounds, 0, 1},
+                  {"cache_format", p.cache_format, 0, 0},
                   {"token_budget", p.token_budget, 0, kLargestInt32},
                   {"dense_until", p.dense_until, 0, kLargestInt32},
                   {"top_r", p.top_r, 1, p.head_size, "head_size"},
                   {"top_k", p.top_k, 1, p.capacity, "capacity"},
                   {"selected_width", p.selected_width, std::max({top_k, token_budget, dense_until}),
-                   std::max({top_k, token_budget, dense_until}), "max(top_k, token_budget, dense_until)"}});
+                   std::max({top_k, token_budget, dense_until}), "max(top_k, token_budget, dense_until)"},
+                  {"reserved", p.reserved, 0, 0}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
     check_group(p);
@@ -180,8 +214,12 @@ inline std::vector<Tensor> tensors_of(const KvcHybridAttentionParams& p) {
     return {make.input("query", p.query, {p.batch, p.heads, p.head_size}),
             make.input("k_new", p.k_new, {p.batch, p.kv_heads, p.head_size}),
             make.input("v_new", p.v_new, {p.batch, p.kv_heads, p.head_size}),
-            make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.codes(make.formats.keys, "k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.scales(make.formats.keys, "k_scale", p.k_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.minima(make.formats.keys, "k_minimum", p.k_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.codes(make.formats.values, "v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.scales(make.formats.values, "v_scale", p.v_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.minima(make.formats.values, "v_minimum", p.v_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.stored_bounds("bounds", p.bounds,
                                {p.batch, p.kv_heads, 2 * D, stored_pages(C, page_size, element_bytes, fp8_bounds)}),
             make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
@@ -198,7 +236,7 @@ inline void check_numbers(const KvcJoinBlockParams& p) {
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576},
                   {"block", p.block, 1, 1048576}});
-
+    check_ranges({{"cache_format", p.cache_format, 0, 0}, {"reserved", p.reserved, 0, 0}});
     check_multiple("head_size", p.head_size, 8);
 }
 
@@ -206,15 +244,26 @@ inline std::vector<Tensor> tensors_of(const KvcJoinBlockParams& p) {
     const TensorMaker make = maker(p);
     const int64_t C = p.capacity;
     const int64_t M = p.block;
-    return {make.input("k_new", p.k_new, {p.batch, p.kv_heads, p.block, p.head_size}),
-            make.input("v_new", p.v_new, {p.batch, p.kv_heads, p.block, p.head_size}),
-            make.input("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.input("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
-            make.numbers("lengths", p.lengths, {p.batch}),
-            make.output("k", p.k, {p.batch, p.kv_heads, C + M, p.head_size}),
-            make.output("v", p.v, {p.batch, p.kv_heads, C + M, p.head_size}),
-            make.numbers("joined_lengths", p.joined_lengths, {p.batch})};
+    return {
+        make.input("k_new", p.k_new, {p.batch, p.kv_heads, p.block, p.head_size}),
+        make.input("v_new", p.v_new, {p.batch, p.kv_heads, p.block, p.head_size}),
+        make.codes(make.formats.keys, "k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.scales(make.formats.keys, "k_scale", p.k_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.minima(make.formats.keys, "k_minimum", p.k_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.codes(make.formats.values, "v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.scales(make.formats.values, "v_scale", p.v_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.minima(make.formats.values, "v_minimum", p.v_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
+        make.numbers("lengths", p.lengths, {p.batch}),
+        make.codes(make.formats.keys, "k", p.k, {p.batch, p.kv_heads, C + M, p.head_size}),
+        make.scales(make.formats.keys, "joined_k_scale", p.joined_k_scale, {p.batch, p.kv_heads, C + M, p.head_size}),
+        make.minima(make.formats.keys, "joined_k_minimum", p.joined_k_minimum,
+                    {p.batch, p.kv_heads, C + M, p.head_size}),
+        make.codes(make.formats.values, "v", p.v, {p.batch, p.kv_heads, C + M, p.head_size}),
+        make.scales(make.formats.values, "joined_v_scale", p.joined_v_scale, {p.batch, p.kv_heads, C + M, p.head_size}),
+        make.minima(make.formats.values, "joined_v_minimum", p.joined_v_minimum,
+                    {p.batch, p.kv_heads, C + M, p.head_size}),
+        make.numbers("joined_lengths", p.joined_lengths, {p.batch})};
 }
 
 // ---- KvcRaiseBounds
@@ -226,7 +275,10 @@ inline void check_numbers(const KvcRaiseBoundsParams& p) {
                   {"head_size", p.head_size, 16, 256},
                   {"block", p.block, 1, 1048576},
                   {"pages", p.pages, 1, 1048576}});
-    check_ranges({{"page_size", p.page_size, 1, kLargestInt32}, {"fp8_bounds", p.fp8_bounds, 0, 1}});
+    check_ranges({{"page_size", p.page_size, 1, kLargestInt32},
+                  {"fp8_bounds", p.fp8_bounds, 0, 1},
+                  {"cache_format", p.cache_format, 0, 0},
+                  {"reserved", p.reserved, 0, 0}});
     check_multiple("head_size", p.head_size, 8);
 }
 
@@ -246,7 +298,7 @@ inline void check_numbers(const KvcReplaceBoundsParams& p) {
                   {"kv_heads", p.kv_heads, 1, 65535},
                   {"pages", p.pages, 1, 1048576},
                   {"channels", p.channels, 32, 512}});
-    check_ranges({{"fp8_bounds", p.fp8_bounds, 0, 1}, {"reserved", p.reserved, 0, 0}});
+    check_ranges({{"fp8_bounds", p.fp8_bounds, 0, 1}, {"cache_format", p.cache_format, 0, 0}});
     check_multiple("channels", p.channels, 16);
 }
 
@@ -265,19 +317,31 @@ inline void check_numbers(const KvcReplaceCacheParams& p) {
                   {"kv_heads", p.kv_heads, 1, 65535},
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576}});
-
+    check_ranges({{"cache_format", p.cache_format, 0, 0}, {"reserved", p.reserved, 0, 0}});
     check_multiple("head_size", p.head_size, 8);
 }
 
 inline std::vector<Tensor> tensors_of(const KvcReplaceCacheParams& p) {
     const TensorMaker make = maker(p);
 
-    return {make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.numbers("slot_positions", p.slot_positions, {p.batch, p.kv_heads, p.capacity}),
-            make.input("k_kept", p.k_kept, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.input("v_kept", p.v_kept, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.numbers("positions_kept", p.positions_kept, {p.batch, p.kv_heads, p.capacity})};
+    return {
+        make.codes(make.formats.keys, "k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.scales(make.formats.keys, "k_scale", p.k_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.minima(make.formats.keys, "k_minimum", p.k_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.codes(make.formats.values, "v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.scales(make.formats.values, "v_scale", p.v_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.minima(make.formats.values, "v_minimum", p.v_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.numbers("slot_positions", p.slot_positions, {p.batch, p.kv_heads, p.capacity}),
+        make.codes(make.formats.keys, "k_kept", p.k_kept, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.scales(make.formats.keys, "k_kept_scale", p.k_kept_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.minima(make.formats.keys, "k_kept_minimum", p.k_kept_minimum,
+                    {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.codes(make.formats.values, "v_kept", p.v_kept, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.scales(make.formats.values, "v_kept_scale", p.v_kept_scale,
+                    {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.minima(make.formats.values, "v_kept_minimum", p.v_kept_minimum,
+                    {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.numbers("positions_kept", p.positions_kept, {p.batch, p.kv_heads, p.capacity})};
 }
 
 // ---- KvcRotatedHybridAttention
@@ -294,12 +358,14 @@ inline void check_numbers(const KvcRotatedHybridAttentionParams& p) {
                   {"capacity", p.capacity, 1, 1048576}});
     check_ranges({{"page_size", p.page_size, 1, kLargestInt32},
                   {"fp8_bounds", p.fp8_bounds, 0, 1},
+                  {"cache_format", p.cache_format, 0, 0},
                   {"token_budget", p.token_budget, 0, kLargestInt32},
                   {"dense_until", p.dense_until, 0, kLargestInt32},
                   {"top_r", p.top_r, 1, p.head_size, "head_size"},
                   {"top_k", p.top_k, 1, p.capacity, "capacity"},
                   {"selected_width", p.selected_width, std::max({top_k, token_budget, dense_until}),
-                   std::max({top_k, token_budget, dense_until}), "max(top_k, token_budget, dense_until)"}});
+                   std::max({top_k, token_budget, dense_until}), "max(top_k, token_budget, dense_until)"},
+                  {"reserved", p.reserved, 0, 0}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
     check_group(p);
@@ -309,16 +375,20 @@ inline std::vector<Tensor> tensors_of(const KvcRotatedHybridAttentionParams& p) 
     const TensorMaker make = maker(p);
     const int64_t heads = p.heads;
     const int64_t G = p.kv_heads;
-    const int64_t D = p.head_size;
     const int64_t C = p.capacity;
     const int64_t page_size = p.page_size;
     const int64_t element_bytes = make.element_bytes;
     const int64_t fp8_bounds = p.fp8_bounds;
+    const int64_t D = p.head_size;
     return {make.input("joined", p.joined, {p.batch, heads + 2 * G, p.head_size}),
             make.numbers("cosines", p.cosines, {p.batch, D / 2}),
             make.numbers("sines", p.sines, {p.batch, D / 2}),
-            make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.codes(make.formats.keys, "k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.scales(make.formats.keys, "k_scale", p.k_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.minima(make.formats.keys, "k_minimum", p.k_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.codes(make.formats.values, "v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.scales(make.formats.values, "v_scale", p.v_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.minima(make.formats.values, "v_minimum", p.v_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.stored_bounds("bounds", p.bounds,
                                {p.batch, p.kv_heads, 2 * D, stored_pages(C, page_size, element_bytes, fp8_bounds)}),
             make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
@@ -336,7 +406,7 @@ inline void check_numbers(const KvcRotatedDenseAttentionParams& p) {
                   {"kv_heads", p.kv_heads, 1, p.heads, "heads"},
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576}});
-    check_ranges({{"reserved", p.reserved, 0, 0}});
+    check_ranges({{"cache_format", p.cache_format, 0, 0}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
     check_group(p);
@@ -350,8 +420,12 @@ inline std::vector<Tensor> tensors_of(const KvcRotatedDenseAttentionParams& p) {
     return {make.input("joined", p.joined, {p.batch, heads + 2 * G, p.head_size}),
             make.numbers("cosines", p.cosines, {p.batch, D / 2}),
             make.numbers("sines", p.sines, {p.batch, D / 2}),
-            make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.codes(make.formats.keys, "k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.scales(make.formats.keys, "k_scale", p.k_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.minima(make.formats.keys, "k_minimum", p.k_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.codes(make.formats.values, "v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.scales(make.formats.values, "v_scale", p.v_scale, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.minima(make.formats.values, "v_minimum", p.v_minimum, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
             make.output("output", p.output, {p.batch, p.heads, p.head_size}),
             make.output("query", p.query, {p.batch, p.heads, p.head_size})};

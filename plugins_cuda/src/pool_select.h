@@ -17,7 +17,7 @@ void launch_pool_votes(const PoolSelectParams& params, Stream& stream) {
 inline void launch_pool_select(const PoolSelectParams& params, Stream& stream) {
     // Small tiles spread a prompt over more blocks; for a wide kernel they would hold little but margins.
     constexpr int32_t kWideKernel = 1024;
-    if (params.prompt_length > params.prompt_budget) {
+    if (params.votes != nullptr) {
         params.pool_kernel < kWideKernel ? launch_pool_votes<256>(params, stream)
                                          : launch_pool_votes<1024>(params, stream);
     }

@@ -16,6 +16,8 @@ inline KvcHybridAttentionParams with_rotated_query(const KvcRotatedHybridAttenti
     params.page_size = p.page_size;
     params.top_r = p.top_r;
     params.fp8_bounds = p.fp8_bounds;
+    params.cache_format = p.cache_format;
+    params.reserved = p.reserved;
     params.capacity = p.capacity;
     params.top_k = p.top_k;
     params.token_budget = p.token_budget;
@@ -23,7 +25,11 @@ inline KvcHybridAttentionParams with_rotated_query(const KvcRotatedHybridAttenti
     params.selected_width = p.selected_width;
     params.query = p.query;
     params.k_cache = p.k_cache;
+    params.k_scale = p.k_scale;
+    params.k_minimum = p.k_minimum;
     params.v_cache = p.v_cache;
+    params.v_scale = p.v_scale;
+    params.v_minimum = p.v_minimum;
     params.bounds = p.bounds;
     params.cache_lengths = p.cache_lengths;
     params.output = p.output;
@@ -38,11 +44,15 @@ inline KvcDenseAttentionParams with_rotated_query(const KvcRotatedDenseAttention
     params.heads = p.heads;
     params.kv_heads = p.kv_heads;
     params.head_size = p.head_size;
-    params.reserved = p.reserved;
+    params.cache_format = p.cache_format;
     params.capacity = p.capacity;
     params.query = p.query;
     params.k_cache = p.k_cache;
+    params.k_scale = p.k_scale;
+    params.k_minimum = p.k_minimum;
     params.v_cache = p.v_cache;
+    params.v_scale = p.v_scale;
+    params.v_minimum = p.v_minimum;
     params.cache_lengths = p.cache_lengths;
     params.output = p.output;
     return params;

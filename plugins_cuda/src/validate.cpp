@@ -46,6 +46,16 @@ std::vector<Tensor> tensors_of(const KvcCompactParams& p) {
     return tensors;
 }
 
+/// Rows that have numbers of their own need them.
+template <class Params>
+void check_rows(const Params& p) {
+    if (p.by_length == 0) return;
+    for (const Tensor& tensor : {TensorMaker::numbers("prompt_budgets", p.prompt_budgets, {p.batch}),
+                                 TensorMaker::numbers("pool_kernels", p.pool_kernels, {p.batch})}) {
+        check_address(tensor);
+    }
+}
+
 /// The sizes of an operation without rules of its own.
 template <class Params>
 void check_sizes(const Params* params, const char* type) {
@@ -109,10 +119,14 @@ void validate(const KvcCompactParams* params) {
         refuse("k_cache", address(p.k_cache),
                "memory apart from k (in place: v_cache is v, and k is contiguous with S = C)");
     }
+    check_rows(p);
     check_memory(tensors_of(p));
 }
 
-void validate(const KvcCompactTurnParams* params) { check_all(params); }
+void validate(const KvcCompactTurnParams* params) {
+    check_all(params);
+    check_rows(*params);
+}
 void validate(const KvcHybridAttentionParams* params) { check_all(params); }
 void validate(const KvcDenseAttentionParams* params) { check_all(params); }
 void validate(const KvcRotatedHybridAttentionParams* params) { check_all(params); }

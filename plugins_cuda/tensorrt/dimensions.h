@@ -24,9 +24,12 @@ enum class Dim : uint8_t {
     kPages,             ///< P
     kTwiceHeadSize,     ///< 2D
     kSelectedWidth,     ///< K
+    kHalfHeadSize,      ///< D/2
+    kGroups,            ///< groups
+    kOne,               ///< 1
     kBytesPerElement,   ///< element_bytes
 };
-inline constexpr size_t kDims = 13;
+inline constexpr size_t kDims = 16;
 
 /// The symbols' names in messages.
 inline constexpr const char* kDimNames[kDims] = {"batch",
@@ -41,6 +44,9 @@ inline constexpr const char* kDimNames[kDims] = {"batch",
                                                  "pages",
                                                  "2 x head size",
                                                  "selected width",
+                                                 "half head size",
+                                                 "groups",
+                                                 "one",
                                                  "bytes per element"};
 
 /// The most attributes of any operator.

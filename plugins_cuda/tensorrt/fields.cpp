@@ -57,7 +57,7 @@ Fields::Fields(std::span<const FieldSpec> specs, const PluginFieldCollection* co
         values_[index] = value_of(specs[index], field);
     }
     for (size_t i = 0; i < specs.size(); ++i) {
-        if (!seen[i]) refuse("field %s: missing", specs[i].name);
+        if (!seen[i] && !specs[i].optional) refuse("field %s: missing", specs[i].name);
     }
     check_together();
 }

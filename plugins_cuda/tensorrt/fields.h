@@ -1,7 +1,7 @@
 // The attributes of a plugin: a table per operator lists them, and values from outside are checked against it.
 //
 // An engine file and a network are hostile input. Every attribute of these operators is an INT in ONNX; TensorRT passes
-// it as one kINT32. Each attribute must be there exactly once, and nothing else.
+// it as one kINT32. Each attribute must be there exactly once, an optional one at most once, and nothing else.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -19,6 +19,7 @@ struct FieldSpec {
     const char* name;
     int32_t minimum;
     int32_t maximum;
+    bool optional = false;  ///< a node without it means 0
     bool odd = false;
     const char* at_most = nullptr;  ///< another attribute that it may not exceed
 };

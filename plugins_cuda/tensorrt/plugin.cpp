@@ -51,7 +51,7 @@ int32_t Plugin::getOutputDataTypes(DataType* output_types, int32_t outputs, cons
         check_counts(inputs, outputs);
         const Types types = types_of(input_types[0]);
         dtype_of(types.cache);
-        for (size_t i = 0; i < operator_.inputs.size(); ++i) {
+        for (size_t i = 0; i < given_inputs().size(); ++i) {
             const DataType expected = type_of(operator_.inputs[i], types);
             if (input_types[i] == expected) continue;
             refuse("%s: expected DataType %d, found %d", operator_.inputs[i].name, static_cast<int>(expected),
@@ -73,7 +73,7 @@ int32_t Plugin::getOutputShapes(const DimsExprs* input_shapes, int32_t inputs, c
         SymbolExprs exprs{};
         Sizes sizes;
         if (cache_type_) sizes.fix(Dim::kBytesPerElement, element_bytes_of(*cache_type_), "type of the cache");
-        for (size_t i = 0; i < operator_.inputs.size(); ++i) bind(operator_.inputs[i], input_shapes[i], exprs, sizes);
+        for (size_t i = 0; i < given_inputs().size(); ++i) bind(operator_.inputs[i], input_shapes[i], exprs, sizes);
         operator_.derive(fields_, sizes);
         for (size_t i = 0; i < operator_.outputs.size(); ++i) {
             output_shapes[i] = shape_of(operator_.outputs[i], exprs, sizes, builder);
@@ -84,7 +84,7 @@ int32_t Plugin::getOutputShapes(const DimsExprs* input_shapes, int32_t inputs, c
 
 bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTensorDesc* tensors, int32_t inputs,
                                        int32_t outputs) noexcept {
-    if (inputs != static_cast<int32_t>(operator_.inputs.size()) || outputs != getNbOutputs()) return false;
+    if (inputs != static_cast<int32_t>(given_inputs().size()) || outputs != getNbOutputs()) return false;
     if (position < 0 || position >= inputs + outputs) return false;
     const TensorSpec& spec = position < inputs ? operator_.inputs[position] : operator_.outputs[position - inputs];
     const Types types = types_of(tensors[0].desc.type);
@@ -135,8 +135,13 @@ int32_t Plugin::enqueue(const PluginTensorDesc* in, const PluginTensorDesc* out,
     });
 }
 
+std::span<const TensorSpec> Plugin::given_inputs() const {
+    const size_t absent = fields_.is_set("by_length") ? 0 : operator_.by_length;
+    return operator_.inputs.first(operator_.inputs.size() - absent);
+}
+
 void Plugin::check_counts(int32_t inputs, int32_t outputs) const {
-    const int expected_inputs = static_cast<int>(operator_.inputs.size());
+    const int expected_inputs = static_cast<int>(given_inputs().size());
     if (inputs != expected_inputs || outputs != getNbOutputs()) {
         refuse("expected %d inputs and %d outputs, found %d and %d", expected_inputs, static_cast<int>(getNbOutputs()),
                static_cast<int>(inputs), static_cast<int>(outputs));
@@ -161,7 +166,7 @@ Call Plugin::empty_call(const Types& types) const {
 Call Plugin::call_at(const DynamicPluginTensorDesc* in, ProfileEnd end) const {
     const Types types = types_of(in[0].desc.type);
     Call call = empty_call(types);
-    for (size_t i = 0; i < operator_.inputs.size(); ++i) {
+    for (size_t i = 0; i < given_inputs().size(); ++i) {
         check_type(operator_.inputs[i], in[i].desc, types);
         bind(operator_.inputs[i], in[i].*end, call.sizes);
     }
@@ -172,7 +177,7 @@ Call Plugin::call_at(const DynamicPluginTensorDesc* in, ProfileEnd end) const {
 Call Plugin::call_with(const PluginTensorDesc* in, const PluginTensorDesc* out) const {
     const Types types = types_of(in[0].type);
     Call call = empty_call(types);
-    for (size_t i = 0; i < operator_.inputs.size(); ++i) {
+    for (size_t i = 0; i < given_inputs().size(); ++i) {
         check_type(operator_.inputs[i], in[i], types);
         bind(operator_.inputs[i], in[i].dims, call.sizes);
     }

@@ -43,6 +43,7 @@ struct Operator {
     void (*derive)(const Fields& fields, Sizes& sizes);
     KvcStatus (*workspace)(const Call& call, uint64_t* bytes, KvcMessage* message);
     KvcStatus (*launch)(const Call& call, const Buffers& buffers, KvcMessage* message);
+    size_t by_length = 0;  ///< the last inputs, which only nodes have whose attribute of this name is 1
 };
 
 class Plugin final : public nvinfer1::IPluginV3,
@@ -84,6 +85,8 @@ public:
 private:
     using ProfileEnd = nvinfer1::Dims nvinfer1::DynamicPluginTensorDesc::*;
 
+    /// The inputs that a node with these attributes has.
+    std::span<const TensorSpec> given_inputs() const;
     void check_counts(int32_t inputs, int32_t outputs) const;
     /// The open types of a call, given that of its first input.
     Types types_of(nvinfer1::DataType first) const;

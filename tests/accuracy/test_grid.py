@@ -28,6 +28,14 @@ def test_a_policy_may_carry_settings():
     assert (one.name, dict(one.settings)) == ("hybrid", {"page_size": 4, "top_r": 8})
 
 
+def test_the_whole_cache_may_have_a_format_and_nothing_else():
+    assert variants(["full:kv_cache=int8", "full"], [64, 128]) == [
+        Variant("full", None), Variant("full:kv_cache=int8", None),
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="full:skip_layers=1: full is what the others are compared with, and takes no"):
+        variants(["full:skip_layers=1"], [64])
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [(["rocketvk"], "did you mean 'rocketkv'"), (["hybrid:pages=4"], "unknown key"), (["hybrid:"], "expected key")],

@@ -223,3 +223,42 @@ def test_other_bandwidths_are_refused(capsys, written):
 def test_options_that_do_not_go_together(capsys, wrong):
     assert run([*COMMAND, "--max-input-len", "32640", *wrong]) == 2
     assert "--disaggregated" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kv_cache", ["auto", "int8", "fp8", "int4", "k8v4"])
+def test_bytes_are_those_of_the_format_and_add_up(capsys, kv_cache):
+    assert run([*COMMAND, "--max-input-len", "32640", "--kv-cache", kv_cache, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    cache, tokens = plan["cache"], 32640 + 128
+    of_token = {"auto": 512, "int8": 260, "fp8": 258, "int4": 160, "k8v4": 210}[kv_cache]  # key and value of a head
+    assert cache["format"] == plan["policy"]["kv_cache"] == kv_cache
+    assert cache["full_bytes_per_row"] == 32 * 8 * tokens * of_token
+    assert cache["keys_values_bytes_per_row"] + cache["scales_bytes_per_row"] == 32 * 8 * 3191 * of_token
+    parts = ("keys_values", "scales", "page_bounds")
+    assert sum(cache[f"{part}_bytes_per_row"] for part in parts) == cache["compressed_bytes_per_row"]
+    assert plan["policy"]["fp8_bounds"] == (kv_cache != "auto")
+
+
+def test_a_step_reads_the_bytes_of_its_format(capsys):
+    read = {}
+    for kv_cache in ("auto", "int8"):
+        assert run([*COMMAND, "--policy", "full", "--kv-cache", kv_cache, "--json"]) == 0
+        read[kv_cache] = json.loads(capsys.readouterr().out)["traffic"]["bytes_per_row"]
+    assert read["int8"] / read["auto"] == 260 / 512
+
+
+def test_a_comparison_has_whole_caches_in_the_other_formats(capsys):
+    compare = ["plan", "--model", "llama3.1-8b", "--token-budget", "512", "--compare"]
+    for usual, others in (("auto", ["int8", "fp8", "int4", "k8v4"]), ("fp8", ["auto", "int8", "int4", "k8v4"])):
+        assert run([*compare, "--kv-cache", usual, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        full = found["policies"][0]
+        assert (full["policy"], full["kv_cache"], full["stored_share"]) == ("full", usual, 1.0)
+        whole = found["whole_caches"]
+        assert [(row["policy"], row["kv_cache"]) for row in whole] == [("full", other) for other in others]
+        smaller = [row["stored_bytes"] < full["stored_bytes"] for row in whole]
+        assert smaller == [other != "auto" and (usual == "auto" or other != "int8") for other in others]
+    assert run([*compare, "--kv-cache", "int8"]) == 0
+    printed = capsys.readouterr().out
+    assert "full in auto" in printed
+    assert "per row (kv-cache int8)" in printed

@@ -15,6 +15,9 @@ from kvc_trt.engine.resolution.resolve import resolve
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.registry import describe
+from kvc_trt.methods.base.registry import resolve as resolve_policy
+from tests import every_policy
+from tests.every_policy import EVERY
 from tests.graph.small_models import LLAMA
 from tests.graph.small_models import resolve as parameters_of
 
@@ -138,3 +141,41 @@ def test_an_engine_with_kernels_says_nothing(tiny_model, tmp_path, capfd):
     command = ["build", "--model", str(tiny_model), "--random-weights", "0", "--policy", "hybrid", *lengths]
     assert run([*command, "--backend", "torch", "--no-verify", "-o", str(tmp_path / "engine"), "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["without_kernels"] is None
+
+
+@pytest.mark.parametrize("backend", names())
+@pytest.mark.parametrize("kv_cache", ["int8", "fp8", "int4", "k8v4"])
+def test_a_format_that_a_backend_does_not_store_is_refused_by_name(backend, kv_cache):
+    parameters = parameters_of("rocketkv", kv_cache=kv_cache)
+    able = ["onnxruntime", "openvino"]
+    if backend in able:
+        check_supported(parameters, LLAMA.num_hidden_layers, backend, backends())
+        return
+    with pytest.raises(InputError) as caught:
+        check_supported(parameters, LLAMA.num_hidden_layers, backend, backends())
+    expected = f"backend {backend} has no caches in {kv_cache}, only in auto; it runs on {', '.join(able)}"
+    assert expected in caught.value.message
+    assert caught.value.hint == "--backend onnxruntime"
+
+
+def test_codes_of_4_bits_need_an_even_head_size():
+    lengths = {"token_budget": None, "max_input_len": 128, "max_output_len": 32}
+    odd = replace(LLAMA, head_size=33)
+    for kv_cache in ("int4", "k8v4"):
+        with pytest.raises(InputError, match=f"kv_cache is '{kv_cache}'.*expected an even head size, found 33"):
+            resolve_policy("full", model=odd, **lengths, kv_cache=kv_cache)
+    resolve_policy("full", model=odd, **lengths, kv_cache="int8")
+
+
+@pytest.mark.parametrize("policy", EVERY)
+def test_every_policy_takes_a_format_and_bounds_of_pages_are_in_fp8(policy):
+    def bounds(kv_cache, **settings):
+        found = every_policy.parameters_of(policy, kv_cache=kv_cache, **settings)
+        assert {group.parameters.kv_cache for layer in range(3) for group in found.groups(layer)} == {kv_cache}
+        return found.fp8_bounds
+
+    assert not bounds("auto")
+    pages = every_policy.parameters_of(policy).selection.pages
+    assert bounds("int8") == pages
+    if pages:
+        assert not bounds("int8", fp8_bounds=False)

@@ -66,7 +66,7 @@ def test_a_step_passes_sizes_and_addresses(dtype, number, double, calls):
     assert calls.params(struct_of(HYBRID_ATTENTION))["selected"] is None
     output = double.dense_attention(**case.dense_arguments())
     passed = calls.params(struct_of(DENSE_ATTENTION))
-    assert (passed["capacity"], passed["reserved"], passed["output"]) == (40, 0, output.data_ptr())
+    assert (passed["capacity"], passed["cache_format"], passed["output"]) == (40, 0, output.data_ptr())
 
 
 def strided(tensor):

@@ -17,27 +17,32 @@ from kvc_trt.operators.turns.replace import REPLACE_BOUNDS, REPLACE_CACHE
 
 COMMON = "struct_bytes dtype batch heads kv_heads head_size"
 OF_CACHE = "struct_bytes dtype batch kv_heads"
-# The C ABI since version 4: a caller that was compiled against it passes its structs in this order.
+# The C ABI since version 5: a caller that was compiled against it passes its structs in this order.
+KEYS, VALUES = "k_cache k_scale k_minimum", "v_cache v_scale v_minimum"
+CACHES = f"{KEYS} {VALUES}"
 ORDER = {
-    COMPACT.name: f"{COMMON} window pool_kernel page_size fp8_bounds reserved prompt_length prompt_budget capacity "
-    "kv_stride_batch "
-    "kv_stride_head kv_stride_token q_window k v prompt_lengths k_cache v_cache bounds cache_lengths indices",
-    HYBRID_ATTENTION.name: f"{COMMON} page_size top_r fp8_bounds capacity top_k token_budget dense_until "
-    "selected_width query k_new v_new k_cache v_cache bounds cache_lengths output selected",
-    DENSE_ATTENTION.name: f"{COMMON} reserved capacity query k_new v_new k_cache v_cache cache_lengths output",
-    COMPACT_TURN.name: f"{COMMON} window pool_kernel page_size fp8_bounds reserved prompt_length prompt_budget "
-    "capacity q_window k v prompt_lengths window_lengths k_cache v_cache bounds cache_lengths indices",
-    APPEND_BLOCK.name: f"{OF_CACHE} head_size capacity block k_new v_new k_cache v_cache cache_lengths lengths",
-    RAISE_BOUNDS.name: f"{OF_CACHE} head_size page_size fp8_bounds block pages k_new bounds cache_lengths lengths",
-    JOIN_BLOCK.name: f"{OF_CACHE} head_size capacity block k_new v_new k_cache v_cache cache_lengths lengths k v "
-    "joined_lengths",
-    REPLACE_CACHE.name: f"{OF_CACHE} head_size capacity k_cache v_cache slot_positions k_kept v_kept positions_kept",
-    REPLACE_BOUNDS.name: f"{OF_CACHE} channels fp8_bounds reserved pages bounds bounds_kept",
-    ROTATED_HYBRID_ATTENTION.name: f"{OF_CACHE} head_size heads page_size top_r fp8_bounds capacity top_k "
-    "token_budget dense_until selected_width joined cosines sines k_cache v_cache bounds cache_lengths output selected "
-    "query",
-    ROTATED_DENSE_ATTENTION.name: f"{OF_CACHE} head_size heads reserved capacity joined cosines sines k_cache "
-    "v_cache cache_lengths output query",
+    COMPACT.name: f"{COMMON} window pool_kernel page_size fp8_bounds cache_format prompt_length prompt_budget capacity "
+    f"kv_stride_batch kv_stride_head kv_stride_token q_window k v prompt_lengths {CACHES} bounds cache_lengths indices",
+    HYBRID_ATTENTION.name: f"{COMMON} page_size top_r fp8_bounds cache_format reserved capacity top_k token_budget "
+    f"dense_until selected_width query k_new v_new {CACHES} bounds cache_lengths output selected",
+    DENSE_ATTENTION.name: f"{COMMON} cache_format capacity query k_new v_new {CACHES} cache_lengths output",
+    COMPACT_TURN.name: f"{COMMON} window pool_kernel page_size fp8_bounds cache_format prompt_length prompt_budget "
+    "capacity q_window k joined_k_scale joined_k_minimum v joined_v_scale joined_v_minimum prompt_lengths "
+    f"window_lengths {CACHES} bounds cache_lengths indices",
+    APPEND_BLOCK.name: f"{OF_CACHE} head_size cache_format reserved capacity block k_new v_new {CACHES} cache_lengths "
+    "lengths",
+    RAISE_BOUNDS.name: f"{OF_CACHE} head_size page_size fp8_bounds cache_format reserved block pages k_new bounds "
+    "cache_lengths lengths",
+    JOIN_BLOCK.name: f"{OF_CACHE} head_size cache_format reserved capacity block k_new v_new {CACHES} cache_lengths "
+    "lengths k joined_k_scale joined_k_minimum v joined_v_scale joined_v_minimum joined_lengths",
+    REPLACE_CACHE.name: f"{OF_CACHE} head_size cache_format reserved capacity {CACHES} slot_positions "
+    "k_kept k_kept_scale k_kept_minimum v_kept v_kept_scale v_kept_minimum positions_kept",
+    REPLACE_BOUNDS.name: f"{OF_CACHE} channels fp8_bounds cache_format pages bounds bounds_kept",
+    ROTATED_HYBRID_ATTENTION.name: f"{OF_CACHE} head_size heads page_size top_r fp8_bounds cache_format reserved "
+    f"capacity top_k token_budget dense_until selected_width joined cosines sines {CACHES} bounds cache_lengths output "
+    "selected query",
+    ROTATED_DENSE_ATTENTION.name: f"{OF_CACHE} head_size heads cache_format capacity joined cosines sines {CACHES} "
+    "cache_lengths output query",
 }
 POINTERS = {
     "query": "const void*",

@@ -27,6 +27,7 @@ from tests.rounding import assert_close
 FP8 = ("rocketkv, bounds in fp8", "hybrid, bounds in fp8", "quest, bounds in fp8")
 POLICIES = ("full", "rocketkv", "snapkv++", "hybrid", "quest", "duo-attention", "streaming-llm", "h2o", "sparq", *FP8)
 TAKING_TURNS = ("full", "rocketkv", "snapkv++", "hybrid", "quest", "streaming-llm", "tova", *FP8)
+IN_A_FORMAT = [("full", "int8"), ("rocketkv", "fp8"), ("hybrid", "k8v4"), ("snapkv++", "int4"), ("quest", "int8")]
 STEPS = 12
 
 
@@ -69,6 +70,20 @@ def test_answers_are_the_bodies_answers(
             np.testing.assert_array_equal(native["lists"][name], listed, err_msg=f"{name}, {instructions}")
         for name, buffer in bodies["state"].items():
             assert_close(native["state"][name], buffer, name=f"{name}, {instructions}")
+
+
+@pytest.mark.parametrize(("policy", "form"), IN_A_FORMAT)
+def test_answers_from_stored_caches_are_the_bodies_answers(
+    make_program: Callable[..., Program], policy: str, form: str, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = make_program(policy, kv_cache=form)
+    bodies = decoded(program, 1)
+    monkeypatch.setenv(VARIABLE, str(library))
+    for instructions in best_and_lowest(library):
+        use(library, instructions)
+        native = decoded(program, 2)
+        np.testing.assert_array_equal(native["tokens"], bodies["tokens"], err_msg=instructions)
+        assert_close(native["logits"], bodies["logits"], name=instructions)
 
 
 def test_operators_of_fp8_bounds_run_their_bodies_and_no_others(

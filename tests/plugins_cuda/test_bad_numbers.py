@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from kvc_trt.kernels.library import KernelLibrary
-from tests.plugins_cuda.bad_calls import INT32, INT64, NUMBERS, PAGED, ROTATED, STRUCTS, Call
+from tests.plugins_cuda.bad_calls import FORMATS, INT32, INT64, NUMBERS, PAGED, STRUCTS, Call
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ def bad_numbers() -> Iterator[Bad]:
         yield from outside(operation, "kv_heads", 1, 4, largest=INT32)
         yield from outside(operation, "head_size", 16, 256, largest=INT32)
         yield from outside(operation, "capacity", 1, 2**20, largest=INT64)
+        yield from outside(operation, "cache_format", 0, FORMATS[operation], largest=INT32)
         for value in (17, 20, 255):
             yield Bad(operation, {"head_size": value}, "head_size", "a multiple of 8")
         yield Bad(operation, {"kv_heads": 3}, "heads", "a multiple of 3 (kv_heads)")
@@ -66,7 +67,6 @@ def bad_numbers_of_compact() -> Iterator[Bad]:
     yield Bad(name, {"pool_kernel": 4094}, "pool_kernel", "an odd number")
     yield from outside(name, "page_size", 1, INT32, largest=INT32)
     yield from outside(name, "fp8_bounds", 0, 1, largest=INT32)
-    yield from outside(name, "reserved", 0, 0, largest=INT32)
     yield from outside(name, "prompt_length", 1, 2**20, largest=INT64)
     yield from outside(name, "prompt_budget", 1, 24, largest=INT64)
     for stride in ("kv_stride_batch", "kv_stride_head", "kv_stride_token"):
@@ -81,7 +81,6 @@ def bad_numbers_of_compact() -> Iterator[Bad]:
 def bad_numbers_of_attention() -> Iterator[Bad]:
     for name in PAGED:
         yield from bad_numbers_of_pages(name)
-    for name in "kvc_dense_attention", ROTATED:
         yield from outside(name, "reserved", 0, 0, largest=INT32)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -11,10 +12,14 @@ from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.graph.build import build_decode, build_prefill
-from kvc_trt.graph.state import state_tensors
+from kvc_trt.graph.state import cache_sites, state_tensors
 from kvc_trt.graph.weights import GraphWeights
+from kvc_trt.operators.cached_vectors import cached_vectors
+from kvc_trt.operators.fp8_bounds import values_of
+from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 from kvc_trt.policies import available, resolve
 from kvc_trt.profile.profiled_engine import DecodeRun, open_profiled, random_prompts, twin_for
+from kvc_trt.profile.traffic import entries_by_cache
 
 
 @pytest.mark.parametrize("context", [1, 63, 200, 512])
@@ -76,6 +81,39 @@ def test_caches_of_every_policy_can_be_filled_and_stepped(engine, policy, contex
     if policy == "duo-attention":
         assert len(caches) > engine.model.num_hidden_layers
     assert DecodeRun(subject, 2, context).step_seconds() > 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "kv_cache"), list(zip(_WITH_ENGINES, itertools.cycle(["int8", "int4", "fp8", "k8v4"]), strict=False))
+)
+def test_caches_in_a_format_are_filled_with_what_is_stored(engine, policy, kv_cache):
+    torch = pytest.importorskip("torch")
+    from kvc_trt.reference import page_bounds
+
+    settings = {"model": engine.model, "token_budget": 128, "max_input_len": 512, "max_output_len": 8}
+    if policy == "duo-attention":
+        settings["token_budget"] = 640  # no head retrieves
+    parameters = resolve(policy, **settings, kv_cache=kv_cache)
+    subject = open_profiled(
+        policy, _program(engine, parameters), OnnxRuntimeBenchmark(RunOptions(threads=1), "float32")
+    )
+    run, buffers = DecodeRun(subject, 2, 300), subject.executor.buffers
+    last = cache_sites(engine.model, parameters)[-1].name
+    state = {name.partition(".")[0]: array for name, array in buffers.items() if name.endswith(f".{last}")}
+    kept = entries_by_cache(engine.model, parameters, 300)[-1]
+    for tensor in (K_CACHE, V_CACHE):
+        stored = cached_vectors(state, tensor, parameters.cache_format)
+        assert all(not part[:, :, kept:].any() for part in stored.parts)
+        assert 0.9 < stored.values()[:, :, :kept].std() < 1.3
+    if "bounds" in state:
+        keys = torch.from_numpy(cached_vectors(state, K_CACHE, parameters.cache_format).values())
+        low, high = page_bounds(keys, torch.full((2,), kept), parameters.page_size, fp8=True)
+        size, pages = engine.model.head_size, low.shape[2]
+        found = values_of(state["bounds"])[:, :, :, :pages].transpose(0, 1, 3, 2)
+        filled = -(-kept // parameters.page_size)
+        np.testing.assert_array_equal(found[:, :, :filled, :size], high[:, :, :filled].numpy())
+        np.testing.assert_array_equal(found[:, :, :filled, size:], -low[:, :, :filled].numpy())
+    assert run.step_seconds() > 0
 
 
 def test_heavy_hitters_know_the_position_of_every_entry(engine):

@@ -100,7 +100,7 @@ def make_engine(tmp_path: Path) -> Callable[..., EngineDirectory]:
             settings["draft_tokens"] = drafts
         if all_logits:
             settings["all_logits"] = True
-        config = EngineConfig(model, claimed, BuildConfig(**settings), turns)
+        config = EngineConfig(dataclasses.replace(model, dtype=stored.dtype), claimed, BuildConfig(**settings), turns)
         manifest = Manifest.model_construct(
             files={f"{name}.onnx": FileRecord("", 0) for name in ("extend", "draft") if name in graphs},
             checkpoint=CheckpointRecord(source="random", commit=None, fingerprint="0" * 64),

@@ -92,7 +92,7 @@ def measured(
 def write_result(settings: dict[str, Any], cells: Sequence[Cell], spent: dict[str, Any]) -> Path:
     """The cells with the score of every question."""
     head = {"machine": record_of(spent), "settings": settings, "spent": spent}
-    return store.write_result(NAME, {**head, "cells": [_compact(cell.to_json()) for cell in cells]})
+    return store.write_result(NAME, {**head, "cells": [compact(cell.to_json()) for cell in cells]})
 
 
 def write_questions(model: PolicyEngines, names: Sequence[str], directory: Path) -> Path:
@@ -149,7 +149,7 @@ def _draw(stage: Stage) -> QuestionDraw:
     return QuestionDraw(SAMPLES, SEED, LONGEST_ANSWERS, stage.asked)
 
 
-def _compact(cell: dict[str, Any]) -> dict[str, Any]:
+def compact(cell: dict[str, Any]) -> dict[str, Any]:
     dropped = ("depths", "parameters", "seed", "family", "query_aware", "evidence", "full_scores", "full_accuracy")
     return {name: _short(value) for name, value in cell.items() if name not in dropped and value not in (None, "")}
 

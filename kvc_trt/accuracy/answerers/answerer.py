@@ -100,7 +100,20 @@ class SessionAnswerer:
     def surprise(self, questions: Sequence[Question]) -> list[float]:
         """The continuations fed one token per step; a row that has no more of them leaves."""
         with self._session() as session:
-            return [one for some in batches(questions, session.max_batch_size) for one in _surprise(session, some)]
+            return [
+                mean_negative_log_likelihood(logits, question.target_ids)
+                for some in batches(questions, session.max_batch_size)
+                for question, logits in zip(some, _along_targets(session, some), strict=True)
+            ]
+
+    def along_targets(self, questions: Sequence[Question]) -> list[NDArray[np.float32]]:
+        """Return the logits [N,vocab] of each question's N target tokens, each after the true ones before it."""
+        with self._session() as session:
+            return [
+                logits
+                for some in batches(questions, session.max_batch_size)
+                for logits in _along_targets(session, some)
+            ]
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[Session]:
@@ -147,8 +160,8 @@ class SessionAnswerer:
         session.turn(row, token_ids, feed_last=not (last in self._ends and token_ids[0] == last))
 
 
-def _surprise(session: Session, questions: Sequence[Question]) -> list[float]:
-    """Mean negative log-likelihood of each question's true continuation, in nats, after its prompt was compacted.
+def _along_targets(session: Session, questions: Sequence[Question]) -> list[NDArray[np.float32]]:
+    """Return the logits [N,vocab] of each question's true continuation, after its prompt was compacted.
 
     Row i of logits predicts token i: the first comes from the last token of prompt and late question.
     """
@@ -159,7 +172,8 @@ def _surprise(session: Session, questions: Sequence[Question]) -> list[float]:
     prefilled = executor.prefill(batch.input_ids, batch.prompt_lengths)
     fed = [(*question.continuation_ids, *question.target_ids[:-1]) for question in questions]
     order = sorted(range(len(questions)), key=lambda i: -len(fed[i]))  # the rows that go on are always the first ones
-    said = [[prefilled.logits[i].copy()] for i in order]
+    late = [len(questions[i].continuation_ids) for i in order]
+    said = [[] if late[row] else [prefilled.logits[i].copy()] for row, i in enumerate(order)]
     for row, i in enumerate(order):
         executor.insert(prefilled, i, row)
     positions, stored = batch.prompt_lengths[order], prefilled.cache_lengths[:, order]
@@ -168,11 +182,9 @@ def _surprise(session: Session, questions: Sequence[Question]) -> list[float]:
         tokens = np.array([fed[i][step] for i in order[:rows]], np.int64)
         logits = executor.decode(tokens, positions[:rows] + step, stored[:, :rows] + step)
         for row in range(rows):
-            said[row].append(logits[row].copy())
-    of = {
-        i: mean_negative_log_likelihood(np.stack(rows[-len(questions[i].target_ids) :]), questions[i].target_ids)
-        for i, rows in zip(order, said, strict=True)
-    }
+            if step + 1 >= late[row]:
+                said[row].append(logits[row].copy())
+    of = {i: np.stack(rows) for i, rows in zip(order, said, strict=True)}
     return [of[i] for i in range(len(questions))]
 
 

@@ -27,7 +27,6 @@ from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import EngineWeights, GraphWeights, write_weights
 from kvc_trt.machine import usable_cores
 from kvc_trt.models.config import longest_sequence
-from kvc_trt.policies import BASELINE
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.runtime.executor import threads_for
@@ -100,7 +99,7 @@ class PolicyEngines:
 
     def _resolve(self, variant: Variant, room: Room) -> PolicyParameters:
         """As a build resolves it, with layer budgets measured where the variant asks for them."""
-        budget = {} if variant.policy == BASELINE else {"token_budget": variant.token_budget}
+        budget = {} if variant.token_budget is None else {"token_budget": variant.token_budget}
         given = {
             "model": self._choice.name,
             "policy": variant.name,

@@ -12,7 +12,6 @@ from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.pages.figures import new_figure, png
 from kvc_trt.accuracy.pages.report import AccuracyReport
-from kvc_trt.policies import BASELINE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +54,7 @@ def _grids(report: AccuracyReport, task: str, mode: str, policy: str) -> list[Gr
     """Accuracy [depth bins, lengths] at each budget, NaN where nothing was asked; None where no length applies."""
     grids: list[Grid | None] = []
     for budget in report.budgets:
-        variant = Variant(policy, None if policy == BASELINE else budget)
+        variant = Variant.of(policy, budget)
         cells = [report.cell(report.group(task, mode, length), variant) for length in report.lengths]
         asked = any(cell is not None and cell.depths for cell in cells)
         grids.append(np.stack([_column(cell, _bins(cells)) for cell in cells], axis=1) if asked else None)

@@ -57,7 +57,7 @@ def _task_tables(report: AccuracyReport, mode: str) -> Iterable[dict[str, Any]]:
     """One table per length and budget: a row per task, a column per policy."""
     for length in report.lengths:
         for budget in (*report.budgets,) or (None,):
-            variants = [Variant(policy, None if policy == BASELINE else budget) for policy in report.policies]
+            variants = [Variant.of(policy, budget) for policy in report.policies]
             yield {
                 "length": length,
                 "budget": budget,
@@ -101,5 +101,5 @@ def _published_table(report: AccuracyReport, published: Published) -> dict[str, 
 def _ours(report: AccuracyReport, length: int | None, policy: str, budget: int) -> Mean | None:
     if length is None or length not in report.lengths:
         return None
-    found = report.average("query-aware", length, Variant(policy, None if policy == BASELINE else budget))
+    found = report.average("query-aware", length, Variant.of(policy, budget))
     return None if found is None else found[0]

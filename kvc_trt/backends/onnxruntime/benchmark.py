@@ -49,6 +49,7 @@ from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.operators import PROMPT_BLOCK
+from kvc_trt.operators.tensors import VECTOR_PARTS
 
 _FLOAT32 = 4
 STATE_BYTES = 256 << 20
@@ -89,8 +90,8 @@ class OnnxRuntimeBenchmark(Benchmark):
 
     @override
     def bounds_bytes(self, executor: Any) -> int:
-        stored = ("k_cache", "v_cache")
-        return sum(buffer.nbytes for name, buffer in executor.buffers.items() if not name.startswith(stored))
+        kinds = ((name.partition(".")[0], buffer) for name, buffer in executor.buffers.items())
+        return sum(buffer.nbytes for kind, buffer in kinds if kind not in VECTOR_PARTS)
 
     @override
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from kvc_trt.backends.harness import EngineOperator, Harness, Watched
+from kvc_trt.backends.harness import EngineOperator, Harness, StoredBlock, Watched
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.native import native_operators
 from kvc_trt.backends.single_operator import single_operators
+from kvc_trt.backends.stored_blocks import stored_blocks
 from kvc_trt.engine.program import Program, engine_program, read_graph, twin_program
 from kvc_trt.graph.rewrites.native import native_in
 from kvc_trt.graph.state import CacheSite, cache_sites
@@ -100,6 +101,16 @@ class OnnxRuntimeHarness(Harness):
         if graph is None:
             return []
         return [self._choosing(graph, token, tokens) for token in range(tokens)]
+
+    @override
+    def stored_blocks(self, graph: str) -> list[list[StoredBlock]]:
+        engine, tokens = self._engine, 1 + (self._engine.build.draft_tokens or 0) if graph == "draft" else 1
+        file: HeldFile | None = getattr(engine, f"{graph}_graph")
+        if file is None or engine.parameters.cache_format.keys is None:
+            return []
+        nodes, sites = read_graph(file).graph.node, cache_sites(engine.model, engine.parameters)
+        cache = "k_cache" if graph == "prefill" else "k_cache_out"
+        return [stored_blocks(nodes, sites, cache, token, tokens) for token in range(tokens)]
 
     def _choosing(self, graph: HeldFile, token: int = 0, tokens: int = 1) -> list[Watched]:
         writers = self._writers(graph, "selected", token, tokens)

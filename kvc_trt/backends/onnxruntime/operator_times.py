@@ -63,9 +63,12 @@ def is_node(event: Mapping[str, Any]) -> bool:
 
 
 def operator_of(event: Mapping[str, Any]) -> str:
-    """Return the operator that a node's event belongs to: the function it was inlined from, or its own type."""
+    """Return the operator that a node's event belongs to: the function it was inlined from, or its own type.
+
+    What follows a "_" says how it is computed: by the body, or by the native operator of a cache format."""
     name = str(event["name"])
-    return name[len(INLINED) :].partition("_")[0] if name.startswith(INLINED) else str(event["args"]["op_name"])
+    found = name[len(INLINED) :] if name.startswith(INLINED) else str(event["args"]["op_name"])
+    return found.partition("_")[0]
 
 
 def _own_times(nodes: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
 from kvc_trt.backends.single_operator import SingleOperator
 from kvc_trt.methods.base.registry import operators
-from kvc_trt.operators.schema import CACHE, FLOAT, INT8, INT32, INT64, Element, Operator
+from kvc_trt.operators.schema import CACHE, FLOAT, FLOAT16, INT8, INT32, INT64, Element, Operator
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -26,7 +26,7 @@ class ForeignOperator:
     """One operator with its attributes, loaded by ONNX Runtime."""
 
     def __init__(self, single: SingleOperator, threads: int | None, dtype: str) -> None:
-        self.schema: Operator = operators()[single.name]
+        self.schema: Operator = operators()[single.name].for_numbers(single.attributes)
         self.attributes = single.attributes
         self.elements: list[Element] = [self.schema.element_of(one, self.attributes) for one in self.schema.outputs]
         self.dtype = dtype
@@ -44,7 +44,7 @@ class ForeignOperator:
         """Return the outputs of a new node of OpenVINO's graph, in the operator's types."""
         from openvino import opset13
 
-        types: dict[str, str] = {CACHE: _OPENVINO[self.dtype], FLOAT: "f32", INT64: "i64", INT32: "i32", INT8: "i8"}
+        types: dict[str, str] = {**_TYPES, CACHE: _OPENVINO[self.dtype]}
         outputs = ForeignNode(self, inputs).outputs()
         return [
             opset13.convert(output, types[element]).output(0)
@@ -101,6 +101,7 @@ class ForeignNode(openvino.Op):  # type: ignore[misc]
 
 
 _OPENVINO = {"float32": "f32", "float16": "f16"}
+_TYPES: dict[str, str] = {FLOAT: "f32", FLOAT16: "f16", INT64: "i64", INT32: "i32", INT8: "i8"}
 _NUMPY = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,

@@ -20,10 +20,10 @@ from kvc_trt.backends.openvino.paged_attention import AttentionHeads, paged_atte
 from kvc_trt.backends.openvino.quantised import CONTRIBUTED, OURS, quantised_product, quantised_rows
 from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.backends.single_operator import SingleOperator, single_operators
-from kvc_trt.methods.base.registry import operators
 from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
+from kvc_trt.operators.schema import BY_LENGTH, CACHE_FORMAT
 from kvc_trt.operators.tensors import SINCE_BEFORE
 
 if TYPE_CHECKING:
@@ -135,10 +135,11 @@ def _calling(name: str, loaded: Mapping[Identity, ForeignOperator]) -> Conversio
     schema = operators()[name]
 
     def convert(node: Any) -> list[openvino.Output]:
-        names = [one.name for one in schema.attributes]
+        own = schema.for_numbers({one.name: node.get_attribute(one.name, 0) for one in (CACHE_FORMAT, BY_LENGTH)})
+        names = [one.name for one in own.attributes]
         attributes = {name: node.get_attribute(name, SINCE_BEFORE.get(name)) for name in names}
         called = loaded[name, tuple(sorted(attributes.items()))]
-        return called.place([node.get_input(place) for place in range(len(schema.inputs))])
+        return called.place([node.get_input(place) for place in range(len(own.inputs))])
 
     return convert
 

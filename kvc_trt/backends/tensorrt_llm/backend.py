@@ -39,6 +39,7 @@ class TensorRtLlmBackend(Backend):
     libraries = ("tensorrt", "tensorrt_llm")
     own_settings = ()
     weight_copies = 3
+    by_length = False
 
     @override
     def probe(self) -> Probe:

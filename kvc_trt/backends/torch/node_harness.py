@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from typing_extensions import override
 
-from kvc_trt.backends.harness import EngineOperator, Watched
+from kvc_trt.backends.harness import EngineOperator, StoredBlock, Watched
 from kvc_trt.backends.single_operator import alike_nodes
+from kvc_trt.backends.stored_blocks import stored_blocks
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
 from kvc_trt.backends.torch.harness import TorchHarness, TorchOperator
 from kvc_trt.backends.torch.model.prompt_attention import prefill_attention
@@ -74,6 +75,14 @@ class NodeHarness(TorchHarness):
             Watched(site.cache, (node.input[0],), (node.output[0], node.output[-1]))
             for site, node in self._writers(self._graphs.step, "selected")
         ]
+
+    @override
+    def stored_blocks(self, graph: str) -> list[list[StoredBlock]]:
+        graphs = {"prefill": self._graphs.prompt, "decode": self._graphs.step, "extend": self._graphs.turn}
+        if graph not in graphs:
+            return []
+        nodes = [node for layer in range(self._engine.model.num_hidden_layers) for node in graphs[graph](layer)]
+        return [stored_blocks(nodes, self._graphs.sites, "k_cache" if graph == "prefill" else "k_cache_out")]
 
     @override
     def describe(self) -> dict[str, str]:

@@ -65,9 +65,9 @@ def _cache(plan: Plan) -> str:
         [batch["batch"], readable_size(batch["full_bytes"]), readable_size(batch["compressed_bytes"]), _ratio(batch)]
         for batch in cache["batches"]
     ]
-    heading = f"cache in format {cache['format']} (allocated; a compressed row: {_parts(plan)})"
+    heading = f"cache (format {cache['format']}, allocated)"
     text = _section(heading, ["batch", "full", "compressed", "full/compressed"], rows, [0, 1, 2, 3])
-    return "\n".join(line for line in (text, _layer_kinds(cache["layers"]), _layer_budget(plan)) if line)
+    return "\n".join(line for line in (text, _parts(plan), _layer_kinds(cache["layers"]), _layer_budget(plan)) if line)
 
 
 def _parts(plan: Plan) -> str:
@@ -80,7 +80,7 @@ def _parts(plan: Plan) -> str:
         ("bounds and other state", cache["page_bounds_bytes_per_row"] - positions),
         ("positions", positions),
     ]
-    return ", ".join(f"{name} {readable_size(size)}" for name, size in parts if size)
+    return "a compressed row: " + ", ".join(f"{name} {readable_size(size)}" for name, size in parts if size)
 
 
 def _conversation(plan: Plan) -> str:
@@ -261,7 +261,8 @@ def _number(value: object) -> str:
 
 def compare_text(comparison: Mapping[str, Any]) -> str:
     """Return a heading, an aligned table, and the policies that the budget rules out."""
-    full, rows, usual = comparison["full_bytes_per_row"], comparison["policies"], comparison["kv_cache"]
+    full, usual = comparison["full_bytes_per_row"], comparison["kv_cache"]
+    rows = [*comparison["policies"], *comparison["whole_caches"]]
     lengths = f"prompts to {comparison['max_input_len']:,}, answers to {comparison['max_output_len']:,} tokens"
     dense = f"dense {readable_size(full)} per row (kv-cache {usual})"
     heading = f"{comparison['model']}, token budget {comparison['token_budget']:,}: {lengths}; {dense}"

@@ -48,6 +48,8 @@ def _prompt_tokens(parameters: PolicyParameters) -> str:
         most = parameters.most_kept
         least = parameters.eviction.least(parameters)
         return f"{least} to {most} prompt tokens ({parameters.prompt_budget} on average) kept by layer"
+    if parameters.by_length:
+        return f"up to {parameters.prompt_budget} prompt tokens kept, by the prompt's length,"
     if parameters.layer_budgets is None:
         return f"{parameters.prompt_budget} prompt tokens kept"
     return f"{_span(parameters, 0)} prompt tokens kept by layer"

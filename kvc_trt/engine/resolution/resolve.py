@@ -35,6 +35,8 @@ def resolve(
     """
     config = with_defaults(config, choice)
     config = config.model_copy(update={"backend": backend})
+    if not backends[backend].by_length and config.by_length is None:
+        config = config.model_copy(update=policies.applicable(config.policy, {"by_length": False}))
     draft = ResolvedBuild(config, choice.config)
     parameters = draft.parameters
     if config.draft_tokens is not None and parameters.no_drafts is not None:
@@ -100,7 +102,12 @@ def check_backend_settings(config: BuildConfig, backends: Mapping[str, BuildBack
 
 def _pinned(config: BuildConfig, derived: PolicyParameters, recorded: Mapping[str, Any]) -> BuildConfig:
     """Set the numbers that an engine recorded and this version would derive differently."""
-    known = {name: recorded[name] for name in DERIVED_NUMBERS if name in recorded}
+    if not recorded:
+        return config
+    # An engine that does not record it compresses all prompts alike; one that does, derives its largest budget.
+    numbers = {"by_length": False, **recorded}
+    own = [name for name in DERIVED_NUMBERS if not (numbers["by_length"] and name == "prompt_budget")]
+    known = {name: numbers[name] for name in own if name in numbers}
     different = {name: value for name, value in known.items() if value != getattr(derived, name)}
     pins = policies.applicable(config.policy, different)
     return validated(BuildConfig, {**config.stored(), **pins}, "recorded parameters") if pins else config

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from kvc_trt.graph.rewrites.fused import fuse
 from kvc_trt.graph.rewrites.prune import prune, read_names
 from kvc_trt.operators import KVC_DOMAIN
-from kvc_trt.operators.native import NATIVE_LINEAR, NATIVE_NARROW_LINEAR
+from kvc_trt.operators.native import NATIVE_LINEAR, NATIVE_NARROW_LINEAR, native_name
 from kvc_trt.operators.registry import OPERATORS
-from kvc_trt.operators.tensors import FP8_BOUNDS
+from kvc_trt.operators.schema import Operator
 
 _PRECISE = ("KvcPrefillAttention", NATIVE_LINEAR)
 """Native operators that also multiply in bfloat16, where their attribute `bf16` is 1."""
@@ -19,14 +19,17 @@ _BY_BODY = "_body"
 """Ends the name of an operator that is native, but not in this graph; profiles still count it as the operator."""
 
 
-def native_in(nodes: Iterable[NodeProto], native: Collection[str]) -> frozenset[str]:
-    """Return the operators `native` without those that compute a node with fp8 bounds, which no library has."""
-    fp8 = {node.op_type for node in nodes if any(one.name == FP8_BOUNDS.name and one.i for one in node.attribute)}
-    return frozenset(native) - fp8
+def native_in(nodes: Iterable[NodeProto], native: Collection[str]) -> Mapping[str, str]:
+    """Return the operators of a graph that `native` computes, and the name of the native operator that does.
+
+    A library need not have an operator for every cache format, nor for bounds in fp8.
+    """
+    names = {node.op_type: native_name(node.op_type, _numbers(node)) for node in nodes if node.domain == KVC_DOMAIN}
+    return {operator: name for operator, name in names.items() if name in native}
 
 
 def prepare(model: ModelProto, native: Collection[str]) -> ModelProto:
-    """Return a pruned copy without the bodies of those operators of `native` that are `native_in` the graph.
+    """Return a pruned copy without the bodies of those operators that are `native_in` the graph.
 
     A native operator takes its outputs by place, so its calls keep them all; optional ones that nothing reads lose
     their name, and are not computed. What lies between products is native where an operator stands for it.
@@ -36,16 +39,26 @@ def prepare(model: ModelProto, native: Collection[str]) -> ModelProto:
     bodies = [body for body in kept.functions if body.name not in computed]
     del kept.functions[:]
     kept.functions.extend(bodies)
-    _rename_bodies(kept, frozenset(native) - computed)
+    _rename_bodies(kept, frozenset(native).difference(computed))
     wanted = {output.name for output in kept.graph.output} | read_names(kept.graph.node)
     for node in kept.graph.node:
         if node.domain != KVC_DOMAIN or node.op_type not in computed:
             continue
-        for place, tensor in enumerate(OPERATORS[node.op_type].outputs):
+        for place, tensor in enumerate(_called(node).outputs):
             if tensor.optional and node.output[place] not in wanted:
                 node.output[place] = ""
+        node.op_type = computed[node.op_type]
     fuse(kept, native)
     return kept
+
+
+def _called(node: NodeProto) -> Operator:
+    """Return the operator that a node calls, in the form that its attributes name."""
+    return OPERATORS[node.op_type].for_numbers(_numbers(node))
+
+
+def _numbers(node: NodeProto) -> dict[str, int]:
+    return {one.name: one.i for one in node.attribute}
 
 
 def _rename_bodies(model: ModelProto, operators: Collection[str]) -> None:

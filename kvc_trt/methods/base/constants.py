@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import numpy as np
 from pydantic import Field
 
+from kvc_trt.methods.base.rocketkv_budget import budgets_by_length
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS, CacheFormat
 from kvc_trt.operators.dimensions import INT32_MAX, stored_pages
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Positions = Literal["original", "cache"]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
@@ -19,7 +24,12 @@ Split = Annotated[str, Field(pattern="^(adaptive|even)$")] | Share
 Budgets = Annotated[tuple[Positive, ...], Field(max_length=1024)]
 Heads = Annotated[tuple[bool, ...], Field(max_length=1024)]
 CacheFormatName = Annotated[str, Field(pattern=f"^({'|'.join(CACHE_FORMATS)})$")]
-ADDED_LATER = frozenset(("future_positions", "max_conversation_len", "fp8_bounds", "kv_cache"))
+ADDED_LATER = frozenset(
+    (
+        "future_positions", "max_conversation_len", "fp8_bounds", "kv_cache", "by_length", "long_prompt",
+        "short_pool_kernel",
+    )
+)  # fmt: skip
 """Fields that engines built earlier do not record; they mean their defaults there."""
 
 
@@ -42,7 +52,7 @@ class Constants:
     """Cache slots of a compressed layer: the kept prompt tokens and max_output_len; all tokens if nothing is evicted;
     the budget if a step evicts."""
     prompt_budget: Positive
-    """Prompt tokens kept, the observation window included."""
+    """Prompt tokens kept, the observation window included; with `by_length` the most that any prompt keeps."""
     window: Positive
     pool_kernel: Positive
     page_size: Positive
@@ -79,6 +89,12 @@ class Constants:
     """True if page bounds are stored in fp8, rounded so that none promises less."""
     kv_cache: CacheFormatName = AUTO
     """The format of what is kept (`models/cache_formats.py`), the same for all caches of an engine."""
+    by_length: bool = False
+    """True if what is kept and the pool kernel follow from each prompt's own length, not from the engine's longest."""
+    long_prompt: Count = 0
+    """With `by_length`: the length from which `pool_kernel` holds; `short_pool_kernel` holds below it."""
+    short_pool_kernel: Count = 0
+    """0 where every prompt is pooled by `pool_kernel`."""
 
     @property
     def cache_format(self) -> CacheFormat:
@@ -94,6 +110,43 @@ class Constants:
     def most_kept(self) -> int:
         """Prompt tokens that a layer has room for: twice the budget if budgets are set per prompt."""
         return self.prompt_budget if self.squeeze_share is None else min(2 * self.prompt_budget, self.max_input_len)
+
+    @property
+    def budgets(self) -> NDArray[np.int64]:
+        """With `by_length`: the tokens that a prompt of n tokens keeps, INT64 [max_input_len + 1]."""
+        derived = self.max_input_len, self.token_budget, self.max_output_len, self.split, self.window
+        return np.minimum(budgets_by_length(*derived), self.prompt_budget)
+
+    @property
+    def budgets_of_turns(self) -> NDArray[np.int64]:
+        """With `by_length`: the most that a conversation of n tokens keeps after a turn, INT64 [max_input_len + 1].
+
+        It never falls, and is never less than what an earlier prompt or turn has kept."""
+        return np.maximum.accumulate(self.budgets)
+
+    def kept_of(self, prompt_tokens: int) -> int:
+        """Return the tokens that a prompt of this length keeps."""
+        if not self.by_length:
+            return min(prompt_tokens, self.prompt_budget)
+        return int(self.budgets[min(prompt_tokens, self.max_input_len)])
+
+    def kept_after(self, tokens: int) -> int:
+        """Return the most that a conversation of this length keeps after a turn."""
+        if not self.by_length:
+            return self.prompt_budget
+        return int(self.budgets_of_turns[min(tokens, self.max_input_len)])
+
+    @property
+    def longest_whole(self) -> int:
+        """The length up to which a prompt is kept whole."""
+        if not self.by_length:
+            return self.prompt_budget
+        shortened = np.flatnonzero(self.budgets < np.arange(self.max_input_len + 1))
+        return int(shortened[0]) - 1 if shortened.size else self.max_input_len
+
+    def pool_kernel_of(self, tokens: int) -> int:
+        """Return the pool kernel of a prompt or a conversation of this length."""
+        return self.short_pool_kernel if tokens < self.long_prompt else self.pool_kernel
 
     def num_pages(self) -> int:
         """Pages of a compressed layer, the last one possibly partial."""

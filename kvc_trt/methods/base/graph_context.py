@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -40,6 +41,8 @@ class PromptBatch:
     """INT64 [B,W,1]: positions of each row's last W queries, 0 for those before its start."""
     rotary_tables: Callable[[], tuple[Value, Value]]
     """Cosine and sine of every position, FLOAT [L,D/2]"""
+    by_length: Mapping[str, Value]
+    """`Operator.by_length` of a compaction, INT64 [B] each, by name; empty where all rows are alike."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,16 @@ class CacheLayer:
         self, operator: Operator, inputs: Mapping[str, Value], outputs: Mapping[str, str], **numbers: int
     ) -> dict[str, Value]:
         """Append a node of an operator; attributes that are not in `numbers` come from the rule."""
-        own = operator.in_format(self.rule.cache_format)
+        own = self.form_of(operator)
         known = {CACHE_FORMAT.name: self.rule.cache_format.code}
         names = [one.name for one in own.attributes if one.name not in numbers]
         given = {name: known[name] if name in known else getattr(self.rule, name) for name in names}
         return operator.call(self.emit, inputs, outputs, **given, **numbers)
+
+    def form_of(self, operator: Operator) -> Operator:
+        """Return the operator with the tensors and attributes that it has in an engine of this rule."""
+        own = operator.in_format(self.rule.cache_format)
+        return own.with_lengths() if self.rule.by_length else own
 
     def parts(self, keys: Tensor, values: Tensor) -> list[str]:
         """Return the names of the tensors that hold keys and values in the cache's format."""
@@ -140,8 +148,9 @@ class PromptLayer(CacheLayer):
             "k": lambda: self.keys,
             "v": lambda: self.values,
             "prompt_lengths": lambda: self.batch.lengths,
+            **{name: partial(str, value) for name, value in self.batch.by_length.items()},
         }
-        given = {one.name: known[one.name]() for one in operator.inputs if one.name in known}
+        given = {one.name: known[one.name]() for one in self.form_of(operator).inputs if one.name in known}
         self.call(operator, {**given, **(more or {})}, self.stored(operator, bounds=bounds), **numbers)
 
     def store_tokens(
@@ -406,10 +415,11 @@ class TurnLayer(PromptLayer):
             "lengths": lambda: self.batch.lengths,
             "window_lengths": lambda: self.turn.window_lengths,
             "stored_scores": lambda: self.state("scores"),
+            **{name: partial(str, value) for name, value in self.batch.by_length.items()},
         }
         if ordered is not None:
             known |= {"order": lambda: ordered.order, "stored_lengths": lambda: ordered.stored}
-        given = {one.name: known[one.name]() for one in operator.inputs if one.name in known}
+        given = {one.name: known[one.name]() for one in self.form_of(operator).inputs if one.name in known}
         names = self.compacted(operator, bounds=bounds, indices="slots")
         kept = self.call(operator, {**given, **joined.tables, **(more or {})}, names, **numbers)
         inputs = {

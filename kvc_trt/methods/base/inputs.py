@@ -18,11 +18,12 @@ DEFAULT_WINDOW = 32
 
 EVERY_POLICY = ("skip_layers", "max_conversation_len", "kv_cache")
 EVICTION = ("prompt_budget", "window", "pool_kernel")
+BY_LENGTH = ("by_length",)
 SELECTION = ("page_size", "top_r", "top_k", "dense_until", "fp8_bounds")
 OVERRIDES = (
     "prompt_budget", "page_size", "top_r", "top_k", "pool_kernel", "window", "skip_layers", "sinks", "recent",
     "future_positions", "positions", "reallocate", "layer_budget", "squeeze_share", "layer_budgets", "dense_until",
-    "max_conversation_len", "head_scores", "fp8_bounds", "kv_cache",
+    "max_conversation_len", "head_scores", "fp8_bounds", "kv_cache", "by_length",
 )  # fmt: skip
 """Derived numbers of a policy that can be set by hand, in the order of a plan."""
 CHOICES: dict[str, tuple[object, ...]] = {
@@ -30,6 +31,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "reallocate": (True, False),
     "fp8_bounds": (True, False),
     "kv_cache": tuple(CACHE_FORMATS),
+    "by_length": (True, False),
 }
 
 

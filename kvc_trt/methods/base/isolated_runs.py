@@ -40,6 +40,15 @@ class PromptCase:
     k: Float
     v: Float
     prompt_lengths: Int64
+    kept_k: Float | None = None
+    """What a cache gives back of `k`, if its format changes that; the same for `kept_v`."""
+    kept_v: Float | None = None
+
+    def kept(self, indices: Array) -> tuple[Array, Array]:
+        """Return what a cache gives back of the keys and values at `indices` [B,G,C], with zeros where one is -1."""
+        tables = ((self.k, self.kept_k), (self.v, self.kept_v))
+        keys, values = (gathered(exact if kept is None else kept, indices) for exact, kept in tables)
+        return keys, values
 
     def inputs(self) -> dict[str, Array]:
         """The inputs that all compactions share."""
@@ -48,9 +57,11 @@ class PromptCase:
     def row(self, number: int) -> PromptCase:
         """Return one prompt of the batch."""
         one = slice(number, number + 1)
+        kept_k, kept_v = (None if table is None else table[one] for table in (self.kept_k, self.kept_v))
         return replace(
-            self, q_window=self.q_window[one], k=self.k[one], v=self.v[one], prompt_lengths=self.prompt_lengths[one]
-        )
+            self, q_window=self.q_window[one], k=self.k[one], v=self.v[one], prompt_lengths=self.prompt_lengths[one],
+            kept_k=kept_k, kept_v=kept_v,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -103,7 +114,7 @@ class TurnCase:
         """Return stored and new tokens as prompts, with zeros past their ends, and the turn's last queries."""
         batch, heads, slots, size = self.k_cache.shape
         count = self.lengths + self.cache_lengths
-        keys, values = (np.zeros((batch, heads, slots + self.q.shape[2], size), self.q.dtype) for _ in range(2))
+        keys, values = (np.zeros((batch, heads, slots + self.q.shape[2], size), self.k_cache.dtype) for _ in range(2))
         q_window = np.zeros((*self.q.shape[:2], min(window, self.q.shape[2]), size), self.q.dtype)
         for row, (stored, new) in enumerate(zip(self.cache_lengths, self.lengths, strict=True)):
             for table, cache, block in ((keys, self.k_cache, self.k_new), (values, self.v_cache, self.v_new)):

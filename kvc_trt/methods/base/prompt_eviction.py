@@ -173,14 +173,15 @@ def judged_as(
     """Compare a compaction's result with those of the reference in float64 and float32; it must equal one of them.
 
     `weighed` holds, by row, what is ranked by softmax weights: underflow of these may be why it equals none."""
-    from kvc_trt.methods.base.isolated_runs import ExactList, Found, gathered
+    from kvc_trt.methods.base.isolated_runs import ExactList, Found
 
     found = {one.name: result for one, result in zip(operator.outputs, results, strict=True)}
     indices, width = found["indices"], single.indices.shape[2]
+    keys, values = case.kept(indices)
     moved = [
         (found["cache_lengths"], single.lengths.numpy()),
-        (found["k_cache"], gathered(case.k, indices)),
-        (found["v_cache"], gathered(case.v, indices)),
+        (found["k_cache"], keys),
+        (found["v_cache"], values),
     ]
     if "bounds" in found:
         moved += stored_bounds(rule, found["bounds"], found["k_cache"], single.lengths.numpy())

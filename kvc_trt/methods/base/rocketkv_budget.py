@@ -3,17 +3,29 @@
 The budget t is traffic: K+V pairs that one attention module reads per step and KV head. Half is spent on scores, half
 on exact attention. Everything is computed once on the host in double precision and stored as integers. The default
 width of stage 1's max-pooling is from the table of the paper's first version (arXiv 2502.14051v1).
+
+Pages, channels and tokens read are an engine's. What stage 1 keeps is an engine's too, or each prompt's own: then S is
+the prompt's length and the new tokens.
 """
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from kvc_trt.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SHORT, LONG = 63, 511
 LLAMA_3_1_THRESHOLD = 48_000
 LONGCHAT_THRESHOLD = 12_000
+_UP_TO_ROUNDING = 1 + 2.0**-40
+"""Lets a quotient that is an integer up to rounding be that integer, whatever the last bit of a machine's `pow`."""
 
 
 def cache_capacity(sequence: int, budget: int, new_tokens: int, split: str | float) -> int:
@@ -26,7 +38,23 @@ def cache_capacity(sequence: int, budget: int, new_tokens: int, split: str | flo
         share = min(0.2 + 0.06 * math.log2(compression), 0.8)
     else:
         share = 0.5 if split == "even" else float(split)
-    return max(math.floor(sequence / math.pow(compression, share)), min(2 * new_tokens, sequence))
+    compressed = math.floor(sequence / math.pow(compression, share) * _UP_TO_ROUNDING)
+    return max(compressed, min(2 * new_tokens, sequence))
+
+
+@lru_cache(maxsize=64)
+def budgets_by_length(longest: int, budget: int, new_tokens: int, split: str | float, window: int) -> NDArray[np.int64]:
+    """Return the tokens kept of a prompt of n tokens, INT64 [longest + 1], read-only.
+
+    A prompt within the token budget stays whole, and the window of a longer one always stays. The numbers neither rise
+    nor fall with n throughout: the adaptive split compresses the longest prompts to less than shorter ones.
+    """
+    kept = np.arange(longest + 1, dtype=np.int64)
+    for tokens in range(budget + 1, longest + 1):
+        own = cache_capacity(tokens + new_tokens, budget, new_tokens, split) - new_tokens
+        kept[tokens] = min(max(own, window), tokens)
+    kept.flags.writeable = False
+    return kept
 
 
 def default_page_size(capacity: int, budget: int) -> int:
@@ -47,15 +75,21 @@ def traffic(capacity: int, page_size: int, top_r: int, top_k: int, head_size: in
     return capacity / page_size * top_r / head_size / 2 + min(top_k, capacity)
 
 
-def auto_pool_kernel(model: ModelConfig, max_input_len: int) -> int:
-    """Return 511 for long prompts of the two model families named in the paper, 63 for all others.
+def auto_pool_kernel(model: ModelConfig, prompt_tokens: int) -> int:
+    """Return 511 for long prompts of the two model families named in the paper, 63 for all others."""
+    threshold = long_prompt(model)
+    return SHORT if threshold is None or prompt_tokens < threshold else LONG
 
-    The rotary scaling identifies them: `llama3` is Llama 3.1 and later, `linear` without grouped queries is LongChat.
+
+def long_prompt(model: ModelConfig) -> int | None:
+    """Return the length from which a model's prompts are pooled by 511; None if none are.
+
+    The rotary scaling identifies the two families: `llama3` is Llama 3.1 and later, `linear` without grouped queries is
+    LongChat.
     """
     scaling = model.rotary_scaling
-    threshold: float = float("inf")
     if scaling is not None and scaling.kind == "llama3":
-        threshold = LLAMA_3_1_THRESHOLD
-    elif scaling is not None and scaling.kind == "linear" and model.group_size == 1:
-        threshold = LONGCHAT_THRESHOLD
-    return SHORT if max_input_len < threshold else LONG
+        return LLAMA_3_1_THRESHOLD
+    if scaling is not None and scaling.kind == "linear" and model.group_size == 1:
+        return LONGCHAT_THRESHOLD
+    return None

@@ -27,7 +27,7 @@ from kvc_trt.operators.schema import Operator, Tensor
 
 if TYPE_CHECKING:
     from kvc_trt.methods.base.graph_context import PromptLayer, TurnLayer
-    from kvc_trt.methods.base.isolated_runs import Array
+    from kvc_trt.methods.base.isolated_runs import Array, Found, RunnableAlone, TurnCase, TurnRun
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
 
@@ -64,6 +64,15 @@ class ScoredEviction(PromptEviction):
     @override
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
         prompt.compact(self.operators[0], self.prompt_inputs(prompt), bounds=bounds)
+
+    @override
+    def turn_runs(self) -> Mapping[str, TurnRun]:
+        """Return the run of the operator that it has for stored and new tokens: over both as over a prompt."""
+
+        def run(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found:
+            return self.run_alone(operator, case.joined(1), rule)
+
+        return {} if self.operator_of_stored is None else {self.operator_of_stored.name: run}
 
     @override
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:

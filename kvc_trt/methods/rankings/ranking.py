@@ -65,13 +65,22 @@ class Prompts:
     """[B,G,S,D]"""
     lengths: Array
     """[B]"""
+    texts: Array | None = None
+    """[B]: tokens of the conversation, where not all are stored; None: `lengths`."""
 
     @classmethod
-    def of_tensors(cls, observed: Any, keys: Tensor, values: Tensor, lengths: Tensor) -> Prompts:
-        """Take the arguments of `PromptEviction.compact`."""
+    def of_tensors(
+        cls, observed: Any, keys: Tensor, values: Tensor, lengths: Tensor, texts: Tensor | None = None
+    ) -> Prompts:
+        """Take the arguments of `PromptEviction.compact`, and the lengths of the texts of a turn."""
         parts = observed if isinstance(observed, tuple) else (observed,)
-        tables = (table.numpy() for table in (keys, values, lengths))
-        return cls(tuple(part.numpy() for part in parts), *tables)
+        keys_of, values_of, stored = (table.numpy() for table in (keys, values, lengths))
+        own = None if texts is None else texts.numpy()
+        return cls(tuple(part.numpy() for part in parts), keys_of, values_of, stored, own)
+
+    def tokens_of(self, chosen: ChosenList) -> int:
+        """Return the number of tokens of the list's text."""
+        return int((self.lengths if self.texts is None else self.texts)[chosen.row])
 
     def observed_by(self, chosen: ChosenList) -> tuple[Float64, ...]:
         """Return the part [g,...] of each observed tensor that belongs to the list's head."""

@@ -41,7 +41,9 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
         return [attend_slots(branch, query, *tables.read(branch), lengths)]
 
     if tables.keys.format is not None:
-        (attended,) = sliced(emit)
+        # In a branch, as sparse engines have it: elsewhere ONNX Runtime would scale products, not the query.
+        occupied = emit.Greater(longest, 0)
+        attended = emit.choose(occupied, sliced, lambda branch: [str(branch.Identity(query.scaled))], outputs=1)
     else:
         mostly_empty = emit.Less(emit.Mul(longest, 2), scalar(emit, size(emit, tables.keys.parts[0], 2)))
         short = emit.LessOrEqual(longest, emit.attribute("dense_until"))
@@ -61,5 +63,5 @@ DENSE_ATTENTION = Operator(
     write=_write,
     stores=True,
     # dense_until chooses between the body's two ways to read the cache; the kernel needs only one.
-    kernel=Kernel("kvc_dense_attention", "KvcDenseAttentionParams", ignored=("dense_until",), reserved=True),
+    kernel=Kernel("kvc_dense_attention", "KvcDenseAttentionParams", ignored=("dense_until",)),
 )

@@ -51,6 +51,9 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     Row i of q_window is the query at n-W+i. Rows with n <= prompt_budget keep everything; if all rows do, no score is
     computed. Two numbers cannot be attribute references in ONNX and are written into the body: `pool_kernel` (MaxPool
     takes a list) and `lowest`, the lowest finite number of the cache type, which marks empty pages.
+
+    By length, each row has a budget and a pool kernel of its own: the nearest number of window..prompt_budget, and one
+    of the engine's two kernels.
     """
     return _kept(emit, layout, EXACT)
 
@@ -61,12 +64,15 @@ def _write_turn(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 
 
 def _kept(emit: Emitter, layout: Layout, tables: Tables, voting: Value | None = None) -> dict[str, Value]:
-    pool_kernel = int(layout.number("pool_kernel"))
-    kept = keep_best(emit, layout, lambda branch: rank(branch, tables.keys, pool_kernel, voting), tables)
+    budgets = None
+    if layout.by_length:
+        window = size(emit, "q_window", 2) if voting is None else voting
+        budgets = emit.Min(emit.Max("prompt_budgets", window), one(emit, emit.attribute("prompt_budget")))
+    kept = keep_best(emit, layout, lambda branch: rank(branch, tables.keys, layout, voting), tables, budgets)
     return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout)}
 
 
-def rank(emit: Emitter, keys: Vectors, pool_kernel: int, voting: Value | None = None) -> Value:
+def rank(emit: Emitter, keys: Vectors, layout: Layout, voting: Value | None = None) -> Value:
     """Return the rank of each position of `keys`, FLOAT [B,G,S] (steps 2 to 8); the window ranks highest.
 
     The last `voting` INT64 [B] rows of q_window are the window; None: all of them.
@@ -76,10 +82,24 @@ def rank(emit: Emitter, keys: Vectors, pool_kernel: int, voting: Value | None = 
     window = size(emit, "q_window", 2) if voting is None else emit.Reshape(voting, [-1, 1, 1])
     prefix = emit.Less(columns, emit.Sub(rows, window))
     observed = emit.Where(prefix, observed_attention(emit, keys, rows, columns, voting), NOT_A_NUMBER)
-    reach = (pool_kernel - 1) // 2
-    pooled = emit.MaxPool(observed, kernel_shape=[pool_kernel], pads=[reach, reach])
+    pooled = _pooled(emit, observed, layout)
     score = emit.Where(emit.GreaterOrEqual(pooled, 0.0), pooled, NOT_A_NUMBER)
     return str(emit.Where(prefix, score, emit.Where(emit.Less(columns, rows), PROTECTED, PADDING)))
+
+
+def _pooled(emit: Emitter, observed: Value, layout: Layout) -> Value:
+    """Max-pool scores [B,G,S] by the engine's kernel; rows below it by the short one, where the engine has two."""
+    kernel, short = int(layout.number("pool_kernel")), int(layout.numbers.get("short_pool_kernel", 0))
+    pooled = _max_pool(emit, observed, kernel)
+    if not (layout.by_length and short):
+        return pooled
+    is_short = emit.Less(emit.Reshape("pool_kernels", [-1, 1, 1]), kernel)
+    return str(emit.Where(is_short, _max_pool(emit, observed, short), pooled))
+
+
+def _max_pool(emit: Emitter, observed: Value, kernel: int) -> Value:
+    reach = (kernel - 1) // 2
+    return str(emit.MaxPool(observed, kernel_shape=[kernel], pads=[reach, reach]))
 
 
 def observed_attention(emit: Emitter, keys: Vectors, rows: Value, columns: Value, voting: Value | None = None) -> Value:
@@ -143,6 +163,9 @@ def _stored_pages(emit: Emitter, capacity: Value, page_size: Value, multiple: in
     return str(emit.Mul(emit.Div(emit.Sub(emit.Add(capacity, together), 1), together), multiple))
 
 
+OWN_BUDGETS = Tensor("prompt_budgets", INT64, ("B",), "tokens that a row keeps, clamped to window..prompt_budget")
+OWN_KERNELS = Tensor("pool_kernels", INT64, ("B",), "odd: a row's width of the max-pooling, at most pool_kernel")
+
 COMPACT = Operator(
     name="KvcCompact",
     summary="Keep the part of a prompt's cache that its last queries look at.",
@@ -163,11 +186,11 @@ COMPACT = Operator(
     ),
     formulas={"C": "capacity"},
     write=_write,
+    by_length=(OWN_BUDGETS, OWN_KERNELS),
     stores=True,
     kernel=Kernel(
         "kvc_compact",
         "KvcCompactParams",
-        reserved=True,
         strided=("k", "v"),
         in_place={"k_cache": "k", "v_cache": "v"},
         strides=(
@@ -203,6 +226,7 @@ COMPACT_TURN = Operator(
     attributes=COMPACT.attributes,
     formulas=COMPACT.formulas,
     write=_write_turn,
+    by_length=COMPACT.by_length,
     stores=True,
-    kernel=Kernel("kvc_compact_turn", "KvcCompactTurnParams", reserved=True),
+    kernel=Kernel("kvc_compact_turn", "KvcCompactTurnParams"),
 )

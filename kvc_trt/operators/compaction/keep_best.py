@@ -19,6 +19,8 @@ PROTECTED = np.float32(3e38)
 """Rank of a token that always stays; higher than every score."""
 NOT_A_NUMBER, PADDING = np.float32(-2e38), np.float32(-3e38)
 """Ranks below every score, for a token whose score is NaN and for padding past a row's end."""
+LAST_INDEX = np.int64(2**31 - 1)
+"""Sorts behind every position."""
 
 
 @dataclass(frozen=True)
@@ -35,28 +37,47 @@ class KeptValues:
     """The operator's outputs k_cache, v_cache and what their format adds, cache_lengths and indices."""
 
 
-def keep_best(emit: Emitter, layout: Layout, rank: Callable[[Emitter], Value], tables: Tables = EXACT) -> KeptValues:
+def keep_best(
+    emit: Emitter, layout: Layout, rank: Callable[[Emitter], Value], tables: Tables = EXACT,
+    budgets: Value | None = None,
+) -> KeptValues:  # fmt: skip
     """Keep the `prompt_budget` tokens of highest rank of each row of `tables`; rows that fit keep everything.
 
     `rank` writes FLOAT [B,G,S]; it is not computed if all rows fit. The lowest index wins among equals. What stays of
-    exact tables is stored in the engine's format; what is stored already moves as it is.
+    exact tables is stored in the engine's format; what is stored already moves as it is. `budgets` INT64 [B] are the
+    rows' own, at most `prompt_budget`.
     """
-    budget = emit.attribute("prompt_budget")
+    largest = emit.attribute("prompt_budget")
+    lengths = None if budgets is None else emit.Min("prompt_lengths", budgets)
+
+    def best(branch: Emitter) -> Value:
+        """Return the positions of the best tokens of each row, ascending."""
+        if lengths is None:
+            _, first = branch.TopK(rank(branch), one(branch, largest), outputs=2, axis=2, sorted=0)
+            return str(branch.TopK(first, one(branch, largest), outputs=2, axis=2, largest=0)[0])
+        width = branch.ReduceMax(lengths)
+        _, first = branch.TopK(rank(branch), width, outputs=2, axis=2)
+        own = branch.Less(count_to(branch, width), branch.Reshape(lengths, [-1, 1, 1]))
+        ascending, _ = branch.TopK(branch.Where(own, first, LAST_INDEX), width, outputs=2, axis=2, largest=0)
+        return str(branch.Min(ascending, branch.Sub(size(branch, "k", 2), 1)))
 
     def evict(branch: Emitter) -> list[Value]:
-        _, best = branch.TopK(rank(branch), one(branch, budget), outputs=2, axis=2, sorted=0)
-        kept, _ = branch.TopK(best, one(branch, budget), outputs=2, axis=2, largest=0)
+        kept = best(branch)
         where = branch.Unsqueeze(kept, [3])
         return [*(branch.GatherND(part, where, batch_dims=2) for part in tables.parts), kept]
 
     def keep(branch: Emitter) -> list[Value]:
-        slots = branch.Min(size(branch, "k", 2), one(branch, budget))
+        slots = branch.Min(size(branch, "k", 2), one(branch, largest))
         everything = branch.Expand(count_to(branch, slots), branch.Concat(branch.Shape("k", end=2), [1], axis=0))
         return [*(branch.Slice(part, [0], slots, [2]) for part in tables.parts), everything]
 
-    too_long = emit.Greater(emit.ReduceMax("prompt_lengths", keepdims=0), budget)
+    if lengths is None:
+        too_long = emit.Greater(emit.ReduceMax("prompt_lengths", keepdims=0), largest)
+    else:
+        too_long = emit.Greater(emit.ReduceMax(emit.Sub("prompt_lengths", lengths), keepdims=0), 0)
     *parts, kept = emit.choose(too_long, evict, keep, outputs=len(tables.parts) + 1)
-    lengths = emit.Min("prompt_lengths", budget)
+    if lengths is None:
+        lengths = emit.Min("prompt_lengths", largest)
     stored = emit.Less(count_to(emit, size(emit, parts[0], 2)), emit.Reshape(lengths, [-1, 1, 1]))
     held = tables.of(parts).stored(emit, layout)
     caches = held.map(lambda rows: into_slots(emit, rows, emit.Unsqueeze(stored, [3]))).named(K_CACHE, V_CACHE)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvc_trt.operators.compaction.compact import page_bounds, rank
+from kvc_trt.operators.compaction.keep_best import LAST_INDEX
 from kvc_trt.operators.dimensions import MAX_TOKENS
 from kvc_trt.operators.schema import CACHE, INT64, Attribute, Operator, Tensor
 from kvc_trt.operators.shapes import Layout, count_to, int32, into_slots, one, pad_end, size
@@ -44,14 +45,11 @@ KEPT = (
 )
 """A layer's tokens until its budget is known: its best N = min(prompt_budget, S) tokens."""
 
-LAST_INDEX = np.int64(2**31 - 1)
-
 
 def _write_ranked(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body of KvcCompactRanked. Padding ranks last."""
-    pool_kernel = int(layout.number("pool_kernel"))
     wanted = emit.Min(one(emit, emit.attribute("prompt_budget")), size(emit, "k", 2))
-    _, best = emit.TopK(rank(emit, EXACT.keys, pool_kernel), wanted, outputs=2, axis=2)
+    _, best = emit.TopK(rank(emit, EXACT.keys, layout), wanted, outputs=2, axis=2)
     kept, ranks = emit.TopK(best, wanted, outputs=2, axis=2, largest=0)
     where = emit.Unsqueeze(kept, [3])
     held = EXACT.map(lambda rows: emit.GatherND(rows, where, batch_dims=2)).stored(emit, layout)

@@ -63,6 +63,6 @@ REPLACE_BOUNDS = Operator(
     attributes=(FP8_BOUNDS,),
     write=_write_bounds,
     stores=True,
-    kernel=Kernel("kvc_replace_bounds", "KvcReplaceBoundsParams", reserved=True),
+    kernel=Kernel("kvc_replace_bounds", "KvcReplaceBoundsParams"),
     native=False,
 )

@@ -36,8 +36,8 @@ from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes, row_traffic, 
 def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str) -> dict[str, Any]:
     """Return one row per policy at the budget and the lengths of `config`; a policy that cannot have them says why.
 
-    Rows of whole caches in the other formats follow. Bytes are of one row of a batch at its longest. InputError if no
-    policy is possible.
+    Whole caches in the other formats have rows of their own. Bytes are of one row of a batch at its longest.
+    InputError if no policy is possible.
     """
     filled = with_defaults(config, choice)
     assert filled.max_input_len is not None
@@ -50,7 +50,6 @@ def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str) -> 
     if all("not_applicable" in row for row in rows):
         raise InputError(f"no policy can be built so: {rows[0]['not_applicable']}", hint="kvc-trt plan --help")
     others = (form for form in CACHE_FORMATS if form != kv_cache)
-    rows += [_row(BASELINE, form, filled, choice, weights, full, turns) for form in others]
     return {
         "model": choice.name,
         "token_budget": filled.token_budget,
@@ -60,6 +59,7 @@ def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str) -> 
         "kv_cache": kv_cache,
         "full_bytes_per_row": full,
         "policies": rows,
+        "whole_caches": [_row(BASELINE, form, filled, choice, weights, full, turns) for form in others],
     }
 
 

@@ -19,5 +19,5 @@ def random_prompts(config: ModelConfig, lengths: Sequence[int], seed: int) -> li
 def prompt_lengths(parameters: PolicyParameters, longest: int) -> list[int]:
     """Lengths that reach every regime of a policy within `longest` tokens; the longest first."""
     longest = min(longest, parameters.max_input_len)
-    wanted = [longest, parameters.prompt_budget + 1, parameters.dense_limit, parameters.window // 2]
+    wanted = [longest, parameters.longest_whole + 1, parameters.dense_limit, parameters.window // 2]
     return sorted({max(1, min(longest, length)) for length in wanted}, reverse=True)

@@ -33,7 +33,7 @@ def _all_kept(rule: PolicyParameters) -> int:
     if not rule.eviction.evicts:
         return rule.capacity
     if rule.squeeze_share is None:
-        return rule.prompt_budget
+        return rule.longest_whole
     return max(rule.window, int(rule.prompt_budget * rule.squeeze_share))
 
 
@@ -42,6 +42,9 @@ def check_dense_twin(tested: EngineUnderTest, rung: Rung) -> None:
     parameters = tested.engine.parameters
     if not parameters.compresses:
         rung.reason = "a full engine is its own dense twin"
+        return
+    if parameters.positions == "cache" and parameters.cache_format.keys is not None:
+        rung.reason = "its caches store keys before rotation, whose codes are not those of the twin's rotated keys"
         return
     limit = min(dense_limit(parameters, tested.engine.model.num_hidden_layers), parameters.max_input_len)
     steps = min(_MOST_STEPS, limit - 1, parameters.max_output_len)
@@ -87,7 +90,7 @@ def _eviction(tested: EngineUnderTest, measured: list[dict[str, int]]) -> list[C
     logical = int(batch.prompt_lengths[row])
     over, most = 0, 0
     for site in tested.sites:
-        budget = site.parameters.most_kept
+        budget = site.parameters.kept_of(logical) if site.parameters.by_length else site.parameters.most_kept
         if not site.parameters.eviction.evicts or logical <= budget:
             continue
         kept = int((lists[site.cache][row] >= 0).sum(-1).max()) if site.cache in lists else logical

@@ -17,15 +17,19 @@ from numpy.typing import NDArray
 
 from kvc_trt.backends.harness import Array, ObservedExecutor, Watched
 from kvc_trt.methods.base.isolated_runs import ReadByStep
+from kvc_trt.operators.schema import parts_of
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 from kvc_trt.runtime.executor import CheckedDraft, DraftExecutor
 from kvc_trt.verify.checks import Check, at_most
+from kvc_trt.verify.codes.parts import read_caches
+from kvc_trt.verify.codes.stored_tokens import StoredTokens
 from kvc_trt.verify.engine_run import step_inputs
 from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.rankings.array_errors import larger
 from kvc_trt.verify.rankings.index_lists import IndexComparison
 from kvc_trt.verify.rankings.steps import compare_step
-from kvc_trt.verify.reference_run import StepInputs
+from kvc_trt.verify.reference_run import ForcedChoices, StepInputs, reference_run
+from kvc_trt.verify.rungs.codes import codes_checks, keys_check
 from kvc_trt.verify.rungs.operators import index_check
 
 if TYPE_CHECKING:
@@ -66,12 +70,16 @@ def check_drafts(tested: EngineUnderTest) -> list[Check]:
     if tested.plan.limited or limits.no_drafts is not None or len(tested.engine_run.tokens) <= limits.draft_tokens:
         return []
     watched = tested.target.draft_selections()
-    executor = tested.target.open(expose=sorted({name for one in watched for op in one for name in _names(op)}))
+    exposed = {name for one in watched for op in one for name in _names(op)}
+    stored = StoredTokens.of(tested.target, tested.sites, "prefill", "draft")
+    if stored is not None:
+        exposed |= {*stored.names(), *(op.outputs[-1] for op in tested.target.compactions())}
+    executor = tested.target.open(expose=sorted(exposed))
     if not isinstance(executor, DraftExecutor):
         return []
     with tested.phase("engine"):
-        found = _Passes(tested, executor, watched).run()  # type: ignore[arg-type]
-    checks = [_logits_check(tested, found)]
+        found = _Passes(tested, executor, watched, stored).run()  # type: ignore[arg-type]
+    checks = _reference_checks(tested, found, stored)
     if found.selection.compared:
         checks.append(index_check("drafts: tokens read", found.selection, "on the inputs they really got"))
         bar = tested.thresholds.value_error
@@ -83,10 +91,23 @@ def check_drafts(tested: EngineUnderTest) -> list[Check]:
     return [*checks, left]
 
 
-def _logits_check(tested: EngineUnderTest, found: DraftsRun) -> Check:
-    """Compare logits with the reference's under the passes' choices, or under those of steps if passes show none."""
+def _reference_checks(tested: EngineUnderTest, found: DraftsRun, stored: StoredTokens | None) -> list[Check]:
+    """Compare with the reference's steps, under the passes' codes and choices, or under those of steps if passes show
+    none."""
+    bar = tested.thresholds.logits_max_error
+    if stored is None:
+        shown = tested.forced(found.read, found.inputs, tested.reference_run, None) if found.read else None
+        return [_logits_check(tested, found, shown or tested.forced_choices)]
+    with tested.phase("reference"):
+        own = reference_run(tested.known_run(tested.batch, tested.engine_run.tokens, stored))
+    forced = tested.forced(found.read, found.inputs, own, stored)
+    assert forced.keys_off is not None
+    codes = [*codes_checks(stored.found, "drafts: "), keys_check(forced.keys_off, bar, "drafts: ")]
+    return [*codes, _logits_check(tested, found, forced)]
+
+
+def _logits_check(tested: EngineUnderTest, found: DraftsRun, forced: ForcedChoices) -> Check:
     ours = np.stack(found.logits)
-    forced = tested.forced(found.read, found.inputs) if found.read else tested.forced_choices
     expected = forced.logits[: len(ours)]
     scale = max(1.0, float(np.abs(expected).max()))
     error = float(np.abs(ours - expected).max()) / scale
@@ -109,8 +130,11 @@ def _names(op: Watched) -> tuple[str, ...]:
 class _Passes:
     """Feeds the tokens that the engine's steps were fed, by passes that keep 1, 2, ... of theirs in turn."""
 
-    def __init__(self, tested: EngineUnderTest, executor: ObservedDrafts, watched: Sequence[Sequence[Watched]]) -> None:
-        self._tested, self._executor, self._watched = tested, executor, watched
+    def __init__(
+        self, tested: EngineUnderTest, executor: ObservedDrafts, watched: Sequence[Sequence[Watched]],
+        stored: StoredTokens | None,
+    ) -> None:  # fmt: skip
+        self._tested, self._executor, self._watched, self._stored = tested, executor, watched, stored
         self._tokens = 1 + executor.limits.draft_tokens
         self._positions, self._path = tested.batch.prompt_lengths, tested.engine_run.tokens
         self._random = np.random.default_rng(tested.seed)
@@ -125,6 +149,10 @@ class _Passes:
         for row in range(rows):
             executor.insert(prefilled, row, row)
         self._found, self._lengths = DraftsRun([prefilled.logits]), prefilled.cache_lengths.copy()
+        if self._stored is not None:
+            compactions = self._tested.target.compactions()
+            listed = {op.cache: executor.exposed(op.outputs[-1]).copy() for op in compactions}
+            self._stored.after_prompt(executor, prefilled.state, listed, batch.prompt_lengths)
         step = 0
         while step + self._tokens <= len(self._path):
             kept = 1 + self._found.passes % self._tokens
@@ -132,7 +160,10 @@ class _Passes:
                 self._compare_rejections(step, kept)
             checked = self._pass(step, kept)
             self._judge(kept)
+            self._store(step, kept)
             self._reject(checked, kept)
+            if self._stored is not None:
+                self._stored.compare(executor.buffers, self._positions + step + kept - 1)
             self._found.logits += list(checked.logits[:kept].copy())
             self._found.passes += 1
             step, self._lengths = step + kept, self._lengths + kept
@@ -146,6 +177,13 @@ class _Passes:
         others = tokens[kept:]
         tokens[kept:] = (others + self._random.integers(1, vocabulary, others.shape)) % vocabulary
         return self._executor.check_draft(tokens, self._positions + step, self._lengths)
+
+    def _store(self, step: int, kept: int) -> None:
+        """Take in what the pass stored of the tokens that are kept."""
+        for token in range(kept if self._stored is not None else 0):
+            assert self._stored is not None
+            positions, lengths = self._positions + step + token, self._lengths + token + 1
+            self._stored.after_step(self._executor, positions, lengths, graph="draft", token=token)
 
     def _reject(self, checked: CheckedDraft, kept: int) -> None:
         if kept < self._tokens:
@@ -183,7 +221,7 @@ class _Passes:
         for token, operators in enumerate(self._watched[:kept]):
             for op in operators:
                 site = self._tested.sites[op.cache]
-                keys, values = (executor.buffers[f"{kind}_cache.{site.name}"][:rows] for kind in "kv")
+                keys, values = read_caches(executor.buffers, site.name, site.parameters.cache_format, rows)
                 query, output, selected = map(executor.exposed, _names(op))
                 lengths = self._lengths[op.cache] + token + 1
                 read = ReadByStep(keys, values, lengths, output, selected)
@@ -200,7 +238,7 @@ def _parts_in_use(site: CacheSite, entries: Mapping[str, int]) -> Iterator[tuple
 
     `entries` are the stored ones along an axis of slots, C, and of positions, L.
     """
+    form = site.parameters.cache_format
     for tensor in (K_CACHE, V_CACHE, *site.parameters.selection.state):
-        shape = tensor.shape[1:]
-        part = tuple(slice(entries.get(symbol)) for symbol in shape)
-        yield f"{tensor.name}.{site.name}", part
+        for part in parts_of(tensor, form):
+            yield f"{part.name}.{site.name}", tuple(slice(entries.get(symbol)) for symbol in part.shape[1:])

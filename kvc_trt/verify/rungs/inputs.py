@@ -35,12 +35,14 @@ class AttentionCase:
 
 
 def prompt_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, seed: int) -> Iterator[PromptCase]:
-    """Prompts around every border of the rule: shorter than the window, at the budget, one over it, and long."""
+    """Prompts around every border of the rule: shorter than the window, just kept whole, one longer, and long."""
     budget, evicts = parameters.prompt_budget, parameters.eviction.evicts
     longest = min(parameters.max_input_len, max(_LONGEST_PROMPT, 2 * budget if evicts else 0))
     slots = -(-longest // PROMPT_BLOCK) * PROMPT_BLOCK
     window = min(parameters.window, slots)  # heavy hitters look at all queries of the longest prompt that is served
-    lengths = sorted({max(1, window // 3), min(budget, longest), min(budget + 1, longest), longest})
+    whole = min(parameters.longest_whole, longest)
+    short = {min(parameters.long_prompt, longest)} if parameters.long_prompt else set()
+    lengths = sorted({max(1, window // 3), whole, min(whole + 1, longest), longest, *short})
     heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
     shape = (len(lengths), groups, slots, size)
     for name in ("random", "repeated keys", "equal keys"):

@@ -68,7 +68,7 @@ def _log_softmax(logits: Logits) -> NDArray[np.float64]:
 
 def check_logits(tested: EngineUnderTest) -> list[Check]:
     """Fill the columns of the error table; the checks are on the engine's own half."""
-    bars, batch, run = tested.thresholds, tested.batch, tested.engine_run
+    bars, batch, run = tested.thresholds, tested.batch, tested.judged_run
     with tested.phase("reference"):
         ours = tested.reference_run
     found = difference(run.logits, tested.forced_choices.logits, bars.near_equal_logits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,6 +18,7 @@ from kvc_trt.methods.base.isolated_runs import (
     Found,
     KeptOfPrompt,
     PromptCase,
+    PromptRun,
     StepCase,
     TurnCase,
     float32,
@@ -26,9 +27,11 @@ from kvc_trt.methods.base.operator_runs import prompt_runs, step_runs, turn_runs
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.compaction.layer_budgets import LAYER_BUDGETS
+from kvc_trt.operators.compaction.store_tokens import STORE_TOKENS
 from kvc_trt.reference.dense import causal_attention
 from kvc_trt.reference.squeeze import squeeze
 from kvc_trt.verify.checks import Check, at_most
+from kvc_trt.verify.codes.operators import run_store_tokens, with_stored_caches
 from kvc_trt.verify.rankings.array_errors import exact, larger, maximum_error
 from kvc_trt.verify.rankings.index_lists import IndexComparison, compare_exactly, compare_kept
 from kvc_trt.verify.rankings.steps import compare_step
@@ -112,13 +115,18 @@ def run_case(operator: EngineOperator, case: Case, parameters: PolicyParameters,
     """Run one operator on one case. `truncates`: tensor cores have summed the products of scores."""
     if isinstance(case, AttentionCase):
         return _run_prefill_attention(operator, case)
+    alone, case = with_stored_caches(operator, case, parameters.cache_format)
     if isinstance(case, TurnCase):
-        found = {**shared_runs(), **turn_runs()}[operator.name](operator, case, parameters)
+        found = {**shared_runs(), **turn_runs()}[operator.name](alone, case, parameters)
     elif isinstance(case, PromptCase):
-        found = prompt_runs()[operator.name](operator, case, parameters)
+        found = _prompt_runs()[operator.name](alone, case, parameters)
     else:
-        found = step_runs()[operator.name](operator, case, parameters)
+        found = step_runs()[operator.name](alone, case, parameters)
     return _strict(case, _judged(case, found, parameters, truncates))
+
+
+def _prompt_runs() -> Mapping[str, PromptRun]:
+    return {**prompt_runs(), STORE_TOKENS.name: run_store_tokens}
 
 
 def model_of(model: ModelConfig, site: CacheSite) -> ModelConfig:
@@ -131,7 +139,7 @@ def model_of(model: ModelConfig, site: CacheSite) -> ModelConfig:
 def _cases(
     model: ModelConfig, parameters: PolicyParameters, operator: EngineOperator, dtype: str, seed: int
 ) -> Sequence[Case]:
-    if operator.name in (*prompt_runs(), LAYER_BUDGETS.name):
+    if operator.name in (*_prompt_runs(), LAYER_BUDGETS.name):
         return list(prompt_cases(model, parameters, dtype, seed))
     if operator.name in (*shared_runs(), *turn_runs()):
         return list(turn_cases(model, parameters, dtype, seed))

@@ -20,7 +20,7 @@ from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.checks import Check, Rung
 from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.questions.question import PLACEMENTS, Accuracy, Question, QuestionSet, Wording
-from kvc_trt.verify.rungs.tokens import Match, explanation, match, reference_greedy
+from kvc_trt.verify.rungs.tokens import Greedy, Match, explanation, match, reference_greedy
 
 if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Answers = list[tuple[int, ...]]
 
 _MOST_ROWS = 8
+_MOST_ROWS_WITH_CODES = 2
+"""Of rows whose keys and values are exposed, in every layer."""
 _ROWS_BYTES = 1 << 30
 """Most bytes that the full caches of rows answered together take."""
 _NOTICEABLE = 3.0
@@ -102,12 +104,10 @@ def _against_reference(
     bars = tested.thresholds
     count = tested.plan.reference_samples(len(asked.questions), text=wording.is_text)
     total = Match(0, 0, 0, 0, 0)
-    with tested.phase("reference"):
-        for part in _alike(asked.questions[:count]):
-            query = np.array([asked.questions[number].query_ids for number in part], np.int64).T
-            batch = batch_of([asked.questions[number].prompt_ids for number in part])
-            expected = reference_greedy(tested.reference, batch, asked.new_tokens, query)
-            total += match([found[number] for number in part], expected, bars.near_equal_logits)
+    for part in _alike(asked.questions[:count], _MOST_ROWS_WITH_CODES if tested.has_codes else _MOST_ROWS):
+        given = [found[number] for number in part]
+        expected = _expected(tested, [asked.questions[number] for number in part], given)
+        total += match(given, expected, bars.near_equal_logits)
     tested.near_ties.near_equal_tokens += total.near_equal
     return Check(
         "answers as the reference's",
@@ -120,16 +120,27 @@ def _against_reference(
     )
 
 
-def _alike(questions: Sequence[Question]) -> list[list[int]]:
+def _expected(tested: EngineUnderTest, questions: Sequence[Question], given: Answers) -> Greedy:
+    """Return the reference's answers to questions whose late queries are equally long.
+
+    Where caches have a format, they are what the reference says along the engine's answers, from the engine's codes.
+    """
+    query = np.array([question.query_ids for question in questions], np.int64).T
+    batch, answers = batch_of([question.prompt_ids for question in questions]), np.array(given, np.int64).T
+    if not tested.has_codes:
+        with tested.phase("reference"):
+            return reference_greedy(tested.reference, batch, len(answers), query)
+    fed = np.concatenate([query.reshape(-1, len(questions)), answers[:-1]])
+    logits = tested.reference_along(batch, fed).logits[-len(answers) :]
+    return Greedy(logits.argmax(-1), logits)
+
+
+def _alike(questions: Sequence[Question], most: int) -> list[list[int]]:
     """Numbers of questions whose late queries are equally long, a few at a time: they are decoded together."""
     by_length: dict[int, list[int]] = {}
     for number, question in enumerate(questions):
         by_length.setdefault(len(question.query_ids), []).append(number)
-    return [
-        numbers[first : first + _MOST_ROWS]
-        for numbers in by_length.values()
-        for first in range(0, len(numbers), _MOST_ROWS)
-    ]
+    return [numbers[first : first + most] for numbers in by_length.values() for first in range(0, len(numbers), most)]
 
 
 def _rows_for(model: ModelConfig, sequence: int) -> int:

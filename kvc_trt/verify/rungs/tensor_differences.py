@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.backends.harness import Watched
+from kvc_trt.backends.harness import StoredBlock, Watched
 from kvc_trt.graph.state import cache_sites
 from kvc_trt.methods.base.isolated_runs import ReadByStep, page_bounds
+from kvc_trt.operators.schema import Tensor, parts_of
+from kvc_trt.operators.tensors import updated
 from kvc_trt.runtime.session.batch import Batch
 from kvc_trt.verify.checks import Rung, at_most
+from kvc_trt.verify.codes.parts import CACHES, parts_by_name, read_caches, stored_parts
+from kvc_trt.verify.codes.stored_tokens import StoredTokens
 from kvc_trt.verify.engine_run import judge_compaction
 from kvc_trt.verify.rankings.index_lists import IndexComparison
 from kvc_trt.verify.rankings.steps import compare_step
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from kvc_trt.engine import EngineDirectory
+    from kvc_trt.graph.state import CacheSite
 
 Array = NDArray[Any]
 Values = Mapping[str, Array]
@@ -48,6 +53,8 @@ class Judge:
     engine: EngineDirectory
     choosers: Sequence[Watched]
     """Nodes of the graph that choose tokens."""
+    blocks: Sequence[StoredBlock]
+    """What the graph stores in caches that have a format."""
     batch: Batch
     bar: float
     """Largest error of a float tensor, over its largest value; integers are equal."""
@@ -56,8 +63,9 @@ class Judge:
 
     def tolerances(self, base: Sequence[Values]) -> dict[str, float]:
         """Per tensor, in the graph's order, the largest absolute difference from these runs."""
-        names = tensor_names(self.model)
-        return {name: self.bar * _scale(name, base) if _is_float(base[0][name]) else 0.0 for name in names}
+        names, exact = tensor_names(self.model), {name for site in self._sites for name in self._parts(site)}
+        rounded = {name for name in names if _is_float(base[0][name]) and not (self.blocks and name in exact)}
+        return {name: self.bar * _scale(name, base) if name in rounded else 0.0 for name in names}
 
     def rung(self, feeds: Sequence[Values], results: Any, side: int, *, truncates: bool = False) -> Rung:
         """Compare the first of Polygraphy's `results` with number `side`.
@@ -80,15 +88,17 @@ class Judge:
             ),
         )[0]
         [verdicts] = compared.values()
-        judged, worst, wrong, after_ties, differently_rounded = 0, 0.0, [], 0, 0
+        judged, worst, wrong, after_ties, differently_rounded, after_codes = 0, 0.0, [], 0, 0, 0
         worst_name = ""
         for run, verdict in enumerate(verdicts):
             excused = self._excused(feeds[run], base[run], other[run], truncates)
             rounded = self._rounded(feeds[run], base[run], other[run])
+            flipped = self._flipped(feeds[run], base[run], other[run])
             for name in common:
-                if name in excused or name in rounded:
+                if name in excused or name in rounded or name in flipped:
                     after_ties += int(name in excused)
-                    differently_rounded += int(name not in excused)
+                    after_codes += int(name in flipped - excused)
+                    differently_rounded += int(name not in excused | flipped)
                     continue
                 judged += 1
                 error = _error(verdict[name]) / _scale(name, base)
@@ -102,6 +112,7 @@ class Judge:
         notes = (
             (after_ties, "tensors follow from choices that rounding decided and are not judged"),
             (differently_rounded, "fp8 bounds differ, each exactly those of its side's keys"),
+            (after_codes, "tensors follow from codes that differ, each exactly those of its side's keys and values"),
         )
         note = "; ".join(f"{count} {text}" for count, text in notes if count)
         rung.checks.append(at_most("tensors beyond the bar", sample, len(wrong), 0, first, note))
@@ -133,20 +144,76 @@ class Judge:
         differing = [
             name
             for name, bounds in base.items()
-            if bounds.dtype == np.int8 and name in other and not np.array_equal(bounds, other[name])
+            if name.startswith("bounds")
+            and bounds.dtype == np.int8
+            and name in other
+            and not np.array_equal(bounds, other[name])
         ]
         return {name for name in differing if all(self._are_of_own_keys(name, feed, side) for side in (base, other))}
 
     def _are_of_own_keys(self, name: str, feed: Values, side: Values) -> bool:
         kind, _, where = name.partition(".")
         sites = {site.name: site for site in cache_sites(self.engine.model, self.engine.parameters)}
-        keys = f"{kind.replace('bounds', 'k_cache')}.{where}"
-        if where not in sites or keys not in side:
+        if where not in sites:
             return False
-        site = sites[where]
-        step = kind.endswith("_out")
+        site, step = sites[where], kind.endswith("_out")
+        keys, _ = self._read(site, side)
         lengths = feed["cache_lengths"][site.cache] + 1 if step else side["cache_lengths"][site.cache]
-        return np.array_equal(side[name], page_bounds(side[keys], lengths, site.parameters.page_size, fp8=True))
+        return np.array_equal(side[name], page_bounds(keys, lengths, site.parameters.page_size, fp8=True))
+
+    def _flipped(self, feed: Values, base: Values, other: Values) -> set[str]:
+        """Tensors that follow from codes in which the sides differ, though each has those of its own keys and values.
+
+        Keys that differ within the bar may be rounded to another code, or by another scale."""
+        found: set[str] = set()
+        for block in self.blocks:
+            site = self._sites[block.cache]
+            names = [name for name in self._parts(site) if name in other]
+            differing = [name for name in names if not np.array_equal(base[name], other[name])]
+            if differing and all(self._has_own_codes(block, feed, side) for side in (base, other)):
+                for name in differing:
+                    found |= _following(self.model, name)
+        return found
+
+    def _has_own_codes(self, block: StoredBlock, feed: Values, side: Values) -> bool:
+        """Tell whether a side's cache holds the codes of its own keys and values."""
+        if any(name not in side for name in (block.keys, block.values)):
+            return False
+        site = self._sites[block.cache]
+        if self.graph == "decode":
+            form = site.parameters.cache_format
+            new = zip(CACHES, self._tensors, (form.keys, form.values), (block.keys, block.values), strict=True)
+            return all(
+                vector is not None
+                and _stores(
+                    stored_parts(side[exact], vector),
+                    parts_by_name(before, vector, feed, f".{site.name}"),
+                    parts_by_name(after, vector, side, f".{site.name}"),
+                )
+                for before, after, vector, exact in new
+            )
+        stored, listed = StoredTokens(self._sites, {self.graph: [[block]]}), side.get(f"indices.{site.name}")
+        kept = {} if listed is None else {block.cache: listed}
+        stored.after_prompt(_Shown(side), side, kept, self.batch.prompt_lengths)
+        return not stored.found.wrong
+
+    @property
+    def _sites(self) -> tuple[CacheSite, ...]:
+        return cache_sites(self.engine.model, self.engine.parameters)
+
+    def _parts(self, site: CacheSite) -> list[str]:
+        """Return the names of the tensors that hold keys and values of a cache after the graph."""
+        form, tensors = site.parameters.cache_format, self._tensors
+        return [f"{part.name}.{site.name}" for tensor in tensors for part in parts_of(tensor, form)]
+
+    @property
+    def _tensors(self) -> tuple[Tensor, Tensor]:
+        return CACHES if self.graph == "prefill" else (updated(CACHES[0]), updated(CACHES[1]))
+
+    def _read(self, site: CacheSite, side: Values) -> tuple[Array, Array]:
+        """Return keys and values of a cache after the graph, as they are read."""
+        rows = len(self.batch.prompt_lengths)
+        return read_caches(side, site.name, site.parameters.cache_format, rows, self._tensors)
 
     def _judged(self, op: Watched, feed: Values, side: Values, truncates: bool) -> IndexComparison | None:
         """One side's choice against the reference on the inputs it got; None where they are not known."""
@@ -156,11 +223,30 @@ class Judge:
         if self.graph == "prefill":
             inputs = [side[name] for name in op.inputs]
             return judge_compaction(site, inputs, side[op.outputs[-1]], self.batch, truncates=truncates)
-        keys, values = (side[f"{kind}_cache_out.{site.name}"] for kind in "kv")
+        keys, values = self._read(site, side)
         lengths = feed["cache_lengths"][op.cache] + 1
         output, selected = (side[name] for name in op.outputs)
         read = ReadByStep(keys, values, lengths, output, selected)
         return compare_step(side[op.inputs[0]], read, site.parameters, exact=True, truncates=truncates)[0]
+
+
+def _stores(new: Sequence[Array], before: Sequence[Array], after: Sequence[Array]) -> bool:
+    """Tell whether a step stores the parts `new` [B,G,.] in one slot of each head, and leaves the others [B,G,C,.]."""
+    changed = np.any([(old != left).any(axis=-1) for old, left in zip(before, after, strict=True)], axis=0)
+    expected = (np.where(changed[..., None], one[:, :, None], old) for one, old in zip(new, before, strict=True))
+    equal = all(np.array_equal(one, left) for one, left in zip(expected, after, strict=True))
+    return equal and bool((changed.sum(axis=-1) <= 1).all())
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """One side's tensors, as an executor shows them."""
+
+    values: Values
+
+    def exposed(self, name: str) -> Array:
+        """Return a tensor."""
+        return self.values[name]
 
 
 def _scale(name: str, runs: Sequence[Values]) -> float:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.backends.harness import Harness, Watched
+from kvc_trt.backends.harness import Harness, StoredBlock, Watched
 from kvc_trt.backends.registry import backends, harness_for, runners
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.errors import InputError, KvcError, UnsupportedEnvironment
@@ -202,7 +202,7 @@ class _Comparison:
         """One prompt that is compacted where the engine evicts; of a large model a short one."""
         parameters, model = self.engine.parameters, self.engine.model
         plan = make_plan("quick", model, parameters)
-        blocks = 1 if plan.limited else parameters.prompt_budget // PROMPT_BLOCK + 1
+        blocks = 1 if plan.limited else parameters.longest_whole // PROMPT_BLOCK + 1
         length = min(blocks * PROMPT_BLOCK, max(PROMPT_BLOCK, plan.longest_prompt) // PROMPT_BLOCK * PROMPT_BLOCK)
         return batch_of(random_prompts(model, [min(length, parameters.max_input_len)], self.seed))
 
@@ -234,7 +234,7 @@ class _Comparison:
             results = Comparator.run(runners, data_loader=feeds)
         self.prefilled = dict(results[0][1][0]) if graph == "prefill" else self.prefilled
         choosers, near_ties = _choosers(self.base, graph), self.report.near_ties
-        judge = Judge(graph, model, self.engine, choosers, self.batch, self.bar, near_ties)
+        judge = Judge(graph, model, self.engine, choosers, _blocks(self.base, graph), self.batch, self.bar, near_ties)
         if self.directory is not None:
             _save(self.directory / graph, feeds, results, judge.tolerances(results[0][1]))
         truncates = [False, False, *(harness.truncates for harness in self.harnesses.values())]
@@ -267,7 +267,15 @@ class _Comparison:
     def _exposed(self, graph: str, harness: Harness) -> dict[str, str]:
         """Names that an executor of ours gives to the values of the graph's compression operators."""
         ours = {op.cache: op for op in _choosers(self.base, graph)}
-        return {
+        blocks = {block.cache: block for block in _blocks(self.base, graph)}
+        stored = {
+            own: name
+            for block in _blocks(harness, graph)
+            for own, name in (
+                (block.keys, blocks[block.cache].keys), (block.values, blocks[block.cache].values)
+            )
+        }  # fmt: skip
+        return stored | {
             own: name
             for op in _choosers(harness, graph)
             if op.cache in ours
@@ -279,6 +287,10 @@ class _Comparison:
 
 def _choosers(harness: Harness, graph: str) -> list[Watched]:
     return harness.compactions() if graph == "prefill" else harness.selections()
+
+
+def _blocks(harness: Harness, graph: str) -> list[StoredBlock]:
+    return [block for of_token in harness.stored_blocks(graph) for block in of_token]
 
 
 def _save(directory: Path, feeds: list[dict[str, Array]], results: Any, tolerances: Mapping[str, float]) -> None:

@@ -116,7 +116,22 @@ def explanation(found: Match) -> str:
 def _under_forced_choices(tested: EngineUnderTest, answers: Sequence[Sequence[int]]) -> NDArray[np.float32] | None:
     """Logits under the engine's choices, if its answers are the tokens that those were observed on."""
     same = np.array_equal(np.array(answers).T, tested.engine_run.tokens)
-    return tested.forced_choices.logits if same else None
+    return tested.forced_choices.logits if same and not tested.has_codes else None
+
+
+def _expected(tested: EngineUnderTest, answers: Sequence[Sequence[int]]) -> Greedy:
+    """Return the reference's greedy tokens; where caches have a format, along the engine's codes.
+
+    Up to where an answer differs first, the tokens that the reference says after the answer's are its greedy ones.
+    """
+    if not tested.has_codes:
+        with tested.phase("reference"):
+            return reference_greedy(tested.reference, tested.batch, tested.plan.steps)
+    tokens = np.array(answers, np.int64).T
+    same = np.array_equal(tokens, tested.engine_run.tokens)
+    along = tested.forced_choices if same else tested.reference_along(tested.batch, tokens)
+    logits = along.logits[: len(tokens)]
+    return Greedy(logits.argmax(-1), logits)
 
 
 def check_tokens(tested: EngineUnderTest) -> list[Check]:
@@ -125,8 +140,7 @@ def check_tokens(tested: EngineUnderTest) -> list[Check]:
     requests = [Request(row, max_new_tokens=steps, ignore_eos=True) for row in batch.rows()]
     with tested.answering():
         answers = [output.token_ids for output in tested.session(len(batch)).generate(requests)]
-    with tested.phase("reference"):
-        expected = reference_greedy(tested.reference, batch, steps)
+    expected = _expected(tested, answers)
     found = match(answers, expected, bars.near_equal_logits, _under_forced_choices(tested, answers))
     tested.near_ties.near_equal_tokens += found.near_equal
     sample = f"{len(batch)} rows x {steps} tokens"

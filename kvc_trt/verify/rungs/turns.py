@@ -6,7 +6,7 @@ prompt are, and then forced on the reference, so that what is left is numerics.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,12 @@ from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime.executor import Extended, TurnExecutor
 from kvc_trt.runtime.session.batch import Batch, batch_of
 from kvc_trt.verify.checks import Check, at_most
+from kvc_trt.verify.codes.following import FollowedCodes
+from kvc_trt.verify.codes.stored_tokens import StoredTokens
 from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.questions.prompts import random_prompts
 from kvc_trt.verify.rankings.index_lists import IndexComparison, count_differences, judge_kept
+from kvc_trt.verify.rungs.codes import codes_checks, keys_check
 from kvc_trt.verify.rungs.operators import index_check
 
 if TYPE_CHECKING:
@@ -54,24 +57,34 @@ def check_turns(tested: EngineUnderTest) -> list[Check]:
     no_slots = tested.engine.parameters.max_output_len < TURNS  # in caches that keep everything
     if no_slots or tested.plan.limited:
         return []
-    executor = tested.target.open()
+    compactions = tested.target.compactions()
+    stored = StoredTokens.of(tested.target, tested.sites, "prefill", "extend")
+    lists = {op.cache: op.outputs[-1] for op in compactions} if stored is not None else {}
+    executor = tested.target.open(expose=sorted({*lists.values(), *(stored.names() if stored is not None else ())}))
     if executor.limits.no_turns is not None or not isinstance(executor, TurnExecutor):
         return []
     prompts, turns = _prompts(tested), _turns(tested)
     caches = [f"slot_positions.{site.name}" for site in tested.sites if site.parameters.eviction.turn_state]
     with tested.phase("engine"):
-        ours = _on_engine(executor, prompts, turns, caches)
+        ours = _on_engine(executor, prompts, turns, caches, stored, lists)
     parameters, engine = tested.engine.parameters, tested.engine
     method = _ForcedTurns(parameters, iter(ours.kept), tested.thresholds.choice_slack)
     with tested.phase("reference"):
         decoder = ReferenceDecoder(engine.model, engine.weights(), method=method, parameters=parameters, resident=False)
+        followed = None if stored is None else FollowedCodes(stored.sites, stored.tables)
+        if followed is not None:
+            decoder.follow(followed)
         expected = _on_reference(decoder, prompts, turns, all_logits=executor.limits.all_logits)
     scale = max(1.0, float(np.abs(expected).max()))
     error = float(np.abs(ours.logits - expected).max()) / scale
     tokens = " and ".join(str(turn.prompt_lengths.tolist()) for turn in turns)
     sample, note = f"{len(prompts)} rows x {TURNS} turns", f"turns of {tokens} tokens after {prompts.prompt_lengths}"
     note += ", the logits after each of their tokens" if executor.limits.all_logits else ""
-    checks = [at_most("turns: max logit error", sample, error, tested.thresholds.logits_max_error, note=note)]
+    bar = tested.thresholds.logits_max_error
+    checks = []
+    if stored is not None and followed is not None:
+        checks += [*codes_checks(stored.found, "turns: "), keys_check(followed.off, bar, "turns: ")]
+    checks.append(at_most("turns: max logit error", sample, error, bar, note=note))
     if method.compared.compared:
         checks.append(index_check("turns: tokens kept", method.compared, "on the reference's inputs"))
     return checks
@@ -95,17 +108,26 @@ def _turns(tested: EngineUnderTest) -> list[Batch]:
     ]
 
 
-def _on_engine(executor: ObservedExecutor, prompts: Batch, turns: list[Batch], caches: list[str]) -> TurnsRun:
+def _on_engine(
+    executor: ObservedExecutor, prompts: Batch, turns: list[Batch], caches: list[str], stored: StoredTokens | None,
+    lists: Mapping[int, str],
+) -> TurnsRun:  # fmt: skip
+    """Run a prompt and its turns; `lists` name the positions that caches with a format keep of a prompt."""
     assert isinstance(executor, TurnExecutor)
     rows = len(prompts)
     executor.allocate(rows)
     prefilled = executor.prefill(prompts.input_ids, prompts.prompt_lengths)
     for row in range(rows):
         executor.insert(prefilled, row, row)
+    if stored is not None:
+        of_prompt = {cache: executor.exposed(name).copy() for cache, name in lists.items()}
+        stored.after_prompt(executor, prefilled.state, of_prompt, prompts.prompt_lengths)
     logits, kept = [prefilled.logits[None]], [executor.buffers[name][:rows].copy() for name in caches]
     positions, lengths = prompts.prompt_lengths, prefilled.cache_lengths
     for turn in turns:
         found = executor.extend(0, turn.input_ids, turn.prompt_lengths, positions, lengths)
+        if stored is not None:
+            stored.after_turn(executor, positions, turn.prompt_lengths, executor.buffers, lengths)
         positions, lengths = positions + turn.prompt_lengths, found.cache_lengths
         logits.append(_by_token(found, turn.prompt_lengths))
         kept += [executor.buffers[name][:rows].copy() for name in caches]
@@ -170,7 +192,7 @@ class _ForcedTurns:
             one, voting = slice(b, b + 1), min(parameters.window, new, turn.queries.shape[2])
             tables = turn.queries[one, :, -voting:], turn.keys[one], turn.values[one], turn.lengths[one]
             lists = own.indices[one].numpy(), indices[one].int().numpy()
-            self._judge(Prompts.of_tensors(*tables), *lists, parameters)
+            self._judge(Prompts.of_tensors(*tables, turn.positions[one]), *lists, parameters)
         return _kept(own, turn.keys, turn.values, indices)
 
     def select(self, query: Tensor, cache: LayerCache, parameters: PolicyParameters) -> Selection:

@@ -15,10 +15,16 @@ extern "C" {
 #endif
 
 /* Raised whenever an operation is added, or a parameter struct or the meaning of a field changes. */
-#define KVC_ABI_VERSION 4
+#define KVC_ABI_VERSION 5
 
 /* Type of queries, keys, values and outputs of one call, and of its bounds where fp8_bounds is 0: else they are codes of
- * fp8 E5M2, a byte each. Scores and sums are always fp32. */
+ * fp8 E5M2, a byte each. Scores and sums are always fp32.
+ *
+ * cache_format says how caches store keys and values: 0 as they are, 1 int8, 2 fp8 E4M3, 3 int4, 4 keys in int8 and values
+ * in int4. Except for 0 a cache holds codes, D bytes of a vector or, in int4, D / 2 (the even channel in the lower bits), and
+ * beside them are its scales (fp16; in fp8 a byte, the exponent of a power of two plus 127) and, in int4, its minima (fp16).
+ * In int4 groups of 32 channels have numbers of their own where 32 divides D. An address of numbers that a format does not
+ * have is not looked at. */
 typedef enum KvcDtype { KVC_FLOAT32 = 0, KVC_FLOAT16 = 1, KVC_BFLOAT16 = 2 } KvcDtype;
 
 typedef enum KvcStatus {

@@ -18,6 +18,7 @@ constexpr FieldSpec kFields[] = {
     {.name = "pool_kernel", .minimum = 1, .maximum = 4095, .odd = true},
     {.name = "page_size", .minimum = 1, .maximum = INT32_MAX},
     {.name = "fp8_bounds", .minimum = 0, .maximum = 1},
+    {.name = "by_length", .minimum = 0, .maximum = 1, .optional = true},
 };
 
 constexpr TensorSpec kInputs[] = {
@@ -26,6 +27,8 @@ constexpr TensorSpec kInputs[] = {
     {"v", kCache, {kBatch, kKvHeads, kPromptLength, kHeadSize}},
     {"prompt_lengths", kInt64, {kBatch}},
     {"window_lengths", kInt64, {kBatch}},
+    {"prompt_budgets", kInt64, {kBatch}},
+    {"pool_kernels", kInt64, {kBatch}},
 };
 
 // The number after a shape is the input whose buffer the output shares.
@@ -65,6 +68,7 @@ KvcCompactTurnParams params_of(const Call& call) {
     params.pool_kernel = call.fields.get("pool_kernel");
     params.page_size = call.fields.get("page_size");
     params.fp8_bounds = call.fields.get("fp8_bounds");
+    params.by_length = call.fields.get("by_length");
     params.prompt_length = call.sizes.get(kPromptLength);
     params.prompt_budget = call.fields.get("prompt_budget");
     params.capacity = call.fields.get("capacity");
@@ -83,6 +87,8 @@ KvcStatus launch(const Call& call, const Buffers& buffers, KvcMessage* message) 
     params.v = buffers.inputs[2];
     params.prompt_lengths = static_cast<const int64_t*>(buffers.inputs[3]);
     params.window_lengths = static_cast<const int64_t*>(buffers.inputs[4]);
+    if (params.by_length != 0) params.prompt_budgets = static_cast<const int64_t*>(buffers.inputs[5]);
+    if (params.by_length != 0) params.pool_kernels = static_cast<const int64_t*>(buffers.inputs[6]);
     params.k_cache = buffers.outputs[0];
     params.v_cache = buffers.outputs[1];
     params.bounds = buffers.outputs[2];
@@ -93,6 +99,6 @@ KvcStatus launch(const Call& call, const Buffers& buffers, KvcMessage* message) 
 
 }  // namespace
 
-constinit const Operator kCompactTurn = {"KvcCompactTurn", kFields, kInputs, kOutputs, derive, workspace, launch};
+constinit const Operator kCompactTurn = {"KvcCompactTurn", kFields, kInputs, kOutputs, derive, workspace, launch, 2};
 
 }  // namespace kvc::tensorrt

@@ -15,7 +15,7 @@ from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN, OPSET
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
 from kvc_trt.operators.registry import KERNEL_OPERATORS
-from kvc_trt.operators.schema import PLUGIN_ATTRIBUTES
+from kvc_trt.operators.schema import BY_LENGTH, PLUGIN_ATTRIBUTES
 from kvc_trt.operators.tensors import SINCE_BEFORE
 
 QUANTISED = (QUANTISED_LINEAR.name, QUANTISED_ROWS.name)
@@ -77,7 +77,7 @@ def _check(node: NodeProto) -> None:
 FIELDS: dict[str, tuple[str, ...]] = {
     operator.name: tuple(attribute.name for attribute in operator.attributes) for operator in KERNEL_OPERATORS
 }
-"""Attributes of each operator that are fields of its plugin; all are required INTs."""
+"""Attributes of each operator that are fields of its plugin, all required INTs; some nodes also have BY_LENGTH."""
 
 PLUGINS = frozenset(FIELDS)
 """Every operator with a plugin."""
@@ -104,10 +104,11 @@ def _rewrite(node: NodeProto, at_hand: Installation) -> None:
             hint="kvc-trt doctor shows the plugin library in use",
         )
     fields = SINCE_BEFORE | {attribute.name: attribute.i for attribute in node.attribute}
-    if missing := [name for name in FIELDS[node.op_type] if name not in fields]:
+    names = [*FIELDS[node.op_type], *([BY_LENGTH.name] if BY_LENGTH.name in fields else [])]
+    if missing := [name for name in names if name not in fields]:
         raise InputError(f"{place}: no attribute {', '.join(missing)}")
     del node.attribute[:]
-    for name in FIELDS[node.op_type]:
+    for name in names:
         node.attribute.append(helper.make_attribute(name, fields[name]))
     for name, value in PLUGIN_ATTRIBUTES.items():
         node.attribute.append(helper.make_attribute(name, value))

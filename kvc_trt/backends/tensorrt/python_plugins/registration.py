@@ -19,10 +19,11 @@ from kvc_trt.backends.tensorrt.python_plugins.report import report
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.kernels.c_library import KernelLibraryError
 from kvc_trt.kernels.loading import VARIABLE, current_c_library
+from kvc_trt.kernels.parameters import whole
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.dimensions import Refusal
 from kvc_trt.operators.registry import KERNEL_OPERATORS
-from kvc_trt.operators.schema import VERSION, Attribute, Operator
+from kvc_trt.operators.schema import BY_LENGTH, VERSION, Attribute, Operator
 
 if TYPE_CHECKING:
     import tensorrt
@@ -109,14 +110,15 @@ def _creator_class(trt: ModuleType) -> Any:
             self.name, self.plugin_version, self.plugin_namespace = operator.name, VERSION, KVC_DOMAIN
             self._named = [
                 trt.PluginField(attribute.name, np.array([], np.int32), trt.PluginFieldType.INT32)
-                for attribute in operator.attributes
+                for attribute in whole(operator).attributes
             ]
             self.field_names = trt.PluginFieldCollection(self._named)
 
         def create_plugin(self, name: str, fields: Any, phase: Any) -> PluginMethods | None:
             """Return a plugin; None, with the reason reported, if that is impossible."""
             try:
-                return plugin(trt, self._operator, read_fields(self._operator, fields), self._kernels)
+                values = read_fields(self._operator, fields)
+                return plugin(trt, self._operator.for_numbers(values), values, self._kernels)
             except Exception as error:
                 report(self._operator.name, error)
                 return None
@@ -151,8 +153,9 @@ def read_fields(operator: Operator, collection: tensorrt.PluginFieldCollection |
     """Return the value of every attribute; Refusal with the field, what was expected and what was found.
 
     Engine files and networks are untrusted input. Every attribute is an INT in ONNX, which TensorRT passes as one
-    INT32; each must be there exactly once, and nothing else.
+    INT32; each must be there exactly once, and nothing else. A node without `by_length` means 0.
     """
+    operator = whole(operator)
     if collection is None:
         raise Refusal("no fields")
     if len(collection) > len(operator.attributes):
@@ -166,6 +169,8 @@ def read_fields(operator: Operator, collection: tensorrt.PluginFieldCollection |
             raise Refusal(f"field {found.name}: given twice")
         values[found.name] = _value(known[found.name], found)
     for name in known:
+        if name == BY_LENGTH.name:
+            values.setdefault(name, 0)
         if name not in values:
             raise Refusal(f"field {name}: missing")
     operator.check(values)

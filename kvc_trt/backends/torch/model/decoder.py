@@ -75,6 +75,7 @@ class TorchDecoder(Projections):
         self._turns = turns
         self._dense_attention: DenseAttention = dense_attention or kvc.dense_attention
         self._hybrid_numbers = numbers_of(HYBRID_ATTENTION, parameters)
+        self._budgets: Tensor | None = None
         self.on_gpu = weights.embedding.device.type == "cuda"
         self.caches = len(cache_sites(config, parameters))
         self._ahead = weight_prefetch(weights.embedding.device)
@@ -257,12 +258,22 @@ class TorchDecoder(Projections):
         numbers = numbers_of(COMPACT, rule)
         if not paged:
             numbers["page_size"] = rule.capacity  # one page, since the bounds are not used
-        k_cache, v_cache, bounds, lengths, indices = kvc.compact(q_window, keys, values, prompt_lengths, **numbers)
+        own = {} if not rule.by_length else self._numbers_by_length(rule, prompt_lengths)
+        rows = q_window, keys, values, prompt_lengths
+        k_cache, v_cache, bounds, lengths, indices = kvc.compact(*rows, **numbers, **own)
         self._see(layer, q_window=q_window, keys=keys, values=values, indices=indices)
         kept = {f"k_cache.{layer}": k_cache, f"v_cache.{layer}": v_cache}
         if self._turns:
             kept[f"slot_positions.{layer}"] = indices
         return kept | ({f"bounds.{layer}": bounds} if paged else {}), lengths
+
+    def _numbers_by_length(self, rule: PolicyParameters, prompt_lengths: Tensor) -> dict[str, Tensor]:
+        """Return each prompt's budget and pool kernel, looked up on the device by its length [B]."""
+        if self._budgets is None:
+            self._budgets = torch.from_numpy(rule.budgets).to(prompt_lengths.device)
+        kernels = torch.where(prompt_lengths < rule.long_prompt, rule.short_pool_kernel, rule.pool_kernel)
+        budgets = self._budgets[prompt_lengths.clamp(max=rule.max_input_len)]
+        return {"prompt_budgets": budgets, "pool_kernels": kernels}
 
     def _store_whole(self, layer: int, keys: Tensor, values: Tensor, prompt_lengths: Tensor) -> dict[str, Tensor]:
         """Store the whole prompt in a cache with room for the answer; padding becomes zero."""

@@ -96,7 +96,8 @@ class TurnRow:
 
     def compact(self, keys: Tensor, values: Tensor, rule: PolicyParameters) -> int:
         """Keep of stored and new entries what the last queries of the turn vote for; return the new length."""
-        numbers = numbers_of(COMPACT, rule)
+        numbers, text = numbers_of(COMPACT, rule), self.position + self.count
+        numbers |= {"prompt_budget": rule.kept_after(text), "pool_kernel": rule.pool_kernel_of(text)}
         if "bounds" not in self.state:
             numbers["page_size"] = rule.capacity  # one page, since the bounds are not used
         window = self.query[:, -min(rule.window, self.count) :].to(keys.dtype)

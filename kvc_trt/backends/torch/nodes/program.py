@@ -22,6 +22,7 @@ from kvc_trt.kernels.ops import argument_names
 from kvc_trt.kernels.ops import call as call_kernel
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.operators import KVC_DOMAIN
+from kvc_trt.operators.schema import BY_LENGTH
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -69,15 +70,15 @@ class Operators:
 
     def call(self, node: NodeProto, wanted: Collection[str]) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
         """Return a function from the inputs of a node to its outputs; those without a name in `wanted` may be empty."""
-        operator = operators()[node.op_type]
         numbers = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+        operator = operators()[node.op_type].for_numbers(numbers)
         if self.kernels and operator.kernel is not None:
             return self._kernel(operator, numbers)
         return self._body(operator, numbers, [name in wanted for name in node.output])
 
     def _kernel(self, operator: Operator, numbers: Mapping[str, int]) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
         names = [tensor.name for tensor in operator.inputs]
-        taken = {name: numbers[name] for name in argument_names(operator)[len(names) :]}
+        taken = {name: numbers[name] for name in argument_names(operator)[len(names) :] if name != BY_LENGTH.name}
 
         def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
             given = {name: value.to(self.device) for name, value in zip(names, inputs, strict=True)}

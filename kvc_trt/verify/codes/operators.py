@@ -1,0 +1,101 @@
+"""Operators over caches that have a format, run as if they took and gave what such caches give back.
+
+The isolated runs of all methods (`isolated_runs`) then judge them as they judge operators over exact caches: what
+moves must be equal, and a vector with other codes than it must have reads as NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.backends.harness import EngineOperator
+from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.isolated_runs import Found, PromptCase, StepCase, TurnCase
+from kvc_trt.methods.base.registry import operators
+from kvc_trt.models.cache_formats import CacheFormat
+from kvc_trt.operators.schema import Operator, Tensor, part_names
+from kvc_trt.verify.codes.codebook import Codebook
+
+if TYPE_CHECKING:
+    from kvc_trt.methods.base.isolated_runs import RunnableAlone
+
+Array = NDArray[Any]
+Case: TypeAlias = "PromptCase | StepCase | TurnCase"
+_EXACT = {"k_new": "keys", "v_new": "values"}
+"""Exact inputs of which the reference sees what a cache gives back: they are stored before they are read."""
+
+
+def with_stored_caches(operator: EngineOperator, case: Case, form: CacheFormat) -> tuple[RunnableAlone, Case]:
+    """Return an operator of caches in a format that takes the tensors of exact caches, and the case that it takes.
+
+    Where the case has caches they hold codes, and its new tokens are as they are read once they are stored.
+    """
+    if form.keys is None or form.values is None:
+        return operator, case
+    exact = case.k if isinstance(case, PromptCase) else case.k_new
+    keys, values = (Codebook(vector, exact.shape[-1]) for vector in (form.keys, form.values))
+    books = {"keys": keys, "values": values}
+    alone = _OfCodes(operator, operators()[operator.name], form, books, exact.dtype)
+    if isinstance(case, PromptCase):
+        return alone, replace(case, kept_k=keys.store(case.k), kept_v=values.store(case.v))
+    held = replace(case, k_cache=keys.hold(case.k_cache), v_cache=values.hold(case.v_cache))
+    return alone, replace(held, k_new=keys.store(case.k_new), v_new=values.store(case.v_new))
+
+
+def run_store_tokens(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
+    """Run KvcStoreTokens: the first tokens of each row in the order of the text, zeros past its end."""
+    results = operator.run(k=case.k, v=case.v, prompt_lengths=case.prompt_lengths)
+    slots = results[0].shape[2]
+    first = np.where(np.arange(slots) < case.prompt_lengths[:, None, None], np.arange(slots), -1)
+    expected = case.kept(np.broadcast_to(first, results[0].shape[:3]))
+    return Found(moved=tuple(zip(results, expected, strict=True)))
+
+
+@dataclass(frozen=True)
+class _OfCodes:
+    """An operator over a cache in a format that takes and gives vectors as they are read."""
+
+    operator: EngineOperator
+    schema: Operator
+    """The operator over exact caches."""
+    form: CacheFormat
+    books: dict[str, Codebook]
+    dtype: Any
+    """Type of exact vectors."""
+
+    def run(self, **inputs: Array) -> list[Array]:
+        """Return the outputs that the operator would have over exact caches."""
+        given: dict[str, Array] = {}
+        for tensor in self.schema.inputs:
+            given |= self._given(tensor, inputs[tensor.name])
+        own = self.schema.in_format(self.form)
+        results = dict(zip((one.name for one in own.outputs), self.operator.run(**given), strict=True))
+        return [self._found(tensor, results) for tensor in self.schema.outputs]
+
+    def _given(self, tensor: Tensor, table: Array) -> dict[str, Array]:
+        if tensor.name in _EXACT:
+            return {tensor.name: self.books[_EXACT[tensor.name]].exact(table, self.dtype)}
+        if tensor.stored is None or not self.schema.stores:
+            return {tensor.name: table}
+        if tensor.stored == "channels":
+            codes = self.books["keys"].codes(table.swapaxes(2, 3))
+            return {tensor.name: np.ascontiguousarray(codes.swapaxes(2, 3))}
+        names = part_names(tensor, self._vector(tensor))
+        return dict(zip(names, self.books[tensor.stored].parts(table), strict=True))
+
+    def _found(self, tensor: Tensor, results: dict[str, Array]) -> Array:
+        if tensor.stored is None or not self.schema.stores:
+            return results[tensor.name]
+        if tensor.stored == "channels":
+            read = self.books["keys"].read_codes(results[tensor.name].swapaxes(2, 3))
+            return np.ascontiguousarray(read.swapaxes(2, 3))
+        parts: Sequence[Array] = [results[name] for name in part_names(tensor, self._vector(tensor))]
+        return self.books[tensor.stored].read(parts)
+
+    def _vector(self, tensor: Tensor) -> Any:
+        return self.form.values if tensor.stored == "values" else self.form.keys
