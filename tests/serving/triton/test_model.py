@@ -237,3 +237,20 @@ def test_a_proof_is_refused_where_the_model_gives_none(model):
     assert response.error.code == TritonError.INVALID_ARG
     (response,) = ask(model, return_kv_proof=text("yes"))
     assert "return_kv_proof is 'yes', expected digest or lists" in response.error.message
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_an_engine_whose_cache_has_a_format_answers_as_it_does_alone(form, tmp_path):
+    from kvc_trt.cli.main import run
+
+    arguments = ["--policy", "rocketkv", "--token-budget", "64", "--kv-cache", form, "--no-verify"]
+    assert run(["build", "--model", "retrieval-tiny", *arguments, "-o", str(tmp_path / "engine")]) == 0
+    expected = kvc_trt.Engine.open(tmp_path / "engine", threads=1).generate(LAMP)
+    exported = export_model(open_engine(tmp_path / "engine"), tmp_path / "repository", "stored")
+    one = load_model(pb_utils(exported / "1"), model_arguments(exported))
+    try:
+        (response,) = ask(one, return_kv_cache_tokens=true())
+    finally:
+        one.close()
+    assert response.outputs["text_output"].item() == expected.text.encode()
+    assert response.outputs["kv_cache_tokens_kept"].item() == sum(expected.physical_lengths)
