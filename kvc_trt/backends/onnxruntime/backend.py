@@ -94,7 +94,7 @@ class OnnxRuntimeBackend(Backend):
     def kernels(self, engine: EngineDirectory) -> str | None:
         """Return the library of native operators that its sessions use, if there is one."""
         found = native_operators(engine_program(engine).dtype)
-        return None if found is None else found.describe(fp8_bounds=engine.parameters.fp8_bounds)
+        return None if found is None else found.describe()
 
     @override
     def program_runner(
@@ -114,7 +114,7 @@ class OnnxRuntimeBackend(Backend):
     def benchmark(self, engine: EngineDirectory, options: RunOptions) -> OnnxRuntimeBenchmark:
         from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
 
-        return OnnxRuntimeBenchmark(options, engine_program(engine).dtype, fp8_bounds=engine.parameters.fp8_bounds)
+        return OnnxRuntimeBenchmark(options, engine_program(engine).dtype)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
