@@ -385,7 +385,7 @@ class Engine:
         seed: int = 0,
         directory: StrPath | None = None,
     ) -> Report:
-        """Check the engine against the PyTorch reference: `level` is quick, full, ops, logits, tokens or retrieval.
+        """Check the engine against the PyTorch reference: `level` is quick, full, ops, codes, logits, tokens or retrieval.
 
         A failed check is in the report (`passed`, `failures`, `as_text()`, `to_json()`), not raised. `kernels` is the
         library for an engine that torch runs; `checkpoint` a Hugging Face directory or GGUF file, to say what the
