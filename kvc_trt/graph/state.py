@@ -8,9 +8,10 @@ from typing import Literal
 
 from kvc_trt.methods.base.graph_context import of_token
 from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.models.cache_formats import INT4
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators.fp8_bounds import EMPTY
-from kvc_trt.operators.schema import BOUND, CACHE, FLOAT, FLOAT16, INT8, INT32, Tensor, parts_of, vector_of
+from kvc_trt.operators.schema import BOUND, CACHE, FLOAT, FLOAT16, INT8, INT32, Tensor, parts_of
 from kvc_trt.operators.shapes import LOWEST
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 
@@ -114,14 +115,11 @@ def state_tensors(
 def _tensors(config: ModelConfig, site: CacheSite, dtype: str, *, turns: bool) -> Iterator[StateTensor]:
     rule, size, heads = site.parameters, config.head_size, cache_heads(config, site)
     sizes = {"G": heads, "C": rule.capacity, "D": size, "2D": 2 * size, "P": rule.stored_pages(dtype)}
-    sizes["L"], form = rule.max_sequence_len, rule.cache_format
+    sizes |= {"L": rule.max_sequence_len, "1": 1, "D/2": size // 2, "groups": INT4.groups(size)}
     in_step = parts_in_step(rule)
     for part in (*in_step, *(rule.eviction.turn_state if turns else ())):
         name, output = f"{part.name}.{site.name}", f"{part.name}_out.{site.name}"
         own = _dtype_of(part, rule, dtype)
-        vector = vector_of(part, form)
-        if vector is not None:
-            sizes |= {"D/2": vector.code_bytes(size), "groups": vector.groups(size), "1": 1}
         shape = tuple(sizes[symbol] for symbol in part.shape[1:])
         fill = _lowest(own) if part.fill == "lowest" else part.fill
         yield StateTensor(site.layer, site.cache, name, own, shape, fill, output, part in in_step)

@@ -55,7 +55,7 @@ def members(operator: Operator) -> tuple[Member, ...]:
     """Return all members in order: 32-bit numbers, 64-bit numbers, addresses of inputs, addresses of outputs.
 
     A struct serves calls in every format: it has the parts of a stored tensor in all of them. `operator` has none."""
-    kernel, operator = kernel_of(operator), whole(operator)
+    kernel, operator = kernel_of(operator), operator.whole
     numbers = list(_numbers(operator, kernel))
     narrow = [Member("dtype", "int32_t", "KvcDtype"), *(member for member in numbers if member.type == "int32_t")]
     if len(narrow) % 2:
@@ -80,15 +80,6 @@ def _parts(operator: Operator, tensor: Tensor) -> tuple[Tensor, ...]:
         tensor,
         *(replace(tensor, name=name, summary=text, element=FLOAT16, shape=shape) for name, text in numbers),
     )
-
-
-@cache
-def whole(operator: Operator) -> Operator:
-    """Return the operator with the inputs that only some calls have: null in others, whose `by_length` is 0."""
-    if not operator.by_length:
-        return operator
-    some = tuple(replace(tensor, optional=True) for tensor in operator.by_length)
-    return replace(operator, by_length=some).with_lengths()
 
 
 @cache

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 
-from kvc_trt.models.cache_formats import AUTO, format_of_code
-from kvc_trt.operators.schema import CACHE_FORMAT, Operator
+from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS, CacheFormat, format_of_code
+from kvc_trt.operators.schema import CACHE_FORMAT, Element, Operator, Tensor
 from kvc_trt.operators.tensors import FP8_BOUNDS
 
-REVISION = 3
+REVISION = 4
 """Rises when a function of the library, or what an operator's attributes mean, changes: schemas do not show that."""
 
 NATIVE_LINEAR = "KvcLinear"
@@ -38,15 +39,42 @@ def interface() -> int:
     """Return the number of the interface, 0 to 2^31 - 1: a digest of the revision and the schemas it can have."""
     from kvc_trt.operators.registry import OPERATORS  # which imports every module of this package, this one too
 
-    text = repr((REVISION, [_schema(operator) for operator in OPERATORS.values() if operator.native]))
+    made = [variant for operator in OPERATORS.values() if operator.native for variant in variants(operator)]
+    text = repr((REVISION, [_schema(variant) for variant in made]))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 
-def _schema(operator: Operator) -> tuple[object, ...]:
-    operator = operator.with_lengths()
+@dataclass(frozen=True)
+class Variant:
+    """An operator for calls with some attributes: what a native operator has to have of its own."""
+
+    name: str
+    operator: Operator
+    form: CacheFormat
+    fp8_bounds: bool
+
+    def element_of(self, tensor: Tensor) -> Element:
+        """Return the element type of one of its tensors."""
+        return self.operator.element_of(tensor, {FP8_BOUNDS.name: self.fp8_bounds})
+
+
+def variants(operator: Operator) -> list[Variant]:
+    """Return the operator for each cache format and each type of bounds; the first is that of the activations' type."""
+    forms = CACHE_FORMATS.values() if operator.stores else [CACHE_FORMATS[AUTO]]
+    bounds = [False, True] if FP8_BOUNDS in operator.attributes else [False]
+    made = []
+    for form in forms:
+        for fp8 in bounds:
+            name = native_name(operator.name, {CACHE_FORMAT.name: form.code, FP8_BOUNDS.name: fp8})
+            made.append(Variant(name, operator.in_format(form).whole, form, fp8))
+    return made
+
+
+def _schema(variant: Variant) -> tuple[object, ...]:
+    operator = variant.operator
     tensors = [
-        [(tensor.name, tensor.element, tensor.shape, tensor.alias, tensor.optional) for tensor in side]
+        [(tensor.name, variant.element_of(tensor), tensor.shape, tensor.alias, tensor.optional) for tensor in side]
         for side in (operator.inputs, operator.outputs)
     ]
     attributes = [(attribute.name, attribute.least, attribute.most) for attribute in operator.attributes]
-    return operator.name, tensors, attributes
+    return variant.name, tensors, attributes

@@ -165,6 +165,12 @@ class Operator:
         inputs = (*self.inputs, *self.by_length)
         return replace(self, inputs=inputs, attributes=(*self.attributes, BY_LENGTH), by_length=())
 
+    @cached_property
+    def whole(self) -> Operator:
+        """The operator with the inputs that only some calls have, which are optional."""
+        some = tuple(replace(tensor, optional=True) for tensor in self.by_length)
+        return replace(self, by_length=some).with_lengths() if some else self
+
     def for_numbers(self, numbers: Mapping[str, int]) -> Operator:
         """Return the operator in the form that a call's attributes name: its caches' format, and numbers by length."""
         own = self.in_format(format_of_code(numbers.get(CACHE_FORMAT.name, 0)))

@@ -1,58 +1,111 @@
 // Attention of one step: the scores of all heads of a group, their softmax, the weighted sum of values.
 #include "kernels/attend.h"
 
+#include "kernels/cache_formats.h"
 #include "kernels/vector.h"
 
 namespace kvc::KVC_TARGET {
 namespace {
 
-/// Reads the slots by number: in order, or from a list.
-class Rows {
-public:
-    Rows(const float* first, const int32_t* tokens, int64_t head_size)
-        : first_(first), tokens_(tokens), head_size_(head_size) {}
-    const float* operator[](int64_t number) const {
-        return first_ + (tokens_ == nullptr ? number : tokens_[number]) * head_size_;
-    }
+/// Heads that share each load of a row: exact rows are loaded again as fast as their registers are free.
+template <VectorFormat Format>
+constexpr int kMostHeads = Format == VectorFormat::kExact ? 1 : 4;
 
-private:
-    const float* first_;
-    const int32_t* tokens_;
-    int64_t head_size_;
-};
+/// Calls work<heads>(first head) for all heads, several at a time.
+template <int Heads, class Work>
+inline void by_heads(int64_t first, int64_t group, const Work& work) {
+    for (; first + Heads <= group; first += Heads) work.template operator()<Heads>(first);
+    if constexpr (Heads > 1) by_heads<Heads / 2>(first, group, work);
+}
 
-/// Scores of one head for the `kWidth` rows, as one vector.
-inline Vector scores_of_block(const float* query, const float* const* rows, int64_t head_size) {
+/// Scores of `Heads` heads for kWidth / Heads rows, one head after the other, without the scales of rows.
+template <VectorFormat Format, int Heads>
+inline Vector scores_of_block(const float* query, int64_t query_width, const Row* rows, int64_t head_size) {
+    constexpr int kParts = kVectors<Format>, kStretch = kParts * kWidth, kRows = kWidth / Heads;
     Vector sums[kWidth] = {};
-    int64_t channel = 0;
-    for (; channel + kWidth <= head_size; channel += kWidth) {
-        const Vector part = load(query + channel);
+    const auto add = [&](int64_t channel, const auto& load_row) {
+        Vector parts[Heads][kParts];
+        for (int head = 0; head < Heads; ++head) {
+            for (int part = 0; part < kParts; ++part) {
+                parts[head][part] = load(query + head * query_width + channel + part * kWidth);
+            }
+        }
 #pragma GCC unroll 16
-        for (int row = 0; row < kWidth; ++row) sums[row] += part * load(rows[row] + channel);
+        for (int row = 0; row < kRows; ++row) {
+            Vector made[kParts];
+            load_row(rows[row], made);
+            for (int head = 0; head < Heads; ++head) {
+                for (int part = 0; part < kParts; ++part) sums[head * kRows + row] += parts[head][part] * made[part];
+            }
+        }
+    };
+    int64_t channel = 0;
+    for (; channel + kStretch <= head_size; channel += kStretch) {
+        add(channel, [&](const Row& row, Vector* made) { load_channels<Format>(row, channel, made); });
     }
-    if (channel < head_size) {
-        const Vector part = load(query + channel);  // padded by zeros
-        for (int row = 0; row < kWidth; ++row) sums[row] += part * load_first(rows[row] + channel, head_size - channel);
+    const int64_t left = head_size - channel;  // the query is padded by zeros
+    if (left > 0) {
+        add(channel, [&](const Row& row, Vector* made) { load_last_channels<Format>(row, channel, left, made); });
     }
     return sum_each(sums);
 }
 
+/// scores[head, token] of `Heads` heads, of which `width` floats are written; `before` prepares what comes next.
+template <VectorFormat Format, int Heads, class Before>
+void score_heads(const Table& keys, int64_t count, const float* query, int64_t query_width, float* scores,
+                 int64_t width, const Before& before) {
+    constexpr int kRows = kWidth / Heads;
+    for (int64_t start = 0; start < width; start += kRows) {
+        Row rows[kRows];
+        for (int row = 0; row < kRows; ++row) rows[row] = row_of(keys, start + row < count ? start + row : count - 1);
+        for (int64_t token = start; token < start + kRows && token < count; ++token) before(token);
+        const Vector made = scores_of_block<Format, Heads>(query, query_width, rows, keys.vectors.head_size);
+        for (int head = 0; head < Heads; ++head) {
+            std::memcpy(scores + head * width + start, reinterpret_cast<const float*>(&made) + head * kRows,
+                        kRows * sizeof(float));
+        }
+    }
+}
+
+/// Multiplies the first `count` numbers of each head by those of the tokens, and by `unit`.
+void multiply_tokens(float* numbers, int64_t heads, int64_t width, const float* scales, int64_t count, float unit) {
+    for (int64_t token = 0; token < count; token += kWidth) {
+        const Vector scale = token + kWidth <= count ? load(scales + token) : load_first(scales + token, count - token);
+        for (int64_t head = 0; head < heads; ++head) {
+            float* const place = numbers + head * width + token;
+            store(place, load(place) * unit * scale);
+        }
+    }
+}
+
 /// scores[head, token] for all heads; entries past `count` hold the lowest number.
-void score(const AttendCall& call, const float* query, float* scores) {
-    const Rows keys(call.keys, call.tokens, call.head_size), values(call.values, call.tokens, call.head_size);
+template <VectorFormat Format>
+void score(const AttendCall& call, const float* plain, float* query, float* scores, float* scratch) {
+    const int64_t width = padded(call.count), size = call.keys.head_size, query_width = loaded_width<Format>(size);
+    for (int64_t head = 0; head < call.group; ++head) {
+        float* const arranged = query + head * query_width;
+        for (int64_t channel = 0; channel < query_width; ++channel) arranged[channel] = 0.0f;
+        for (int64_t channel = 0; channel < size; ++channel) {
+            arranged[place_of_channel<Format>(channel)] = plain[head * size + channel];
+        }
+    }
+    const Table keys = open_table<Format>(call.keys, call.tokens, call.count, scratch);
     const bool scattered = call.tokens != nullptr;  // the processor prefetches slots that are read in order
-    for (int64_t token = 0; scattered && token < call.count; ++token) prefetch(keys[token], call.head_size);
-    const int64_t width = padded(call.count), query_width = padded(call.head_size);
-    for (int64_t start = 0; start < call.count; start += kWidth) {
-        const float* rows[kWidth];
-        for (int row = 0; row < kWidth; ++row)
-            rows[row] = keys[start + row < call.count ? start + row : call.count - 1];
-        for (int64_t token = start; scattered && token < start + kWidth && token < call.count; ++token) {
-            prefetch(values[token], call.head_size);
-        }
-        for (int64_t head = 0; head < call.group; ++head) {
-            store(scores + head * width + start, scores_of_block(query + head * query_width, rows, call.head_size));
-        }
+    for (int64_t token = 0; scattered && token < call.count; ++token) prefetch_row(keys, token);
+    const Table values{.vectors = call.values,
+                       .tokens = call.tokens,
+                       .scales = nullptr,
+                       .minima = nullptr,
+                       .groups = 0,
+                       .stride = bytes_of_codes(call.values.format, size)};
+    by_heads<kMostHeads<Format>>(0, call.group, [&]<int Heads>(int64_t head) {
+        score_heads<Format, Heads>(keys, call.count, query + head * query_width, query_width, scores + head * width,
+                                   width, [&](int64_t token) {
+                                       if (scattered && head == 0) prefetch_row(values, token);
+                                   });
+    });
+    if constexpr (kScalesSums<Format>) {
+        multiply_tokens(scores, call.group, width, keys.scales, call.count, kCodeUnit<Format>);
     }
     for (int64_t head = 0; head < call.group; ++head) {
         for (int64_t token = call.count; token < width; ++token) scores[head * width + token] = kLowest;
@@ -75,14 +128,13 @@ void soften(float* scores, int64_t width, int64_t count, float* maximum, float* 
 }
 
 /// output[head, channel] = sum of weight times value, for `Heads` heads and `Parts` vectors of channels.
-template <int Heads, int Parts>
-inline void weigh_block(const Rows& values, int64_t count, const float* weights, int64_t width, int64_t channel,
-                        float* output, int64_t output_width) {
+template <int Heads, int Parts, class Load>
+inline void weigh_block(const Table& values, int64_t count, const float* weights, int64_t width, float* output,
+                        int64_t output_width, const Load& load_parts) {
     Vector sums[Heads][Parts] = {};
     for (int64_t token = 0; token < count; ++token) {
-        const float* row = values[token] + channel;
         Vector parts[Parts];
-        for (int part = 0; part < Parts; ++part) parts[part] = load(row + part * kWidth);
+        load_parts(row_of(values, token), parts);
         for (int head = 0; head < Heads; ++head) {
             const float weight = weights[head * width + token];
             for (int part = 0; part < Parts; ++part) sums[head][part] += parts[part] * weight;
@@ -93,51 +145,70 @@ inline void weigh_block(const Rows& values, int64_t count, const float* weights,
     }
 }
 
-template <int Heads>
-void weigh(const AttendCall& call, const float* weights, float* output) {
-    const Rows values(call.values, call.tokens, call.head_size);
-    const int64_t width = padded(call.count), output_width = padded(call.head_size);
+template <VectorFormat Format, int Heads>
+void weigh_heads(const Table& values, int64_t count, const float* weights, int64_t width, float* output,
+                 int64_t output_width) {
+    constexpr int kParts = kVectors<Format>, kStretch = kParts * kWidth, kAtOnce = 4 / kParts;
+    const int64_t size = values.vectors.head_size;
     int64_t channel = 0;
-    for (; channel + 4 * kWidth <= call.head_size; channel += 4 * kWidth) {
-        weigh_block<Heads, 4>(values, call.count, weights, width, channel, output + channel, output_width);
+    for (; channel + kAtOnce * kStretch <= size; channel += kAtOnce * kStretch) {
+        weigh_block<Heads, 4>(values, count, weights, width, output + channel, output_width,
+                              [&](const Row& row, Vector* parts) {
+                                  for (int at = 0; at < kAtOnce; ++at) {
+                                      load_channels<Format>(row, channel + at * kStretch, parts + at * kParts);
+                                  }
+                              });
     }
-    for (; channel + kWidth <= call.head_size; channel += kWidth) {
-        weigh_block<Heads, 1>(values, call.count, weights, width, channel, output + channel, output_width);
+    for (; channel + kStretch <= size; channel += kStretch) {
+        weigh_block<Heads, kParts>(values, count, weights, width, output + channel, output_width,
+                                   [&](const Row& row, Vector* parts) { load_channels<Format>(row, channel, parts); });
     }
-    if (channel < call.head_size) {
-        Vector sums[Heads] = {};
-        for (int64_t token = 0; token < call.count; ++token) {
-            const Vector part = load_first(values[token] + channel, call.head_size - channel);
-            for (int head = 0; head < Heads; ++head) sums[head] += part * weights[head * width + token];
-        }
-        for (int head = 0; head < Heads; ++head) store(output + head * output_width + channel, sums[head]);
+    if (channel < size) {
+        weigh_block<Heads, kParts>(
+            values, count, weights, width, output + channel, output_width,
+            [&](const Row& row, Vector* parts) { load_last_channels<Format>(row, channel, size - channel, parts); });
     }
 }
+
+/// result[head, channel] = sum of weight times value, for all heads; the weights are overwritten.
+template <VectorFormat Format>
+void weigh(const AttendCall& call, float* weights, float* output, float* scratch, float* result) {
+    const int64_t width = padded(call.count), size = call.values.head_size, output_width = loaded_width<Format>(size);
+    const Table values = open_table<Format>(call.values, call.tokens, call.count, scratch);
+    if constexpr (kScalesSums<Format>) multiply_tokens(weights, call.group, width, values.scales, call.count, 1.0f);
+    by_heads<4>(0, call.group, [&]<int Heads>(int64_t head) {
+        weigh_heads<Format, Heads>(values, call.count, weights + head * width, width, output + head * output_width,
+                                   output_width);
+    });
+    for (int64_t head = 0; head < call.group; ++head) {
+        for (int64_t channel = 0; channel < size; ++channel) {
+            result[head * size + channel] =
+                output[head * output_width + place_of_channel<Format>(channel)] * kCodeUnit<Format>;
+        }
+    }
+}
+
+using Score = void(const AttendCall&, const float*, float*, float*, float*);
+using Weigh = void(const AttendCall&, float*, float*, float*, float*);
+/// By VectorFormat.
+constexpr Score* kScores[] = {score<VectorFormat::kExact>, score<VectorFormat::kInt8>, score<VectorFormat::kFp8>,
+                              score<VectorFormat::kInt4>};
+constexpr Weigh* kWeighs[] = {weigh<VectorFormat::kExact>, weigh<VectorFormat::kInt8>, weigh<VectorFormat::kFp8>,
+                              weigh<VectorFormat::kInt4>};
 
 }  // namespace
 
 void attend(const AttendCall& call, const Attended& result) {
-    const int64_t width = padded(call.count), row = padded(call.head_size);
+    const int64_t width = padded(call.count), row = loaded_width<VectorFormat::kInt4>(call.keys.head_size);
     float* const query = call.scratch;
     float* const output = query + call.group * row;
     float* const scores = output + call.group * row;
-    for (int64_t head = 0; head < call.group; ++head) {
-        for (int64_t channel = 0; channel < row; ++channel) {
-            query[head * row + channel] = channel < call.head_size ? call.query[head * call.head_size + channel] : 0.0f;
-        }
-    }
-    score(call, query, scores);
+    float* const numbers = scores + call.group * width;
+    kScores[static_cast<int>(call.keys.format)](call, call.query, query, scores, numbers);
     for (int64_t head = 0; head < call.group; ++head) {
         soften(scores + head * width, width, call.count, result.maximum + head, result.total + head);
     }
-    int64_t head = 0;
-    for (; head + 4 <= call.group; head += 4) weigh<4>(call, scores + head * width, output + head * row);
-    for (; head + 2 <= call.group; head += 2) weigh<2>(call, scores + head * width, output + head * row);
-    for (; head < call.group; ++head) weigh<1>(call, scores + head * width, output + head * row);
-    for (head = 0; head < call.group; ++head) {
-        std::memcpy(result.output + head * call.head_size, output + head * row,
-                    static_cast<size_t>(call.head_size) * sizeof(float));
-    }
+    kWeighs[static_cast<int>(call.values.format)](call, scores, output, numbers, result.output);
 }
 
 }  // namespace kvc::KVC_TARGET

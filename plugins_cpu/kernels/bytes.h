@@ -78,22 +78,30 @@ static inline Integers dot(Integers sum, Bytes levels, Bytes input) {
 #endif
 }
 
-/// `kWidth` float16 numbers as floats.
-static inline Vector load_half(const uint16_t* source) {
+/// float16 numbers, by their bits.
+typedef uint16_t Halves __attribute__((vector_size(2 * KVC_WIDTH)));
+
+static inline Vector widened(Halves halves) {
 #if defined(__AVX512F__)
-    return reinterpret_cast<Vector>(
-        _mm512_maskz_cvtph_ps(-1, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source))));
+    return reinterpret_cast<Vector>(_mm512_maskz_cvtph_ps(-1, reinterpret_cast<__m256i>(halves)));
 #elif defined(__F16C__)
-    return reinterpret_cast<Vector>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source))));
+    return reinterpret_cast<Vector>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(halves)));
 #else
     // The exponent is moved by a product, which also makes denormal numbers normal.
     typedef uint32_t Words __attribute__((vector_size(4 * KVC_WIDTH)));
-    Words words;
-    for (int lane = 0; lane < kWidth; ++lane) words[lane] = source[lane];
+    const Words words = __builtin_convertvector(halves, Words);
     const Words magnitude = (words & 0x7fff) << 13, sign = (words & 0x8000) << 16;
     const Vector moved = reinterpret_cast<Vector>(magnitude) * 0x1p112f;
-    return reinterpret_cast<Vector>(reinterpret_cast<Words>(moved) | sign);
+    const Words infinite = reinterpret_cast<Words>((words & 0x7c00) == 0x7c00) & 0x7f800000;
+    return reinterpret_cast<Vector>(reinterpret_cast<Words>(moved) | sign | infinite);
 #endif
+}
+
+/// `kWidth` float16 numbers as floats.
+static inline Vector load_half(const uint16_t* source) {
+    Halves made;
+    std::memcpy(&made, source, sizeof made);
+    return widened(made);
 }
 
 /// Loads the first `count` numbers and fills the vector with zeros.

@@ -10,18 +10,18 @@
 
 #include "kernels/elementwise.h"
 #include "kernels/quantised.h"
+#include "kernels/stored.h"
 
 namespace kvc {
 
-/// Attention of the query heads of one KV head to some of its tokens. D elements of a token are contiguous.
+/// Attention of the query heads of one KV head to some of its tokens.
 struct AttendCall {
     const float* query;     ///< [group, head_size], scaled
-    const float* keys;      ///< the KV head's slot 0, [slots, head_size]
-    const float* values;    ///< likewise
+    Vectors keys;           ///< of the KV head, from slot 0 on
+    Vectors values;         ///< likewise
     const int32_t* tokens;  ///< the slots to read; null for 0, 1, ..., count - 1
     int64_t count;
     int64_t group;
-    int64_t head_size;
     float* scratch;  ///< attend_scratch(count, group, head_size) floats
 };
 
@@ -34,9 +34,9 @@ struct Attended {
 
 /// Scratch floats that attention of one token needs.
 static constexpr int64_t attend_scratch(int64_t count, int64_t group, int64_t head_size) {
-    constexpr int64_t widest = 16;
+    constexpr int64_t widest = 32;
     const auto padded = [](int64_t size) { return (size + widest - 1) / widest * widest; };
-    return group * (padded(count) + 2 * padded(head_size)) + padded(head_size);
+    return group * (padded(count) + 2 * padded(head_size)) + numbers_scratch(count, head_size);
 }
 
 /// The scores of a row's pages by their key bounds (docs/policies/hybrid.md, steps 3 to 7), as ranks: whole numbers in the
@@ -159,6 +159,10 @@ struct NarrowCall {
 struct Kernels {
     const char* name;
     void (*attend)(const AttendCall& call, const Attended& result);
+    /// Stores `count` vectors of floats in the format of `target`.
+    void (*store_vectors)(const float* vectors, int64_t count, const WritableVectors& target);
+    /// Widens `count` vectors to floats [count, head_size].
+    void (*widen_vectors)(const Vectors& vectors, int64_t count, float* target);
     Gate* gate;
     AddNorm* add_norm;
     Rotate* rotate;

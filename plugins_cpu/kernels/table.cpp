@@ -8,6 +8,7 @@
 #include "kernels/page_scores.h"
 #include "kernels/prefill.h"
 #include "kernels/quantised_target.h"
+#include "kernels/store.h"
 #include "kernels/take_best.h"
 
 #define KVC_TEXT_OF(name) #name
@@ -19,6 +20,8 @@ extern const Kernels kTable;
 const Kernels kTable{
     .name = KVC_TEXT(KVC_TARGET),
     .attend = attend,
+    .store_vectors = store_vectors,
+    .widen_vectors = widen_vectors,
     .gate = gate,
     .add_norm = add_norm,
     .rotate = rotate,

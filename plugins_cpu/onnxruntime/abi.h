@@ -23,7 +23,7 @@ struct Shape;
 enum class ErrorCode : int32_t { kFail = 1, kInvalidArgument = 2 };
 
 /// Numbers of ONNX's element types.
-enum class ElementType : int32_t { kFloat = 1, kUint8 = 2, kInt32 = 6, kInt64 = 7, kFloat16 = 10 };
+enum class ElementType : int32_t { kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6, kInt64 = 7, kFloat16 = 10 };
 
 enum class Presence : int32_t { kRequired = 0, kOptional = 1 };
 

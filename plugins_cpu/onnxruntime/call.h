@@ -6,6 +6,9 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <span>
+#include <string>
+#include <string_view>
 
 #include "onnxruntime/abi.h"
 #include "onnxruntime/error.h"
@@ -48,12 +51,19 @@ private:
     std::array<int64_t, kSymbols> sizes_;
 };
 
+/// The keys and values of the same tokens, each from its first token on.
+template <class Byte>
+struct Tables {
+    VectorsOf<Byte> keys, values;
+};
+
 /// The constructor reads the inputs and binds their shapes; each output is made when the operator asks for it.
 class Call {
 public:
     Call(const ort::Api& api, ort::Context* context, const Schema& schema);
 
     const Sizes& sizes() const { return sizes_; }
+    const Schema& schema() const { return schema_; }
 
     /// Fixes a size that follows from attributes. `where` names the source of the size.
     void fix(Symbol symbol, int64_t size, const char* where) { sizes_.fix(symbol, size, where); }
@@ -64,17 +74,34 @@ public:
         return static_cast<const T*>(inputs_[index]);
     }
 
+    /// The elements of an input by its name, which has another place in each format of the cache.
+    template <typename T>
+    const T* input(std::string_view name) const {
+        return input<T>(place_of(schema_.inputs, name));
+    }
+
     /// The elements of an output, writable; null for an optional output that nobody reads.
     template <typename T>
     T* output(size_t index) {
         return static_cast<T*>(output_memory(index));
     }
-
-    /// The output that is the next state of input `index`: the same memory where the caller bound it so, else a copy.
     template <typename T>
-    T* updated(size_t index, size_t output) {
-        return static_cast<T*>(updated_memory(index, output, sizeof(T)));
+    T* output(std::string_view name) {
+        return output<T>(place_of(schema_.outputs, name));
     }
+
+    /// The output `name`_out, the next state of the input `name`: its memory where the caller bound it so, else a copy.
+    template <typename T>
+    T* updated(std::string_view name) {
+        const std::string out = std::string(name) + "_out";
+        return static_cast<T*>(updated_memory(place_of(schema_.inputs, name), place_of(schema_.outputs, out)));
+    }
+
+    /// Keys and values in the schema's format: the parts of `keys` and, behind them, those of the values.
+    Tables<const uint8_t> input_tables(std::string_view keys) const;
+    Tables<uint8_t> output_tables(std::string_view keys);
+    /// Those of the outputs that are the next state of the inputs.
+    Tables<uint8_t> updated_tables(std::string_view keys);
 
     /// Calls work(0), ..., work(count - 1) on the session's threads. `work` may throw std::bad_alloc and nothing else;
     /// the exception leaves this function once all threads are done.
@@ -98,8 +125,11 @@ public:
     }
 
 private:
+    /// Throws Error where no tensor has the name.
+    static size_t place_of(std::span<const TensorSpec> tensors, std::string_view name);
     void* output_memory(size_t index);
-    void* updated_memory(size_t index, size_t output, size_t element_bytes);
+    void* updated_memory(size_t index, size_t output);
+    void derive_sizes();
     void run(void (*function)(void*, size_t), size_t count, void* data) const;
     void check(ort::Status* status) const;
 
@@ -119,7 +149,7 @@ public:
 
 /// An operator that this library computes.
 struct Implementation {
-    const Schema& schema;
+    std::span<const Schema> schemas;  ///< one for each format of the caches, and type of bounds, that it serves
     std::unique_ptr<Kernel> (*make)(const Attributes&);
 };
 

@@ -16,6 +16,7 @@ namespace {
 // ONNX Runtime keeps pointers to domains and operators, which must outlive every session: they live with the library.
 struct Registered : ort::CustomOperator {
     const Implementation* implementation = nullptr;
+    const Schema* schema = nullptr;
 };
 
 /// ONNX Runtime's functions. Only the first registration writes them: kernels of other sessions may be running.
@@ -24,12 +25,10 @@ const ort::Api* api = nullptr;
 /// The wording of ONNX Runtime's own allocator, by which Python recognises the case.
 constexpr const char* kOutOfMemory = "kvc: Failed to allocate memory";
 
-const Implementation& of(const ort::CustomOperator* one) {
-    return *static_cast<const Registered*>(one)->implementation;
-}
+const Registered& of(const ort::CustomOperator* one) { return *static_cast<const Registered*>(one); }
 
 struct Node {
-    const Implementation& implementation;
+    const Schema& schema;
     std::unique_ptr<Kernel> kernel;
 };
 
@@ -49,37 +48,39 @@ ort::Status* guarded(const Schema& schema, const Work& work) noexcept {
 }
 
 ort::Status* create(const ort::CustomOperator* one, ort::Api::Table, const ort::Info* info, void** made) {
-    const Implementation& implementation = of(one);
-    return guarded(implementation.schema, [&] {
-        auto kernel = implementation.make(Attributes(*api, info));
-        *made = new Node{implementation, std::move(kernel)};
+    const Registered& found = of(one);
+    return guarded(*found.schema, [&] {
+        auto kernel = found.implementation->make(Attributes(*api, info));
+        *made = new Node{*found.schema, std::move(kernel)};
     });
 }
 
 ort::Status* compute(void* node, ort::Context* context) {
     const Node& found = *static_cast<const Node*>(node);
-    const Schema& schema = found.implementation.schema;
-    return guarded(schema, [&] {
-        Call call(*api, context, schema);
+    return guarded(found.schema, [&] {
+        Call call(*api, context, found.schema);
         found.kernel->compute(call);
     });
 }
 
-Registered registered(const Implementation& implementation) {
+Registered registered(const Implementation& implementation, const Schema& schema) {
     Registered one;
     one.implementation = &implementation;
-    one.name = [](const ort::CustomOperator* self) { return of(self).schema.name; };
+    one.schema = &schema;
+    one.name = [](const ort::CustomOperator* self) { return of(self).schema->name; };
     one.provider = [](const ort::CustomOperator*) { return "CPUExecutionProvider"; };
-    one.input_count = [](const ort::CustomOperator* self) { return of(self).schema.inputs.size(); };
-    one.input_type = [](const ort::CustomOperator* self, size_t index) { return of(self).schema.inputs[index].type; };
+    one.input_count = [](const ort::CustomOperator* self) { return of(self).schema->inputs.size(); };
+    one.input_type = [](const ort::CustomOperator* self, size_t index) { return of(self).schema->inputs[index].type; };
     one.input_presence = [](const ort::CustomOperator* self, size_t index) {
-        return of(self).schema.inputs[index].optional ? ort::Presence::kOptional : ort::Presence::kRequired;
+        return of(self).schema->inputs[index].optional ? ort::Presence::kOptional : ort::Presence::kRequired;
     };
     one.input_memory = [](const ort::CustomOperator*, size_t) -> int32_t { return 0; };
-    one.output_count = [](const ort::CustomOperator* self) { return of(self).schema.outputs.size(); };
-    one.output_type = [](const ort::CustomOperator* self, size_t index) { return of(self).schema.outputs[index].type; };
+    one.output_count = [](const ort::CustomOperator* self) { return of(self).schema->outputs.size(); };
+    one.output_type = [](const ort::CustomOperator* self, size_t index) {
+        return of(self).schema->outputs[index].type;
+    };
     one.output_presence = [](const ort::CustomOperator* self, size_t index) {
-        return of(self).schema.outputs[index].optional ? ort::Presence::kOptional : ort::Presence::kRequired;
+        return of(self).schema->outputs[index].optional ? ort::Presence::kOptional : ort::Presence::kRequired;
     };
     one.first_version = [](const ort::CustomOperator*) { return 1; };
     one.last_version = [](const ort::CustomOperator*) { return 1; };
@@ -100,7 +101,9 @@ ort::Domain* domain() {
         };
         static const std::vector<Registered> all = [] {
             std::vector<Registered> filled;
-            for (const Implementation& one : implementations()) filled.push_back(registered(one));
+            for (const Implementation& one : implementations()) {
+                for (const Schema& schema : one.schemas) filled.push_back(registered(one, schema));
+            }
             return filled;
         }();
         ort::Domain* created = nullptr;
@@ -137,12 +140,12 @@ KVC_EXPORT kvc::ort::Status* RegisterCustomOps(kvc::ort::Options* options, const
     }
 }
 
-/// Names of the operators, separated by spaces. Their caches are float32.
+/// Names of the operators, separated by spaces. Their activations are float32, and so are caches without a format.
 KVC_EXPORT const char* kvc_cpu_operators() {
     static const std::string names = [] {
         std::string text;
         for (const kvc::Implementation& one : kvc::implementations()) {
-            text.append(one.schema.name).append(" ");
+            for (const kvc::Schema& schema : one.schemas) text.append(schema.name).append(" ");
         }
         return text;
     }();

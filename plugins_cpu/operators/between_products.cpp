@@ -29,7 +29,7 @@ void by_rows(const Call& call, int64_t rows, int64_t size, const Work& work) {
 constexpr Symbol kGateShape[] = {kTokens, kOut};
 constexpr TensorSpec kGatedInputs[] = {{"gate", kFloat, false, kGateShape}, {"up", kFloat, false, kGateShape}};
 constexpr TensorSpec kGatedOutputs[] = {{"y", kFloat, false, kGateShape}};
-constexpr Schema kGatedSchema{"KvcGatedUnit", kGatedInputs, kGatedOutputs};
+constexpr Schema kGatedSchema[] = {{"KvcGatedUnit", kGatedInputs, kGatedOutputs}};
 
 class GatedUnit : public Kernel {
 public:
@@ -44,7 +44,7 @@ public:
 // KvcGatedHalves: KvcGatedUnit on one tensor whose first half holds the gates and whose second half holds the values.
 constexpr Symbol kHalvesShape[] = {kTokens, kIn};
 constexpr TensorSpec kHalvesInputs[] = {{"both", kFloat, false, kHalvesShape}};
-constexpr Schema kHalvesSchema{"KvcGatedHalves", kHalvesInputs, kGatedOutputs};
+constexpr Schema kHalvesSchema[] = {{"KvcGatedHalves", kHalvesInputs, kGatedOutputs}};
 
 class GatedHalves : public Kernel {
 public:
@@ -65,7 +65,7 @@ constexpr TensorSpec kAddNormInputs[] = {{"x", kFloat, false, kHalvesShape},
                                          {"added", kFloat, false, kHalvesShape},
                                          {"weight", kFloat, false, kWeightShape}};
 constexpr TensorSpec kAddNormOutputs[] = {{"sum", kFloat, false, kHalvesShape}, {"y", kFloat, false, kHalvesShape}};
-constexpr Schema kAddNormSchema{"KvcAddNorm", kAddNormInputs, kAddNormOutputs};
+constexpr Schema kAddNormSchema[] = {{"KvcAddNorm", kAddNormInputs, kAddNormOutputs}};
 
 class AddedNorm : public Kernel {
 public:
@@ -96,7 +96,7 @@ constexpr TensorSpec kRotatedInputs[] = {
     {"x", kFloat, false, kJoined}, {"cos", kFloat, false, kAngles}, {"sin", kFloat, false, kAngles}};
 constexpr TensorSpec kRotatedOutputs[] = {
     {"query", kFloat, false, kQueries}, {"k_new", kFloat, false, kKeys}, {"v_new", kFloat, false, kKeys}};
-constexpr Schema kRotatedSchema{"KvcRotatedHeads", kRotatedInputs, kRotatedOutputs};
+constexpr Schema kRotatedSchema[] = {{"KvcRotatedHeads", kRotatedInputs, kRotatedOutputs}};
 
 class RotatedHeads : public Kernel {
 public:

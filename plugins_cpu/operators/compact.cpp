@@ -196,11 +196,11 @@ private:
 
 }  // namespace
 
-const Implementation kCompactImplementation{schemas::kKvcCompact,
+const Implementation kCompactImplementation{std::span<const Schema>(schemas::kKvcCompact).first(1),
                                             [](const Attributes& attributes) -> std::unique_ptr<Kernel> {
                                                 return std::make_unique<CompactKernel>(attributes, false);
                                             }};
-const Implementation kCompactTurnImplementation{schemas::kKvcCompactTurn,
+const Implementation kCompactTurnImplementation{std::span<const Schema>(schemas::kKvcCompactTurn).first(1),
                                                 [](const Attributes& attributes) -> std::unique_ptr<Kernel> {
                                                     return std::make_unique<CompactKernel>(attributes, true);
                                                 }};

@@ -8,8 +8,7 @@ namespace {
 class DenseAttentionKernel : public Kernel {
 public:
     void compute(Call& call) const override {
-        constexpr size_t kLengths = 5;
-        const Step step(call, kLengths);
+        const Step step(call);
         DenseAttention attention(step);
         const int64_t parts = attention.parts();
         // A row needs a few hundred bytes: less work than waking a thread costs.

@@ -42,7 +42,7 @@ public:
 }  // namespace
 
 const Implementation kExtendAttentionImplementation{
-    schemas::kKvcExtendAttention,
+    std::span<const Schema>(schemas::kKvcExtendAttention).first(1),
     [](const Attributes&) -> std::unique_ptr<Kernel> { return std::make_unique<ExtendAttentionKernel>(); }};
 
 }  // namespace kvc

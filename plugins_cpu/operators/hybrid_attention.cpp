@@ -11,9 +11,6 @@
 namespace kvc {
 namespace {
 
-constexpr size_t kBounds = 5, kLengths = 6;  // inputs
-constexpr size_t kBoundsOut = 3, kSelected = 4;
-
 struct Rule {
     int64_t page_size, top_r, top_k, token_budget, dense_until;
 
@@ -25,7 +22,7 @@ struct Rule {
 class HybridStep {
 public:
     HybridStep(Call& call, const Rule& rule)
-        : rule_(rule), step_(call, kLengths), dense_(step_, rule.dense_limit()), pages_(call.sizes()[Symbol::kPages]) {
+        : rule_(rule), step_(call), dense_(step_, rule.dense_limit()), pages_(call.sizes()[Symbol::kPages]) {
         const int64_t expected = (step_.capacity() + rule.page_size - 1) / rule.page_size;
         require(pages_ == expected, "bounds: expected ", expected, " pages, found ", pages_);
         require(call.sizes()[Symbol::kTwiceHeadSize] == 2 * step_.head_size(), "bounds: expected ",
@@ -33,8 +30,8 @@ public:
         require(rule.top_r <= step_.head_size(), "top_r: expected at most ", step_.head_size(), ", found ", rule.top_r);
         width_ = rule.dense_limit();
         call.fix(Symbol::kSelectedWidth, width_, "selected");
-        bounds_ = call.updated<float>(kBounds, kBoundsOut);
-        selected_ = call.output<int32_t>(kSelected);
+        bounds_ = call.updated<float>("bounds");
+        selected_ = call.output<int32_t>("selected");
     }
 
     int64_t rows() const { return step_.rows(); }
@@ -67,7 +64,8 @@ private:
     void raise_bounds(int64_t row) const {
         const int64_t size = step_.head_size(), page = (step_.length(row) - 1) / rule_.page_size;
         float* const column = bounds_ + row * 2 * size * pages_ + page;
-        const float* const key = step_.new_key(row);
+        const auto key = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(size));
+        step_.read_new_key(row, key.get());
         for (int64_t channel = 0; channel < size; ++channel) {
             raise(column[channel * pages_], key[channel]);
             raise(column[(size + channel) * pages_], -key[channel]);
@@ -107,7 +105,6 @@ private:
                           .tokens = tokens,
                           .count = count,
                           .group = group,
-                          .head_size = size,
                           .scratch = memory.get()},
                          {.output = step_.output(row), .maximum = maximum, .total = maximum + group});
         for (int64_t head = 0; head < group; ++head) {
@@ -145,7 +142,7 @@ private:
 
 }  // namespace
 
-const Implementation kHybridAttentionImplementation{schemas::kKvcHybridAttention,
+const Implementation kHybridAttentionImplementation{std::span<const Schema>(schemas::kKvcHybridAttention).first(1),
                                                     [](const Attributes& attributes) -> std::unique_ptr<Kernel> {
                                                         return std::make_unique<HybridAttentionKernel>(attributes);
                                                     }};

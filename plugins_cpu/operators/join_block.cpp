@@ -50,8 +50,8 @@ private:
 
 }  // namespace
 
-const Implementation kJoinBlockImplementation{schemas::kKvcJoinBlock, [](const Attributes&) -> std::unique_ptr<Kernel> {
-                                                  return std::make_unique<JoinBlockKernel>();
-                                              }};
+const Implementation kJoinBlockImplementation{
+    std::span<const Schema>(schemas::kKvcJoinBlock).first(1),
+    [](const Attributes&) -> std::unique_ptr<Kernel> { return std::make_unique<JoinBlockKernel>(); }};
 
 }  // namespace kvc

@@ -19,7 +19,7 @@ constexpr Symbol kY[] = {Symbol::kSymbolT, Symbol::kSymbolOut};
 constexpr TensorSpec kInputs[] = {{"x", ort::ElementType::kFloat, false, kX},
                                   {"matrix", ort::ElementType::kFloat, false, kMatrix}};
 constexpr TensorSpec kOutputs[] = {{"y", ort::ElementType::kFloat, false, kY}};
-constexpr Schema kSchema{"KvcLinear", kInputs, kOutputs};
+constexpr Schema kSchema[] = {{"KvcLinear", kInputs, kOutputs}};
 
 class Linear : public Kernel {
 public:

@@ -18,7 +18,7 @@ constexpr Symbol kY[] = {Symbol::kSymbolT, Symbol::kSymbolOut};
 constexpr TensorSpec kInputs[] = {{"x", ort::ElementType::kFloat, false, kX},
                                   {"matrix", ort::ElementType::kFloat, false, kMatrix}};
 constexpr TensorSpec kOutputs[] = {{"y", ort::ElementType::kFloat, false, kY}};
-constexpr Schema kSchema{"KvcNarrowLinear", kInputs, kOutputs};
+constexpr Schema kSchema[] = {{"KvcNarrowLinear", kInputs, kOutputs}};
 
 class NarrowLinear : public Kernel {
 public:

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <memory>
 
 #include "kernels/choice.h"
 
 namespace kvc {
 
-Step::Step(Call& call, size_t lengths_input)
+Step::Step(Call& call)
     : batch_(call.sizes()[Symbol::kBatch]),
       kv_heads_(call.sizes()[Symbol::kKvHeads]),
       group_(0),
@@ -18,7 +17,7 @@ Step::Step(Call& call, size_t lengths_input)
       query_(call.input<float>(0)),
       k_new_(call.input<float>(1)),
       v_new_(call.input<float>(2)),
-      lengths_(call.input<int64_t>(lengths_input)) {
+      lengths_(call.input<int64_t>("cache_lengths")) {
     const int64_t heads = call.sizes()[Symbol::kHeads];
     require(kv_heads_ > 0 && heads % kv_heads_ == 0, "query: expected a multiple of ", kv_heads_, " heads, found ",
             heads);
@@ -29,15 +28,17 @@ Step::Step(Call& call, size_t lengths_input)
                 ", found ", lengths_[row]);
     }
     output_ = call.output<float>(0);
-    keys_ = call.updated<float>(3, 1);
-    values_ = call.updated<float>(4, 2);
+    tables_ = call.updated_tables("k_cache");
 }
 
 void Step::append(int64_t row) const {
-    const int64_t slot = (row * capacity_ + lengths_[row / kv_heads_]) * head_size_;
-    const size_t bytes = static_cast<size_t>(head_size_) * sizeof(float);
-    std::memcpy(keys_ + slot, k_new_ + row * head_size_, bytes);
-    std::memcpy(values_ + slot, v_new_ + row * head_size_, bytes);
+    const int64_t slot = row * capacity_ + lengths_[row / kv_heads_];
+    kernels().store_vectors(k_new_ + row * head_size_, 1, from_token(tables_.keys, slot));
+    kernels().store_vectors(v_new_ + row * head_size_, 1, from_token(tables_.values, slot));
+}
+
+void Step::read_new_key(int64_t row, float* key) const {
+    kernels().widen_vectors(from_token(keys(row), lengths_[row / kv_heads_]), 1, key);
 }
 
 void Step::scale_query(int64_t row, float* scaled) const {
@@ -64,12 +65,11 @@ void DenseAttention::attend(int64_t row, int64_t part) {
     step_.scale_query(row, scratch.get());
     float* const record = records_.get() + (row * parts_ + part) * record_;
     kernels().attend({.query = scratch.get(),
-                      .keys = step_.keys(row) + start * size,
-                      .values = step_.values(row) + start * size,
+                      .keys = from_token(step_.keys(row), start),
+                      .values = from_token(step_.values(row), start),
                       .tokens = nullptr,
                       .count = count,
                       .group = group,
-                      .head_size = size,
                       .scratch = scratch.get() + group * size},
                      {.output = record, .maximum = record + group * size, .total = record + group * (size + 1)});
 }

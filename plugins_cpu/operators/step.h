@@ -11,8 +11,8 @@ namespace kvc {
 /// The tensors of one step after the append. All of a row's heads have the same number of entries.
 class Step {
 public:
-    /// Inputs 0..4 are query, k_new, v_new, k_cache, v_cache; the caches are outputs 1 and 2.
-    Step(Call& call, size_t lengths_input);
+    /// Inputs 0..2 are query, k_new, v_new; output 0 is the attention.
+    explicit Step(Call& call);
 
     int64_t rows() const { return batch_ * kv_heads_; }
     int64_t kv_heads() const { return kv_heads_; }
@@ -22,14 +22,16 @@ public:
 
     /// Entries of batch row `row / kv_heads`, the new one included.
     int64_t length(int64_t row) const { return lengths_[row / kv_heads_] + 1; }
-    const float* new_key(int64_t row) const { return k_new_ + row * head_size_; }
     const float* query(int64_t row) const { return query_ + row * group_ * head_size_; }
-    const float* keys(int64_t row) const { return keys_ + row * capacity_ * head_size_; }
-    const float* values(int64_t row) const { return values_ + row * capacity_ * head_size_; }
+    Vectors keys(int64_t row) const { return readable(from_token(tables_.keys, row * capacity_)); }
+    Vectors values(int64_t row) const { return readable(from_token(tables_.values, row * capacity_)); }
     float* output(int64_t row) const { return output_ + row * group_ * head_size_; }
 
     /// Stores the new key and value of one row and KV head.
     void append(int64_t row) const;
+
+    /// Writes the new key as the cache gives it back, [head_size].
+    void read_new_key(int64_t row, float* key) const;
 
     /// The row's queries divided by sqrt(head size), [group, head_size].
     void scale_query(int64_t row, float* scaled) const;
@@ -38,7 +40,8 @@ private:
     int64_t batch_, kv_heads_, group_, head_size_, capacity_;
     const float *query_, *k_new_, *v_new_;
     const int64_t* lengths_;
-    float *output_, *keys_, *values_;
+    float* output_;
+    Tables<uint8_t> tables_;
 };
 
 /// Attention of one row and KV head to all its entries, in parts of a fixed number of tokens: the result depends

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kvc_trt.kernels.parameters import Member, kernel_of, members, whole
+from kvc_trt.kernels.parameters import Member, kernel_of, members
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.dimensions import INT32_MAX, SIZES, names_in
 from kvc_trt.operators.registry import KERNEL_OPERATORS
@@ -46,7 +46,7 @@ inline constexpr size_t kDims = {len(SIZES)};
 inline constexpr const char* kDimNames[kDims] = {{{", ".join(f'"{size.words}"' for size in SIZES.values())}}};
 
 /// The most attributes of any operator.
-inline constexpr size_t kMaxFields = {max(len(whole(operator).attributes) for operator in KERNEL_OPERATORS)};
+inline constexpr size_t kMaxFields = {max(len(operator.whole.attributes) for operator in KERNEL_OPERATORS)};
 
 }}  // namespace kvc::tensorrt
 """
@@ -75,7 +75,7 @@ def operator_sources() -> dict[str, str]:
 
 
 def _operator(operator: Operator) -> str:
-    kernel, operator, by_length = kernel_of(operator), whole(operator), len(operator.by_length)
+    kernel, operator, by_length = kernel_of(operator), operator.whole, len(operator.by_length)
     numbers = [member for member in members(operator) if not isinstance(member.source, Tensor)]
     numbers = [member for member in numbers if member.name != CACHE_FORMAT.name]  # of `auto`, which is 0
     formulas = _lines(_formulas(operator))

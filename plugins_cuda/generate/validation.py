@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvc_trt.kernels.parameters import RESERVED, kernel_of, members, size_members, whole
+from kvc_trt.kernels.parameters import RESERVED, kernel_of, members, size_members
 from kvc_trt.kernels.rotated import LIBRARY_OPERATORS
 from kvc_trt.operators.dimensions import ELEMENT_BYTES, INT32_MAX, SIZES, Size, names_in
 from kvc_trt.operators.schema import BOUND, CACHE, Attribute, Operator, Tensor
@@ -32,7 +32,7 @@ namespace kvc::checks {{
 
 
 def _functions(operator: Operator) -> str:
-    operator = whole(operator)
+    operator = operator.whole
     struct = kernel_of(operator).struct
     tensors = _contiguous(operator)
     derived = [operator.formulas[symbol] for symbol, _ in _sizes(operator) if symbol in operator.formulas]

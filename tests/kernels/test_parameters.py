@@ -21,14 +21,15 @@ OF_CACHE = "struct_bytes dtype batch kv_heads"
 KEYS, VALUES = "k_cache k_scale k_minimum", "v_cache v_scale v_minimum"
 CACHES = f"{KEYS} {VALUES}"
 ORDER = {
-    COMPACT.name: f"{COMMON} window pool_kernel page_size fp8_bounds cache_format prompt_length prompt_budget capacity "
-    f"kv_stride_batch kv_stride_head kv_stride_token q_window k v prompt_lengths {CACHES} bounds cache_lengths indices",
+    COMPACT.name: f"{COMMON} window pool_kernel page_size fp8_bounds by_length cache_format reserved "
+    "prompt_length prompt_budget capacity kv_stride_batch kv_stride_head kv_stride_token q_window k v prompt_lengths "
+    f"prompt_budgets pool_kernels {CACHES} bounds cache_lengths indices",
     HYBRID_ATTENTION.name: f"{COMMON} page_size top_r fp8_bounds cache_format reserved capacity top_k token_budget "
     f"dense_until selected_width query k_new v_new {CACHES} bounds cache_lengths output selected",
     DENSE_ATTENTION.name: f"{COMMON} cache_format capacity query k_new v_new {CACHES} cache_lengths output",
-    COMPACT_TURN.name: f"{COMMON} window pool_kernel page_size fp8_bounds cache_format prompt_length prompt_budget "
-    "capacity q_window k joined_k_scale joined_k_minimum v joined_v_scale joined_v_minimum prompt_lengths "
-    f"window_lengths {CACHES} bounds cache_lengths indices",
+    COMPACT_TURN.name: f"{COMMON} window pool_kernel page_size fp8_bounds by_length cache_format reserved "
+    "prompt_length prompt_budget capacity q_window k joined_k_scale joined_k_minimum v joined_v_scale "
+    f"joined_v_minimum prompt_lengths window_lengths prompt_budgets pool_kernels {CACHES} bounds cache_lengths indices",
     APPEND_BLOCK.name: f"{OF_CACHE} head_size cache_format reserved capacity block k_new v_new {CACHES} cache_lengths "
     "lengths",
     RAISE_BOUNDS.name: f"{OF_CACHE} head_size page_size fp8_bounds cache_format reserved block pages k_new bounds "

@@ -32,7 +32,8 @@ def test_an_operator_reaches_the_tables(monkeypatch: pytest.MonkeyPatch) -> None
     text = generate.schemas_header()
     assert "kSymbolZOver2,  ///< Z/2" in text
     assert '{"sinks", ort::ElementType::kFloat, false, kShape_H_ZOver2}' in text
-    assert 'inline constexpr Schema kKvcDenseAttention{"KvcDenseAttention", ' in text
+    assert '"KvcDenseAttention_k8v4"' in text
+    assert 'inline constexpr Schema kKvcDenseAttention[] = {{"KvcDenseAttention", ' in text
 
 
 def test_the_tables_have_what_the_library_computes_and_no_more() -> None:

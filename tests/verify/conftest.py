@@ -38,12 +38,13 @@ def proving(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
     kept = write(tmp_path_factory.mktemp("gguf") / "model.gguf", kind="Q4_1")
 
     @cache
-    def made(policy: str = "rocketkv", weights: str = "fp32") -> Engine:
+    def made(policy: str = "rocketkv", weights: str = "fp32", kv_cache: str = "auto") -> Engine:
         given: dict[str, Any] = {"checkpoint": None} if weights == "keep" else {"random_weights": 0}
         given |= {"token_budget": 96 if policy == "snapkv" else 64, "max_input_len": 256, "max_output_len": 32}
         if policy == "quest":  # by its own rule it reads all of the first two layers, and there are no others
             given["skip_layers"] = 0
         model, path = kept if weights == "keep" else tiny_model, tmp_path_factory.mktemp("proving") / "engine"
+        given |= {} if kv_cache == "auto" else {"kv_cache": kv_cache}
         build(str(model), policy=policy, weights=weights, output=path, verify=False, **given)
         return Engine.open(path, proofs=True, threads=1)
 

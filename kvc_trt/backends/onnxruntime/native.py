@@ -104,7 +104,8 @@ def describe_choice() -> str:
     except UnsupportedEnvironment as error:
         return f"unusable: {error}"
     if found is not None:
-        return f"{found.path}: {len(found.operators)} operators, {found.instructions}"
+        operators = {name.partition("_")[0] for name in found.operators}  # without one name for each cache format
+        return f"{found.path}: {len(operators)} operators, {found.instructions}"
     return "none, the operators' bodies run" + (f" ({VARIABLE}={NONE})" if os.environ.get(VARIABLE) else "")
 
 

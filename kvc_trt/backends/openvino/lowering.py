@@ -20,6 +20,7 @@ from kvc_trt.backends.openvino.paged_attention import AttentionHeads, paged_atte
 from kvc_trt.backends.openvino.quantised import CONTRIBUTED, OURS, quantised_product, quantised_rows
 from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.backends.single_operator import SingleOperator, single_operators
+from kvc_trt.methods.base.registry import operators
 from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.proof import Proof
     from kvc_trt.proof.lists import Lists
+    from kvc_trt.verify.codes.stored_tokens import StoredTokens
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class EngineReplay:
     read: dict[int, list[Lists]]
     """Per cache that is read in part: the slots that each step reads, [heads,.]."""
     judged: IndexComparison
+    tokens: StoredTokens | None = None
+    """What the engine's caches stored, where they have a format."""
 
     def lists(self, cache: int, step: int) -> Lists | None:
         """Return the lists of a cache at a step, 0 for the prompt; None where the engine has none."""
@@ -58,4 +61,5 @@ def replay_by_engine(engine: EngineDirectory, proof: Proof) -> EngineReplay | st
         {cache: kept[0] for cache, kept in found.kept.items()},
         {cache: [lists[0] for lists in read] for cache, read in found.read.items()},
         found.compaction + found.selection,
+        found.tokens,
     )

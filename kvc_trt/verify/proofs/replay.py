@@ -4,6 +4,9 @@ A list that is equal proves itself. One that differs is judged like any choice o
 where rounding can swap the scores, and only there. A digest does not say which tokens were swapped, and some engines
 round too coarsely, or choose by scores whose near-ties have no rule: then the engine itself is run again
 (`engine_replay`). Where it chooses otherwise too, the first place is named, and called neither true nor false.
+
+Where caches have a format, steps choose by codes, and rounding may have made another of one than the reference makes:
+then the reference goes on from the codes of the engine, which is run again for them.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from kvc_trt.verify.thresholds import thresholds_for
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.proof import Proof
+    from kvc_trt.verify.codes.stored_tokens import StoredTokens
 
 
 class _Place(NamedTuple):
@@ -72,9 +76,16 @@ class _Replay:
     def _own(self) -> Choices:
         return reference_run(self._known_run()).choices
 
-    def _known_run(self) -> KnownRun:
+    def _known_run(self, stored: StoredTokens | None = None) -> KnownRun:
         engine = self._engine
-        return KnownRun(engine.model, engine.weights(), engine.parameters, self._batch, self._tokens, self._progress)
+        return KnownRun(
+            engine.model, engine.weights(), engine.parameters, self._batch, self._tokens, self._progress,
+            activations=engine.model.dtype, stored=stored,
+        )  # fmt: skip
+
+    @property
+    def _has_codes(self) -> bool:
+        return self._engine.parameters.cache_format.keys is not None
 
     @cached_property
     def _slack(self) -> float | None:
@@ -96,6 +107,13 @@ class _Replay:
             return f"near-ties of policy {self._engine.parameters.policy} cannot be proven"
         return None
 
+    @property
+    def _why_unsure(self) -> str:
+        """Why a difference that can be judged may be no error."""
+        if self._proof.kind == "lists" and self._has_codes:
+            return "rounding may have made another code of a key, or another scale, where it was stored"
+        return "a digest cannot tell a near-tie from an error; a proof with lists can"
+
     def into(self, report: ProofReport) -> ProofReport:
         """Return the report with what the replay found."""
         places = list(_places(self._proof))
@@ -111,27 +129,36 @@ class _Replay:
             if self._unjudged is None:
                 claimed = {place: decode(place.lists) for place in places if place.lists is not None}
                 judged = self._judged(report, claimed)
-                if judged.passed or self._rounds_finely:
+                if judged.passed or (self._rounds_finely and not self._has_codes):
                     return judged
+                if self._has_codes:  # which only steps choose by
+                    of_prompt = {place: lists for place, lists in claimed.items() if place.step == 0}
+                    judged = self._judged(report, of_prompt)
+                    if not judged.passed and self._rounds_finely:
+                        return judged
                 again = self._by_engine(report, places, other)
-                return again if again.passed else judged
+                return again if again.passed or judged.passed else judged
         elif (nothing := self._chooses_nothing(other[0])) is not None:
             return _with(report, nothing)
         return self._by_engine(report, places, other)
 
-    def _judged(self, report: ProofReport, claimed: Mapping[_Place, Lists]) -> ProofReport:
-        """Force lists on the reference, and judge each of them on what the reference then has."""
+    def _judged(
+        self, report: ProofReport, claimed: Mapping[_Place, Lists], stored: StoredTokens | None = None
+    ) -> ProofReport:
+        """Force lists on the reference, and judge each of them on what the reference then has.
+
+        It goes on from the codes of what is `stored`, or from its own."""
         forced = {cache: list(lists) for cache, lists in self._own.items()}
         for place, lists in claimed.items():
             forced[place.cache][place.step] = lists[None]
-        found = replay(self._known_run(), forced, Judging(self._slack)).explained
+        found = replay(self._known_run(stored), forced, Judging(self._slack)).explained
         assert found is not None
         return _with(replace(report, near_ties=found.near_ties), *found.wrong)
 
     def _by_engine(self, report: ProofReport, places: list[_Place], other: list[_Place]) -> ProofReport:
         """Let the engine itself choose again, where the reference's choices differ in `other` and cannot decide."""
         first = f"{_at(other[0])}: the lists are not the reference's, as of {len(other)} {report.kind} entries"
-        why = self._unjudged or "a digest cannot tell a near-tie from an error; a proof with lists can"
+        why = self._unjudged or self._why_unsure
         found = replay_by_engine(self._engine, self._proof)
         if isinstance(found, str):
             return replace(report, differences=(f"{first} ({why}; the engine cannot be run again here: {found})",))
@@ -149,7 +176,7 @@ class _Replay:
             return _with(report, f"the engine does not choose by its policy's rule: {found.judged.wrong[0]}")
         if self._unjudged is not None:
             return report
-        judged = self._judged(report, chosen)
+        judged = self._judged(report, chosen, found.tokens)
         return judged if judged.passed or self._rounds_finely else report
 
     def _chooses_nothing(self, place: _Place) -> str | None:

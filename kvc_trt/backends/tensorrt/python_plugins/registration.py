@@ -19,7 +19,6 @@ from kvc_trt.backends.tensorrt.python_plugins.report import report
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.kernels.c_library import KernelLibraryError
 from kvc_trt.kernels.loading import VARIABLE, current_c_library
-from kvc_trt.kernels.parameters import whole
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.dimensions import Refusal
 from kvc_trt.operators.registry import KERNEL_OPERATORS
@@ -110,7 +109,7 @@ def _creator_class(trt: ModuleType) -> Any:
             self.name, self.plugin_version, self.plugin_namespace = operator.name, VERSION, KVC_DOMAIN
             self._named = [
                 trt.PluginField(attribute.name, np.array([], np.int32), trt.PluginFieldType.INT32)
-                for attribute in whole(operator).attributes
+                for attribute in operator.whole.attributes
             ]
             self.field_names = trt.PluginFieldCollection(self._named)
 
@@ -155,7 +154,7 @@ def read_fields(operator: Operator, collection: tensorrt.PluginFieldCollection |
     Engine files and networks are untrusted input. Every attribute is an INT in ONNX, which TensorRT passes as one
     INT32; each must be there exactly once, and nothing else. A node without `by_length` means 0.
     """
-    operator = whole(operator)
+    operator = operator.whole
     if collection is None:
         raise Refusal("no fields")
     if len(collection) > len(operator.attributes):

@@ -1,0 +1,237 @@
+// Vectors of a cache widened to floats in registers, whatever their format.
+//
+// kInt8 and kFp8 have one scale for a vector: it multiplies sums of products of codes, not each channel. kInt4 has a
+// scale and a minimum for a group of channels, and is widened to the values themselves.
+#pragma once
+
+#include "kernels/bytes.h"
+#include "kernels/stored.h"
+
+namespace kvc::KVC_TARGET {
+
+/// Vectors of floats that one load widens: kInt4 gives the even channels of a stretch, then the odd ones.
+template <VectorFormat Format>
+inline constexpr int kVectors = Format == VectorFormat::kInt4 ? 2 : 1;
+
+/// True if sums over channels are to be multiplied by the vector's scale.
+template <VectorFormat Format>
+inline constexpr bool kScalesSums = Format == VectorFormat::kInt8 || Format == VectorFormat::kFp8;
+
+/// What codes that are loaded have to be multiplied by beside the scale.
+template <VectorFormat Format>
+inline constexpr float kCodeUnit = 1.0f;
+#if defined(__F16C__)
+/// E4M3 is read as the float16 with the same fields, whose exponents are 8 less.
+template <>
+inline constexpr float kCodeUnit<VectorFormat::kFp8> = 256.0f;
+#endif
+
+/// Where the channels of one vector are.
+struct Row {
+    const uint8_t* codes;
+    const float* scales;  ///< one for each group in kInt4
+    const float* minima;  ///< likewise
+    int64_t groups;
+};
+
+typedef uint8_t Codes __attribute__((vector_size(KVC_WIDTH)));
+typedef int8_t SignedCodes __attribute__((vector_size(KVC_WIDTH)));
+
+static inline Codes load_codes(const uint8_t* source) {
+    Codes made;
+    std::memcpy(&made, source, sizeof made);
+    return made;
+}
+
+static inline Codes load_first_codes(const uint8_t* source, int64_t count) {
+    Codes made{};
+    std::memcpy(&made, source, static_cast<size_t>(count));
+    return made;
+}
+
+// The compiler takes codes apart one by one where its own conversions widen them, so these are written by hand.
+#if defined(__AVX2__)
+static inline __m128i in_register(Codes codes) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<__m128i>(codes);
+#else
+    int64_t eight;
+    std::memcpy(&eight, &codes, sizeof eight);
+    return _mm_cvtsi64_si128(eight);
+#endif
+}
+#endif
+
+/// Whole numbers -128..127.
+static inline Integers integers_of_int8(Codes codes) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Integers>(_mm512_maskz_cvtepi8_epi32(-1, in_register(codes)));
+#elif defined(__AVX2__)
+    return reinterpret_cast<Integers>(_mm256_cvtepi8_epi32(in_register(codes)));
+#else
+    return __builtin_convertvector(reinterpret_cast<SignedCodes>(codes), Integers);
+#endif
+}
+
+/// Whole numbers 0..255.
+static inline Integers integers_of_uint8(Codes codes) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Integers>(_mm512_maskz_cvtepu8_epi32(-1, in_register(codes)));
+#elif defined(__AVX2__)
+    return reinterpret_cast<Integers>(_mm256_cvtepu8_epi32(in_register(codes)));
+#else
+    return __builtin_convertvector(codes, Integers);
+#endif
+}
+
+/// Sixteen bits of each code; the upper half has the code's sign.
+static inline Halves halves_of_int8(Codes codes) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Halves>(_mm256_cvtepi8_epi16(in_register(codes)));
+#elif defined(__AVX2__)
+    return reinterpret_cast<Halves>(_mm_cvtepi8_epi16(in_register(codes)));
+#else
+    return __builtin_convertvector(reinterpret_cast<SignedCodes>(codes), Halves);
+#endif
+}
+
+/// E4M3 numbers divided by kCodeUnit; NaN does not occur.
+static inline Vector widened_e4m3(Codes codes) {
+#if defined(__F16C__)
+    return widened((halves_of_int8(codes) << 7) & 0xbf80);  // without the sign's copy in bit 14
+#else
+    // The exponent is moved by a product, which also makes denormal numbers normal.
+    const Integers extended = integers_of_int8(codes);
+    const Vector moved = reinterpret_cast<Vector>((extended & 0x7f) << 20) * 0x1p120f;
+    return reinterpret_cast<Vector>(reinterpret_cast<Integers>(moved) | (extended & INT32_MIN));
+#endif
+}
+
+/// E5M2 numbers, the upper halves of float16 numbers.
+static inline Vector widened_e5m2(Codes codes) { return widened(halves_of_int8(codes) << 8); }
+
+/// Widens the kVectors codes of the channels from `channel` on; `codes` are theirs.
+template <VectorFormat Format>
+static inline void widen_codes(const Row& row, int64_t channel, Codes codes, Vector* made) {
+    if constexpr (Format == VectorFormat::kInt8) made[0] = __builtin_convertvector(integers_of_int8(codes), Vector);
+    if constexpr (Format == VectorFormat::kFp8) made[0] = widened_e4m3(codes);
+    if constexpr (Format == VectorFormat::kInt4) {
+        const int64_t group = row.groups == 1 ? 0 : channel / kGroup;
+        const float scale = row.scales[group], minimum = row.minima[group];
+        made[0] = __builtin_convertvector(integers_of_uint8(codes & 15), Vector) * scale + minimum;
+        made[1] = __builtin_convertvector(integers_of_uint8(codes >> 4), Vector) * scale + minimum;
+    }
+}
+
+/// Loads kVectors * kWidth channels from `channel` on.
+template <VectorFormat Format>
+static inline void load_channels(const Row& row, int64_t channel, Vector* made) {
+    if constexpr (Format == VectorFormat::kExact) {
+        made[0] = load(reinterpret_cast<const float*>(row.codes) + channel);
+    } else {
+        widen_codes<Format>(row, channel, load_codes(row.codes + channel / kVectors<Format>), made);
+    }
+}
+
+/// Loads the last `left` channels of a vector; what follows them is a number, or NaN if the vector is.
+template <VectorFormat Format>
+static inline void load_last_channels(const Row& row, int64_t channel, int64_t left, Vector* made) {
+    if constexpr (Format == VectorFormat::kExact) {
+        made[0] = load_first(reinterpret_cast<const float*>(row.codes) + channel, left);
+    } else {
+        const uint8_t* const codes = row.codes + channel / kVectors<Format>;
+        widen_codes<Format>(row, channel, load_first_codes(codes, left / kVectors<Format>), made);
+    }
+}
+
+/// The place, among floats in the order in which a format loads them, of a channel.
+template <VectorFormat Format>
+static constexpr int64_t place_of_channel(int64_t channel) {
+    if constexpr (Format != VectorFormat::kInt4) return channel;
+    constexpr int64_t stretch = 2 * kWidth;
+    return channel / stretch * stretch + channel % 2 * kWidth + channel % stretch / 2;
+}
+
+/// `head_size` rounded up to what one load widens.
+template <VectorFormat Format>
+static constexpr int64_t loaded_width(int64_t head_size) {
+    constexpr int64_t stretch = kVectors<Format> * kWidth;
+    return (head_size + stretch - 1) / stretch * stretch;
+}
+
+/// 2 to the power of a byte less 127; NaN for 255.
+static inline float power_of_byte(uint8_t byte) {
+    const uint32_t bits = byte == 0 ? 0x00400000u : byte == 255 ? 0x7fc00000u : static_cast<uint32_t>(byte) << 23;
+    float made;
+    __builtin_memcpy(&made, &bits, sizeof made);
+    return made;
+}
+
+/// Widens `width` float16 numbers of each of `count` tokens: of the listed ones, or of the first ones.
+static inline void widen_halves(const uint8_t* source, const int32_t* tokens, int64_t count, int64_t width,
+                                float* target) {
+    const auto widen = [](const uint8_t* from, int64_t numbers, float* to) {
+        for (int64_t place = 0; place < numbers; place += kWidth) {
+            uint16_t halves[kWidth] = {};
+            const int64_t here = numbers - place < kWidth ? numbers - place : kWidth;
+            std::memcpy(halves, from + place * 2, static_cast<size_t>(here) * 2);
+            store_first(to + place, load_half(halves), here);
+        }
+    };
+    if (tokens == nullptr) return widen(source, count * width, target);
+    if (width > 1) {
+        for (int64_t number = 0; number < count; ++number) {
+            widen(source + tokens[number] * width * 2, width, target + number * width);
+        }
+        return;
+    }
+    for (int64_t first = 0; first < count; first += kWidth) {
+        uint16_t halves[kWidth] = {};
+        const int64_t here = count - first < kWidth ? count - first : kWidth;
+        for (int64_t number = 0; number < here; ++number) {
+            std::memcpy(halves + number, source + tokens[first + number] * int64_t{2}, 2);
+        }
+        store_first(target + first, load_half(halves), here);
+    }
+}
+
+/// Vectors of some tokens, with their scales and minima widened beforehand.
+struct Table {
+    Vectors vectors;
+    const int32_t* tokens;  ///< the tokens, by number; null for the first ones
+    const float* scales;    ///< [count, groups]; null in kExact
+    const float* minima;    ///< [count, groups] in kInt4
+    int64_t groups, stride;
+};
+
+/// Opens a table of `count` tokens; `scratch` has room for numbers_scratch(count, head_size) floats.
+template <VectorFormat Format>
+static inline Table open_table(const Vectors& vectors, const int32_t* tokens, int64_t count, float* scratch) {
+    const int64_t groups = groups_of(Format, vectors.head_size), stride = bytes_of_codes(Format, vectors.head_size);
+    float* const minima = scratch + count * groups;
+    if constexpr (Format == VectorFormat::kFp8) {
+        for (int64_t number = 0; number < count; ++number) {
+            scratch[number] = power_of_byte(vectors.scales[tokens == nullptr ? number : tokens[number]]);
+        }
+    }
+    if constexpr (Format == VectorFormat::kInt8 || Format == VectorFormat::kInt4) {
+        widen_halves(vectors.scales, tokens, count, groups, scratch);
+    }
+    if constexpr (Format == VectorFormat::kInt4) widen_halves(vectors.minima, tokens, count, groups, minima);
+    return {vectors, tokens, scratch, minima, groups, stride};
+}
+
+static inline Row row_of(const Table& table, int64_t number) {
+    const int64_t token = table.tokens == nullptr ? number : table.tokens[number];
+    return {table.vectors.codes + token * table.stride, table.scales + number * table.groups,
+            table.minima + number * table.groups, table.groups};
+}
+
+/// Prefetches the codes of a token; an address outside of any memory does no harm.
+static inline void prefetch_row(const Table& table, int64_t number) {
+    constexpr int64_t kLine = 64;
+    const uint8_t* const codes = row_of(table, number).codes;
+    for (int64_t offset = 0; offset < table.stride; offset += kLine) __builtin_prefetch(codes + offset);
+}
+
+}  // namespace kvc::KVC_TARGET
