@@ -42,8 +42,9 @@ static constexpr int64_t attend_scratch(int64_t count, int64_t group, int64_t he
 /// The scores of a row's pages by their key bounds (docs/policies/hybrid.md, steps 3 to 7), as ranks: whole numbers in the
 /// order of the scores, the same for equal scores, -1 for NaN.
 struct PageScoreCall {
-    const float* query;   ///< [group, head_size], unscaled
-    const float* bounds;  ///< [2 head_size, pages], page maxima of K, then of -K
+    const float* query;  ///< [group, head_size], unscaled
+    const void* bounds;  ///< [2 head_size, pages], page maxima of K, then of -K; floats
+    bool fp8_bounds;     ///< or E5M2 codes
     int64_t group;
     int64_t head_size;
     int64_t pages;   ///< of the cache
@@ -61,7 +62,7 @@ static constexpr int64_t page_score_scratch(int64_t group, int64_t head_size, in
 /// The votes of a prompt's last queries for the tokens before them (docs/policies/snapkv++.md), for one KV head.
 struct ObserveCall {
     const float* query;  ///< [group, window, head_size], scaled; the last query is that of the last token
-    const float* keys;   ///< [length, head_size]
+    Vectors keys;        ///< `length` tokens
     int64_t length;      ///< more than `window`
     int64_t group;
     int64_t window;
@@ -76,7 +77,7 @@ inline constexpr int64_t kObservedPanel = 64;
 /// Scratch floats that `observe` needs.
 static constexpr int64_t observe_scratch(int64_t length, int64_t queries, int64_t head_size) {
     const int64_t width = (length + kObservedPanel - 1) / kObservedPanel * kObservedPanel;
-    return queries * (width + 1) + width + kObservedPanel * head_size;
+    return queries * (width + 1) + width + 2 * kObservedPanel * head_size;
 }
 
 /// Items to select from by rank. All items but the last have one weight: pages with their tokens, or single tokens.
@@ -115,8 +116,8 @@ static constexpr int64_t prefill_scratch(int64_t rows, int64_t group, int64_t he
 struct PrefillKernels {
     /// Bytes that kPrefillTile keys and their values take in `layout`.
     int64_t (*bytes_of_tile)(int64_t head_size);
-    /// Lays out the keys first..first + kPrefillTile - 1 of k and v [length, head_size] at their place in `layout`.
-    void (*lay_out)(const float* k, const float* v, int64_t length, int64_t head_size, int64_t first, uint8_t* layout);
+    /// Lays out a tile of keys k and values v [count, head_size], `count` of at most kPrefillTile.
+    void (*lay_out)(const float* k, const float* v, int64_t count, int64_t head_size, uint8_t* tile);
     void (*attend)(const PrefillCall& call);
 };
 

@@ -3,6 +3,7 @@
 #include "kernels/observe.h"
 
 #include "kernels/multiply.h"
+#include "kernels/store.h"
 #include "kernels/take_best.h"
 
 namespace kvc::KVC_TARGET {
@@ -12,8 +13,14 @@ namespace {
 void score(const ObserveCall& call, float* panel, float* scores, int64_t width) {
     for (int64_t start = 0; start < call.length; start += kObservedPanel) {
         const int64_t left = call.length - start, rows = left < kObservedPanel ? left : kObservedPanel;
-        const float* const keys = call.keys + start * call.head_size;
-        prefetch(keys + kObservedPanel * call.head_size, kObservedPanel * call.head_size);  // the next keys
+        const float* keys = reinterpret_cast<const float*>(call.keys.codes) + start * call.head_size;
+        if (call.keys.format == VectorFormat::kExact) {
+            prefetch(keys + kObservedPanel * call.head_size, kObservedPanel * call.head_size);  // the next keys
+        } else {
+            float* const widened = panel + kObservedPanel * call.head_size;
+            widen_vectors(from_token(call.keys, start), rows, widened);
+            keys = widened;
+        }
         transpose_to_steps(keys, call.head_size, rows, call.head_size, kObservedPanel, panel);
         multiply<false>(call.query, call.head_size, panel, kObservedPanel, call.group * call.window, call.head_size,
                         kObservedPanel, scores + start, width);

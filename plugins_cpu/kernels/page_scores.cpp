@@ -2,6 +2,7 @@
 // pages with equal bounds get equal scores, wherever they lie.
 #include "kernels/page_scores.h"
 
+#include "kernels/cache_formats.h"
 #include "kernels/take_best.h"
 #include "kernels/vector.h"
 
@@ -44,19 +45,27 @@ void prepare_query(const PageScoreCall& call, int32_t* rows, float* signed_query
     }
 }
 
+inline Vector load_bounds(const float* bounds) { return load(bounds); }
+inline Vector load_bounds(const uint8_t* bounds) { return widened_e5m2(load_codes(bounds)); }
+inline Vector load_first_bounds(const float* bounds, int64_t count) { return load_first(bounds, count); }
+inline Vector load_first_bounds(const uint8_t* bounds, int64_t count) {
+    return widened_e5m2(load_first_codes(bounds, count));
+}
+
 /// Computes estimates[head, page] for `Heads` heads and `Parts` vectors of pages; the last vector holds `pages` pages.
-template <int Heads, int Parts>
+template <class Bound, int Heads, int Parts>
 inline void estimate_block(const PageScoreCall& call, const int32_t* rows, const float* query, int64_t page,
                            int64_t pages, float* estimates, int64_t width) {
     Vector sums[Heads][Parts] = {};
     for (int64_t index = 0; index < call.channels; ++index) {
-        const float* const bounds = call.bounds + rows[index] * call.pages + page;
+        const Bound* const bounds = static_cast<const Bound*>(call.bounds) + rows[index] * call.pages + page;
         Vector parts[Parts];
         if (pages == kWidth) {
-            for (int part = 0; part < Parts; ++part) parts[part] = load(bounds + part * kWidth);
-            if (Parts > 1) prefetch(bounds + Parts * kWidth, Parts * kWidth);  // too many rows for the processor
+            for (int part = 0; part < Parts; ++part) parts[part] = load_bounds(bounds + part * kWidth);
+            // Too many rows for the processor.
+            for (int part = 0; Parts > 1 && part < Parts; ++part) __builtin_prefetch(bounds + (Parts + part) * kWidth);
         } else {
-            parts[0] = load_first(bounds, pages);
+            parts[0] = load_first_bounds(bounds, pages);
         }
         for (int head = 0; head < Heads; ++head) {
             const float factor = query[head * call.channels + index];
@@ -68,17 +77,29 @@ inline void estimate_block(const PageScoreCall& call, const int32_t* rows, const
     }
 }
 
-template <int Heads>
+template <class Bound, int Heads>
 void estimate(const PageScoreCall& call, const int32_t* rows, const float* query, int64_t used, float* estimates,
               int64_t width) {
     int64_t page = 0;
     for (; page + 4 * kWidth <= used; page += 4 * kWidth) {
-        estimate_block<Heads, 4>(call, rows, query, page, kWidth, estimates + page, width);
+        estimate_block<Bound, Heads, 4>(call, rows, query, page, kWidth, estimates + page, width);
     }
     for (; page < used; page += kWidth) {
         const int64_t left = call.pages - page;
-        estimate_block<Heads, 1>(call, rows, query, page, left < kWidth ? left : kWidth, estimates + page, width);
+        estimate_block<Bound, Heads, 1>(call, rows, query, page, left < kWidth ? left : kWidth, estimates + page,
+                                        width);
     }
+}
+
+template <class Bound>
+void estimate_heads(const PageScoreCall& call, const int32_t* rows, const float* query, int64_t used, float* estimates,
+                    int64_t width) {
+    int64_t head = 0;
+    const auto of = [&](int64_t first) { return query + first * call.channels; };
+    const auto at = [&](int64_t first) { return estimates + first * width; };
+    for (; head + 4 <= call.group; head += 4) estimate<Bound, 4>(call, rows, of(head), used, at(head), width);
+    for (; head + 2 <= call.group; head += 2) estimate<Bound, 2>(call, rows, of(head), used, at(head), width);
+    for (; head < call.group; ++head) estimate<Bound, 1>(call, rows, of(head), used, at(head), width);
 }
 
 /// Turns the estimates of one head into softmax weights over tokens; returns the factor that makes them probabilities.
@@ -108,15 +129,13 @@ void rank_pages(const PageScoreCall& call, int32_t* ranks) {
     float* const factors = reinterpret_cast<float*>(channel_ranks + call.head_size);
     choose_channels(call, channel_ranks, rows);
     prepare_query(call, rows, query);
-    int64_t head = 0;
+    if (call.fp8_bounds) {
+        estimate_heads<uint8_t>(call, rows, query, used, estimates, width);
+    } else {
+        estimate_heads<float>(call, rows, query, used, estimates, width);
+    }
+    int64_t head;
     const auto at = [&](int64_t first) { return estimates + first * width; };
-    for (; head + 4 <= call.group; head += 4) {
-        estimate<4>(call, rows, query + head * call.channels, used, at(head), width);
-    }
-    for (; head + 2 <= call.group; head += 2) {
-        estimate<2>(call, rows, query + head * call.channels, used, at(head), width);
-    }
-    for (; head < call.group; ++head) estimate<1>(call, rows, query + head * call.channels, used, at(head), width);
     for (head = 0; head < call.group; ++head) {
         factors[head] =
             soften(at(head), used, width, static_cast<float>(call.page_size), static_cast<float>(last_size));

@@ -25,20 +25,19 @@ int64_t bytes_of_tile(int64_t head_size) {
     return bytes_of_keys<Step>(head_size) + bytes_of_values<Step>(head_size);
 }
 
-/// Lays out the 64 keys from `first` on, and their values; fills up with zeros after the last key.
+/// Lays out up to 64 keys and their values; fills up with zeros after the last key.
 template <class Step>
-void lay_out(const float* k, const float* v, int64_t length, int64_t head_size, int64_t first, uint8_t* layout) {
-    const int64_t count = length - first < kTile ? length - first : kTile, width = padded(head_size);
-    uint8_t* const place = layout + first / kTile * bytes_of_tile<Step>(head_size);
-    transpose_to_steps(k + first * head_size, head_size, count, head_size, kTile, reinterpret_cast<Step*>(place));
-    auto* const values = reinterpret_cast<Step*>(place + bytes_of_keys<Step>(head_size));
+void lay_out(const float* k, const float* v, int64_t count, int64_t head_size, uint8_t* tile) {
+    const int64_t width = padded(head_size);
+    transpose_to_steps(k, head_size, count, head_size, kTile, reinterpret_cast<Step*>(tile));
+    auto* const values = reinterpret_cast<Step*>(tile + bytes_of_keys<Step>(head_size));
     constexpr int parts = kElements<Step>;
     for (int64_t key = 0; key < kTile; key += parts) {
         for (int64_t channel = 0; channel < width; channel += kWidth) {
             const int64_t left = head_size - channel;
             Vector rows[parts]{};
             for (int part = 0; part < parts && key + part < count; ++part) {
-                const float* const from = v + (first + key + part) * head_size + channel;
+                const float* const from = v + (key + part) * head_size + channel;
                 rows[part] = left >= kWidth ? load(from) : load_first(from, left);
             }
             store_steps(values + key / parts * width + channel, steps_across(rows, Step{}));

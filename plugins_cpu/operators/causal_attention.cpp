@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/choice.h"
 #include "operators/scratch.h"
 
 namespace kvc {
@@ -28,13 +29,25 @@ void CausalAttention::run(const Call& call) const {
 int64_t CausalAttention::seen(int64_t part) const { return std::min(length, before[part / kv_heads] + queries); }
 
 void CausalAttention::lay_out(const Call& call, int64_t first, int64_t count, uint8_t* layout) const {
-    const int64_t head = length * size;
     call.parallel(static_cast<size_t>(count * tiles()), [&](size_t task) {
         const int64_t part = static_cast<int64_t>(task) / tiles(), tile = static_cast<int64_t>(task) % tiles();
         const int64_t entries = seen(first + part), entry = tile * kPrefillTile;
         if (entry >= entries) return;
-        kernels.lay_out(k + (first + part) * head, v + (first + part) * head, entries, size, entry,
-                        layout + part * layout_bytes());
+        const int64_t here = std::min(kPrefillTile, entries - entry), token = (first + part) * length + entry;
+        uint8_t* const target = layout + part * layout_bytes() + tile * kernels.bytes_of_tile(size);
+        if (tables.keys.format == VectorFormat::kExact) {
+            const auto floats = [token](const Vectors& vectors) {
+                return reinterpret_cast<const float*>(from_token(vectors, token).codes);
+            };
+            kernels.lay_out(floats(tables.keys), floats(tables.values), here, size, target);
+            return;
+        }
+        const Scratch scratch = aligned(2 * here * size * int64_t{sizeof(float)});
+        float* const k = reinterpret_cast<float*>(scratch.get());
+        float* const v = k + here * size;
+        kvc::kernels().widen_vectors(from_token(tables.keys, token), here, k);
+        kvc::kernels().widen_vectors(from_token(tables.values, token), here, v);
+        kernels.lay_out(k, v, here, size, target);
     });
 }
 

@@ -11,8 +11,9 @@ namespace kvc {
 /// Causal attention of new tokens to a table of entries that includes them.
 struct CausalAttention {
     const PrefillKernels& kernels;
-    const float *q, *k, *v;  ///< [batch, kv_heads * group, queries, size], [batch, kv_heads, length, size] twice
-    float* o;                ///< like q
+    const float* q;                ///< [batch, kv_heads * group, queries, size]
+    Tables<const uint8_t> tables;  ///< keys and values [batch, kv_heads, length]
+    float* o;                      ///< like q
     int64_t batch, kv_heads, group, size;
     int64_t length;         ///< entries of the table
     int64_t queries;        ///< query i of row b sees the first before[b] + i + 1 entries

@@ -1,19 +1,16 @@
 // KvcCompact and KvcCompactTurn: keep the part of a prompt's cache, or of stored and new tokens, that the last queries
 // attend to. A row that fits keeps everything.
 #include <algorithm>
-#include <cfloat>
 #include <cmath>
-#include <cstring>
 #include <memory>
 
 #include "kernels/choice.h"
 #include "operators/all.h"
+#include "operators/page_bounds.h"
+#include "operators/tables.h"
 
 namespace kvc {
 namespace {
-
-constexpr size_t kKeys = 1, kValues = 2, kLengths = 3, kWindowLengths = 4;  // inputs; the last of a turn alone
-constexpr size_t kBoundsOut = 2, kLengthsOut = 3, kIndicesOut = 4;
 
 struct Rule {
     int64_t budget, capacity, pool_kernel, page_size;
@@ -30,14 +27,16 @@ public:
           window_(call.sizes()[Symbol::kWindow]),
           padded_length_(call.sizes()[Symbol::kPromptLength]),
           size_(call.sizes()[Symbol::kHeadSize]),
-          pages_((rule.capacity + rule.page_size - 1) / rule.page_size),
+          pages_(PageBounds::pages_of(rule.capacity, rule.page_size, call.schema().fp8_bounds)),
           query_(call.input<float>(0)),
-          keys_(call.input<float>(kKeys)),
-          values_(call.input<float>(kValues)),
-          lengths_(call.input<int64_t>(kLengths)),
-          window_lengths_(of_turn ? call.input<int64_t>(kWindowLengths) : nullptr),
-          budgets_(call.input<int64_t>(of_turn ? kWindowLengths + 1 : kWindowLengths)),
-          pool_kernels_(call.input<int64_t>(of_turn ? kWindowLengths + 2 : kWindowLengths + 1)) {
+          source_(of_turn ? call.input_tables("k")
+                          : Tables<const uint8_t>{exact_vectors(call.input<float>("k"), size_),
+                                                  exact_vectors(call.input<float>("v"), size_)}),
+          lengths_(call.input<int64_t>("prompt_lengths")),
+          window_lengths_(of_turn ? call.input<int64_t>("window_lengths") : nullptr),
+          budgets_(call.input<int64_t>("prompt_budgets")),
+          pool_kernels_(call.input<int64_t>("pool_kernels")),
+          bounds_(nullptr, false, size_, pages_) {
         const int64_t heads = call.sizes()[Symbol::kHeads];
         require(kv_heads_ > 0 && heads % kv_heads_ == 0, "q_window: expected a multiple of ", kv_heads_,
                 " heads, found ", heads);
@@ -52,12 +51,11 @@ public:
         call.fix(Symbol::kCapacity, rule.capacity, "capacity");
         call.fix(Symbol::kTwiceHeadSize, 2 * size_, "k");
         call.fix(Symbol::kPages, pages_, "capacity");
-        kept_keys_ = call.output<float>(0);
-        kept_values_ = call.output<float>(1);
-        bounds_ = call.output<float>(kBoundsOut);
-        int64_t* const stored = call.output<int64_t>(kLengthsOut);
+        kept_ = call.output_tables("k_cache");
+        bounds_ = PageBounds(call.output<void>("bounds"), call.schema().fp8_bounds, size_, pages_);
+        int64_t* const stored = call.output<int64_t>("cache_lengths");
         for (int64_t row = 0; row < batch_; ++row) stored[row] = std::min(length(row), budget(row));
-        indices_ = call.output<int32_t>(kIndicesOut);
+        indices_ = call.output<int32_t>("indices");
     }
 
     int64_t parts() const { return batch_ * kv_heads_; }
@@ -72,9 +70,9 @@ public:
             for (int64_t slot = 0; slot < length; ++slot) kept[slot] = static_cast<int32_t>(slot);
         }
         std::fill(kept + stored, kept + rule_.capacity, -1);
-        gather(keys_, kept_keys_, part, stored);
-        gather(values_, kept_values_, part, stored);
-        if (bounds_ != nullptr) write_bounds(part, stored);
+        gather(source_.keys, kept_.keys, part, stored);
+        gather(source_.values, kept_.values, part, stored);
+        if (bounds_.data() != nullptr) write_bounds(part, stored);
     }
 
 private:
@@ -109,7 +107,7 @@ private:
         int32_t* const ranks = reinterpret_cast<int32_t*>(scaled + queries);
         scale_queries(part, window, scaled);
         kernels().observe({.query = scaled,
-                           .keys = keys_ + part * padded_length_ * size_,
+                           .keys = from_token(source_.keys, part * padded_length_),
                            .length = length,
                            .group = group_,
                            .window = window,
@@ -130,47 +128,38 @@ private:
         }
     }
 
-    /// Moves the kept tokens to their slots and writes zeros after them.
-    void gather(const float* source, float* target, int64_t part, int64_t stored) const {
-        const float* const from = source + part * padded_length_ * size_;
-        float* const to = target + part * rule_.capacity * size_;
+    /// Moves the kept tokens to their slots, as the cache stores them, and writes zeros after them.
+    void gather(const Vectors& source, const WritableVectors& target, int64_t part, int64_t stored) const {
+        const Vectors from = from_token(source, part * padded_length_);
+        const WritableVectors to = from_token(target, part * rule_.capacity);
         const int32_t* const kept = indices_ + part * rule_.capacity;
-        const size_t bytes = static_cast<size_t>(size_) * sizeof(float);
-        for (int64_t slot = 0; slot < stored; ++slot) std::memcpy(to + slot * size_, from + kept[slot] * size_, bytes);
-        std::fill(to + stored * size_, to + rule_.capacity * size_, 0.0f);
-    }
-
-    /// Computes the page maxima of the stored keys, then of their negatives.
-    void write_bounds(int64_t part, int64_t stored) const {
-        float* const bounds = bounds_ + part * 2 * size_ * pages_;
-        const float* const keys = kept_keys_ + part * rule_.capacity * size_;
-        const auto memory = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(2 * size_));
-        for (int64_t page = 0; page < pages_; ++page) {
-            std::fill(memory.get(), memory.get() + 2 * size_, -FLT_MAX);
-            const int64_t first = page * rule_.page_size, last = std::min(first + rule_.page_size, stored);
-            for (int64_t slot = first; slot < last; ++slot) {
-                raise(memory.get(), memory.get() + size_, keys + slot * size_, size_);
-            }
-            for (int64_t row = 0; row < 2 * size_; ++row) bounds[row * pages_ + page] = memory[row];
+        for (int64_t slot = 0; slot < stored; ++slot) {
+            put_vectors(from_token(from, kept[slot]), 1, from_token(to, slot));
         }
+        clear_vectors(from_token(to, stored), rule_.capacity - stored);
     }
 
-    /// Raises bounds with a key: the maximum of both, and of both negatives; NaN enters and stays, as in the reference.
-    static void raise(float* highest, float* lowest, const float* key, int64_t size) {
-        const auto larger = [](float bound, float value) {
-            return value <= bound || std::isnan(bound) ? bound : value;
-        };
-        for (int64_t channel = 0; channel < size; ++channel) {
-            highest[channel] = larger(highest[channel], key[channel]);
-            lowest[channel] = larger(lowest[channel], -key[channel]);
+    /// Computes the bounds of the keys as the cache gives them back.
+    void write_bounds(int64_t part, int64_t stored) const {
+        const PageBounds bounds = bounds_.at(part);
+        const Vectors keys = from_token(readable(kept_.keys), part * rule_.capacity);
+        const int64_t most = std::min(rule_.page_size, rule_.capacity);
+        const auto memory = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(most * size_));
+        for (int64_t page = 0; page < pages_; ++page) {
+            const int64_t first = page * rule_.page_size;
+            const int64_t count = std::clamp<int64_t>(stored - first, 0, rule_.page_size);
+            if (count > 0) kernels().widen_vectors(from_token(keys, first), count, memory.get());
+            bounds.set(page, memory.get(), count);
         }
     }
 
     Rule rule_;
     int64_t batch_, kv_heads_, group_, window_, padded_length_, size_, pages_;
-    const float *query_, *keys_, *values_;
+    const float* query_;
+    Tables<const uint8_t> source_;
     const int64_t *lengths_, *window_lengths_, *budgets_, *pool_kernels_;
-    float *kept_keys_, *kept_values_, *bounds_;
+    Tables<uint8_t> kept_;
+    PageBounds bounds_;
     int32_t* indices_;
 };
 
@@ -196,11 +185,11 @@ private:
 
 }  // namespace
 
-const Implementation kCompactImplementation{std::span<const Schema>(schemas::kKvcCompact).first(1),
+const Implementation kCompactImplementation{schemas::kKvcCompact,
                                             [](const Attributes& attributes) -> std::unique_ptr<Kernel> {
                                                 return std::make_unique<CompactKernel>(attributes, false);
                                             }};
-const Implementation kCompactTurnImplementation{std::span<const Schema>(schemas::kKvcCompactTurn).first(1),
+const Implementation kCompactTurnImplementation{schemas::kKvcCompactTurn,
                                                 [](const Attributes& attributes) -> std::unique_ptr<Kernel> {
                                                     return std::make_unique<CompactKernel>(attributes, true);
                                                 }};

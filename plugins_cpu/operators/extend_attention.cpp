@@ -8,8 +8,6 @@
 namespace kvc {
 namespace {
 
-constexpr size_t kStored = 3;  // input
-
 class ExtendAttentionKernel : public Kernel {
 public:
     void compute(Call& call) const override {
@@ -18,15 +16,14 @@ public:
         const int64_t entries = sizes[Symbol::kSymbolT], size = sizes[Symbol::kHeadSize];
         require(kv_heads > 0 && heads % kv_heads == 0, "q: expected a multiple of ", kv_heads, " heads, found ", heads);
         require(size > 0, "q: expected a head size above 0");
-        const int64_t* const stored = call.input<int64_t>(kStored);
+        const int64_t* const stored = call.input<int64_t>("cache_lengths");
         for (int64_t row = 0; row < batch; ++row) {
             require(stored[row] >= 0 && stored[row] < entries, "cache_lengths: expected 0..", entries - 1, ", found ",
                     stored[row]);
         }
         CausalAttention{.kernels = *kernels().prefill,
                         .q = call.input<float>(0),
-                        .k = call.input<float>(1),
-                        .v = call.input<float>(2),
+                        .tables = call.input_tables("k"),
                         .o = call.output<float>(0),
                         .batch = batch,
                         .kv_heads = kv_heads,
@@ -42,7 +39,7 @@ public:
 }  // namespace
 
 const Implementation kExtendAttentionImplementation{
-    std::span<const Schema>(schemas::kKvcExtendAttention).first(1),
+    schemas::kKvcExtendAttention,
     [](const Attributes&) -> std::unique_ptr<Kernel> { return std::make_unique<ExtendAttentionKernel>(); }};
 
 }  // namespace kvc

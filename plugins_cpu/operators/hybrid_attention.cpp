@@ -1,11 +1,11 @@
 // KvcHybridAttention: append one token, select the pages that matter, attend to their tokens. For a row that fits its
 // budget, the code of KvcDenseAttention attends to all entries.
 #include <algorithm>
-#include <cmath>
 #include <memory>
 
 #include "kernels/choice.h"
 #include "operators/all.h"
+#include "operators/page_bounds.h"
 #include "operators/step.h"
 
 namespace kvc {
@@ -22,15 +22,19 @@ struct Rule {
 class HybridStep {
 public:
     HybridStep(Call& call, const Rule& rule)
-        : rule_(rule), step_(call), dense_(step_, rule.dense_limit()), pages_(call.sizes()[Symbol::kPages]) {
-        const int64_t expected = (step_.capacity() + rule.page_size - 1) / rule.page_size;
+        : rule_(rule),
+          step_(call),
+          dense_(step_, rule.dense_limit()),
+          fp8_bounds_(call.schema().fp8_bounds),
+          pages_(call.sizes()[Symbol::kPages]),
+          bounds_(call.updated<void>("bounds"), fp8_bounds_, step_.head_size(), pages_) {
+        const int64_t expected = PageBounds::pages_of(step_.capacity(), rule.page_size, fp8_bounds_);
         require(pages_ == expected, "bounds: expected ", expected, " pages, found ", pages_);
         require(call.sizes()[Symbol::kTwiceHeadSize] == 2 * step_.head_size(), "bounds: expected ",
                 2 * step_.head_size(), " rows, found ", call.sizes()[Symbol::kTwiceHeadSize]);
         require(rule.top_r <= step_.head_size(), "top_r: expected at most ", step_.head_size(), ", found ", rule.top_r);
         width_ = rule.dense_limit();
         call.fix(Symbol::kSelectedWidth, width_, "selected");
-        bounds_ = call.updated<float>("bounds");
         selected_ = call.output<int32_t>("selected");
     }
 
@@ -56,20 +60,10 @@ private:
     /// Entries that a row of `length` reads.
     int64_t chosen(int64_t length) const { return length <= rule_.dense_limit() ? length : rule_.top_k; }
 
-    /// The larger number; NaN enters and stays, as in the reference.
-    static void raise(float& bound, float value) {
-        if (!(value <= bound) && !std::isnan(bound)) bound = value;
-    }
-
     void raise_bounds(int64_t row) const {
-        const int64_t size = step_.head_size(), page = (step_.length(row) - 1) / rule_.page_size;
-        float* const column = bounds_ + row * 2 * size * pages_ + page;
-        const auto key = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(size));
+        const auto key = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(step_.head_size()));
         step_.read_new_key(row, key.get());
-        for (int64_t channel = 0; channel < size; ++channel) {
-            raise(column[channel * pages_], key[channel]);
-            raise(column[(size + channel) * pages_], -key[channel]);
-        }
+        bounds_.at(row).raise((step_.length(row) - 1) / rule_.page_size, key.get());
     }
 
     void select_and_attend(int64_t row, int64_t length, int32_t* listed) const {
@@ -84,7 +78,8 @@ private:
         int32_t* const ranks = reinterpret_cast<int32_t*>(maximum + statistics);
         int32_t* const tokens = ranks + pages;
         kernels().rank_pages({.query = step_.query(row),
-                              .bounds = bounds_ + row * 2 * size * pages_,
+                              .bounds = bounds_.at(row).data(),
+                              .fp8_bounds = fp8_bounds_,
                               .group = group,
                               .head_size = size,
                               .pages = pages_,
@@ -117,8 +112,9 @@ private:
     Rule rule_;
     Step step_;
     DenseAttention dense_;
+    bool fp8_bounds_;
     int64_t pages_, width_;
-    float* bounds_;
+    PageBounds bounds_;
     int32_t* selected_;
 };
 
@@ -142,7 +138,7 @@ private:
 
 }  // namespace
 
-const Implementation kHybridAttentionImplementation{std::span<const Schema>(schemas::kKvcHybridAttention).first(1),
+const Implementation kHybridAttentionImplementation{schemas::kKvcHybridAttention,
                                                     [](const Attributes& attributes) -> std::unique_ptr<Kernel> {
                                                         return std::make_unique<HybridAttentionKernel>(attributes);
                                                     }};

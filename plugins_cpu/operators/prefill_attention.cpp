@@ -29,8 +29,7 @@ public:
         const std::vector<int64_t> places(static_cast<size_t>(sizes[Symbol::kBatch]), before);
         CausalAttention{.kernels = *chosen,
                         .q = call.input<float>(0),
-                        .k = call.input<float>(1),
-                        .v = call.input<float>(2),
+                        .tables = call.input_tables("k"),
                         .o = call.output<float>(0),
                         .batch = sizes[Symbol::kBatch],
                         .kv_heads = kv_heads,

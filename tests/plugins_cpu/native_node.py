@@ -23,6 +23,7 @@ class NativeNode(SingleNode):
 
     def session(self, types: tuple[str, ...]):
         model = prepare(self.model(types), self.library.operators)
+        assert not model.functions, "the library lacks this operator for these attributes"
         if self.bf16:
             model = prepare_prefill(model, self.library.operators, bf16=True)
         return native_session(model, self.library, self.threads)

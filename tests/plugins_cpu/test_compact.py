@@ -18,8 +18,8 @@ from tests.plugins_cpu.native_node import NativeNode
 
 
 @cache
-def native(library: Path, kernel: int = 5, budget: int = 40, threads: int = 1) -> NativeNode:
-    body = bodies.body_of(kernel, budget)
+def native(library: Path, kernel: int = 5, budget: int = 40, threads: int = 1, fp8_bounds: int = 0) -> NativeNode:
+    body = bodies.body_of(kernel, budget, fp8_bounds=fp8_bounds)
     return NativeNode(body.body, body.attributes, library, threads)
 
 
@@ -51,6 +51,13 @@ def test_any_batch_keeps_what_the_reference_keeps(
     use_at_most(library, instructions)
     arrays = inputs(lengths, window=window, rounded=rounded, seed=seed)
     bodies.check(arrays, budget, kernel, compactor=native(library, kernel, budget))
+
+
+@pytest.mark.parametrize("unusual", [1.0, np.nan, 1e30, -1e30, -1e-30])
+def test_fp8_bounds_are_the_references(library: Path, instructions: str, unusual: float) -> None:
+    arrays = inputs(LENGTHS)
+    arrays[1][-1, 0, 0, 3] = unusual
+    bodies.check_bounds(native(library, fp8_bounds=1)(*arrays))
 
 
 def test_equal_keys_tie_wherever_they_lie(library: Path, instructions: str) -> None:

@@ -51,8 +51,8 @@ def test_products_are_native_and_steps_do_not_wait(library: Path, programs):
     assert len(steps) == (1 + DRAFT_TOKENS) * program.model.num_hidden_layers
 
 
-def test_steps_with_bounds_in_fp8_run_bodies_and_wait(library: Path, programs):
-    operators = native.load(library).operators
+def test_steps_that_the_library_lacks_run_bodies_and_wait(library: Path, programs):
+    operators = native.load(library).operators - {"KvcHybridAttention_fp8_bounds"}
     written = prepare(read_graph(programs("rocketkv, bounds in fp8").draft), operators)
     kinds = [[node.op_type for node in model.graph.node] for model in (written, prepare_draft(written, operators))]
     assert kinds[0].count("Expand") == kinds[1].count("Expand") > 0

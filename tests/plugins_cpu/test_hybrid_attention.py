@@ -28,10 +28,12 @@ def native(case: Case, library: Path, threads: int = 1) -> NativeNode:
 
 @pytest.mark.pairwise
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("fp8_bounds", [False, True])
 @pytest.mark.parametrize("case", [Case(), Case(heads=6, page_size=5), Case(kv_heads=8, page_size=1), Case(page_size=7)])
 def test_rows_of_every_length_follow_the_reference_step_by_step(
-    library: Path, instructions: str, case: Case, threads: int
+    library: Path, instructions: str, case: Case, fp8_bounds: bool, threads: int
 ) -> None:
+    case = replace(case, fp8_bounds=fp8_bounds)
     lengths = [0, 1, 11, 12, 15, 16, 19, 20, 21, 40, 58]
     state = bodies.cache(case, lengths)
     for step in range(5):
@@ -56,12 +58,14 @@ CASES = [
     st.sampled_from(CASES),
     st.integers(0, 10_000),
     st.booleans(),
+    st.booleans(),
     ANY_INSTRUCTIONS,
 )
 def test_any_batch_selects_what_the_reference_selects(
-    library: Path, lengths: list[int], case: Case, seed: int, rounded: bool, instructions: str
+    library: Path, lengths: list[int], case: Case, seed: int, rounded: bool, fp8_bounds: bool, instructions: str
 ) -> None:
     use_at_most(library, instructions)
+    case = replace(case, fp8_bounds=fp8_bounds)
     state = bodies.cache(case, lengths, seed=seed, rounded=rounded)
     new = new_entry(case, len(lengths), seed=seed, rounded=rounded)
     bodies.check_step(case, state, new, lengths, native(case, library))
@@ -101,6 +105,18 @@ def test_a_nan_key_makes_the_bounds_of_its_page_nan_for_good(library: Path, inst
         assert np.isnan(bounds[0, 0, [3, 3 + SIZE], page]).all(), step
         assert np.count_nonzero(np.isnan(bounds)) == 2, step
         np.testing.assert_array_equal(found["selected"][0, 0, :12], np.arange(12))
+
+
+@pytest.mark.parametrize("unusual", [np.nan, np.inf, -np.inf, 1e30, -1e30, 1e-30, -1e-30, -0.0, 57345.0, -57343.0])
+def test_fp8_bounds_of_unusual_keys_are_the_references(library: Path, unusual: float) -> None:
+    case = replace(Case(), fp8_bounds=True)
+    keys, values, bounds = bodies.cache(case, [40])
+    query, k_new, v_new = new_entry(case, 1)
+    k_new[0, 0, 3] = unusual
+    keys[0, 1, 39, 5] = unusual
+    bounds = bodies.bounds_of(case, keys, [40])[1]
+    found = native(case, library)(query, k_new, v_new, keys, values, bounds, np.array([40]))
+    np.testing.assert_array_equal(found["bounds_out"], bodies.bounds_of(case, found["k_cache_out"], [41])[1])
 
 
 def test_equal_pages_tie_wherever_they_lie(library: Path, instructions: str) -> None:

@@ -95,7 +95,7 @@ class OnnxRuntimeBackend(Backend):
     def kernels(self, engine: EngineDirectory) -> str | None:
         """Return the library of native operators that its sessions use, if there is one."""
         found = native_operators(engine.model.dtype)
-        return None if found is None else found.describe(fp8_bounds=engine.parameters.fp8_bounds)
+        return None if found is None else found.describe()
 
     @override
     def program_runner(
@@ -115,7 +115,7 @@ class OnnxRuntimeBackend(Backend):
     def benchmark(self, engine: EngineDirectory, options: RunOptions) -> OnnxRuntimeBenchmark:
         from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
 
-        return OnnxRuntimeBenchmark(options, engine.model.dtype, fp8_bounds=engine.parameters.fp8_bounds)
+        return OnnxRuntimeBenchmark(options, engine.model.dtype)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -62,11 +62,11 @@ class OnnxRuntimeBenchmark(Benchmark):
 
     weight_copies = 1
 
-    def __init__(self, options: RunOptions, dtype: str, *, fp8_bounds: bool = False) -> None:
-        """Measure engines whose caches have this type."""
+    def __init__(self, options: RunOptions, dtype: str) -> None:
+        """Measure engines whose activations have this type."""
         self._threads = options.threads or usable_cores()
         self._options = replace(options, threads=self._threads)
-        self._dtype, self._fp8_bounds = dtype, fp8_bounds
+        self._dtype = dtype
 
     @override
     def open(self, program: Program) -> Any:
@@ -137,7 +137,7 @@ class OnnxRuntimeBenchmark(Benchmark):
     def describe(self) -> dict[str, Any]:
         """Return the number of threads, what computes the operators, and the arithmetic of prefill."""
         native = native_operators(self._dtype)
-        operators = "bodies" if native is None else native.describe(fp8_bounds=self._fp8_bounds)
+        operators = "bodies" if native is None else native.describe()
         return {"threads": self._threads, "operators": operators, "prefill_precision": self._options.prefill_precision}
 
 

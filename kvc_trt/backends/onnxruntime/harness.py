@@ -138,4 +138,4 @@ class OnnxRuntimeHarness(Harness):
         found = {"backend": f"onnxruntime {onnxruntime.__version__}"}
         if native is None:
             return found
-        return {**found, "kernels": native.describe(fp8_bounds=self._engine.parameters.fp8_bounds)}
+        return {**found, "kernels": native.describe()}

@@ -1,7 +1,7 @@
 """Native operators: a library of custom operators in C++ (plugins_cpu/) that ONNX Runtime runs instead of the bodies.
 
 The library is optional. An operator that it has wins over the function of the same name in a graph; all others, all
-operators of caches that are not float32, and those of fp8 bounds run their bodies. The bodies remain the specification.
+operators of engines whose activations are not float32 run their bodies. The bodies remain the specification.
 
 A library is executable code, so it is loaded only from KVC_TRT_CPU_KERNELS, from the package's `lib` folder, or from
 the `build` folder of the checkout that the package runs from.
@@ -61,13 +61,13 @@ class NativeOperators:
         """SHA-256 of the library, which tells measurements of one build from those of another."""
         return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
-    def describe(self, *, fp8_bounds: bool = False) -> str:
-        """Return what runs, for the messages of every command; operators with fp8 page bounds run their bodies."""
-        return f"native operators ({self.instructions}{', fp8 bounds by bodies' if fp8_bounds else ''})"
+    def describe(self) -> str:
+        """Return what runs, for the messages of every command."""
+        return f"native operators ({self.instructions})"
 
 
 def native_operators(dtype: str = "float32") -> NativeOperators | None:
-    """Return the library to use for caches of this type, or None where the bodies run.
+    """Return the library to use for activations of this type, or None where the bodies run.
 
     Raises UnsupportedEnvironment for a library that the user names and that cannot be used.
     """
@@ -98,7 +98,7 @@ def library_path() -> Path | None:
 
 
 def describe_choice() -> str:
-    """Return what would run in an engine whose cache is float32, and why, in one line."""
+    """Return what would run in an engine whose activations are float32, and why, in one line."""
     try:
         found = native_operators()
     except UnsupportedEnvironment as error:

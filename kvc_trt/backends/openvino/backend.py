@@ -66,7 +66,7 @@ class OpenVinoBackend(OnnxRuntimeBackend):
     def benchmark(self, engine: EngineDirectory, options: RunOptions) -> OpenVinoBenchmark:
         from kvc_trt.backends.openvino.benchmark import OpenVinoBenchmark
 
-        return OpenVinoBenchmark(options, engine.model.dtype, fp8_bounds=engine.parameters.fp8_bounds)
+        return OpenVinoBenchmark(options, engine.model.dtype)
 
 
 BACKEND = OpenVinoBackend()
