@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
 
-from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
-
-FORMATS = tuple(name for name in CACHE_FORMATS if name != AUTO)
-"""Every format whose caches hold codes."""
-
-
-def in_formats(names: Sequence[str], first: int = 0) -> list[Any]:
-    """Pairs of a name and a format. Only one pair of each name is not marked `exhaustive`, and formats take turns.
-
-    `first` is the format of the first name, so that two tests take other pairs."""
-    return [
-        pytest.param(name, form, id=f"{name}-{form}", marks=[] if (number + first - at) % len(FORMATS) == 0 else EXTRA)
-        for number, name in enumerate(names)
-        for at, form in enumerate(FORMATS)
-    ]
-
+from tests.operators.stored_tables import FORMATS
 
 EXTRA = pytest.mark.exhaustive
+DIFFERENT = (
+    "full", "rocketkv", "rocketkv-mt", "sparq", "quest", "hybrid", "h2o", "streaming-llm", "snapkv", "duo-attention",
+)  # fmt: skip
+"""Policies whose caches hold different things: bounds, places, whole caches, channels, scores, rings."""
+
+
+def in_formats(names: Sequence[str], first: int = 0, usual: Collection[str] | None = None) -> list[Any]:
+    """Pairs of a name and a format; formats take turns, so that a usual run has one pair of each name.
+
+    The others are marked `exhaustive`, and so are all pairs of names that are not `usual`. `first` is the format of the
+    first name, so that two tests take other pairs."""
+    chosen = {name: FORMATS[(number + first) % len(FORMATS)] for number, name in enumerate(names)}
+    return [
+        pytest.param(name, form, marks=[] if form == one and (usual is None or name in usual) else EXTRA)
+        for name, one in chosen.items()
+        for form in FORMATS
+    ]

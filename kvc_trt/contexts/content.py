@@ -21,6 +21,8 @@ _EXPONENTS: Mapping[str, int] = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32
 """Type -> its bits of the exponent: all of them are set in NaN and infinities, and in no other number."""
 _AT_A_TIME = 1 << 18
 """Bytes that are looked at at once; they stay in a processor's cache."""
+_LARGEST_EXPONENT = 247
+"""The byte that `fp8` has for the largest float32."""
 
 
 class Impossible(NamedTuple):
@@ -58,7 +60,7 @@ _OF_FORMAT: Mapping[VectorFormat, tuple[tuple[Impossible, ...], ...]] = {
         (Impossible("codes of NaN", lambda bits: np.max(bits & np.uint8(0x7F)) == 0x7F),),
         (
             Impossible("NaN or infinities", lambda bits: np.any(bits == 255)),
-            Impossible("exponents beyond that of any float32", lambda bits: np.max(bits) > 247),
+            Impossible("exponents beyond that of any float32", lambda bits: np.max(bits) > _LARGEST_EXPONENT),
         ),
     ),
     INT4: ((), (_SCALE,), (_MINIMUM,)),

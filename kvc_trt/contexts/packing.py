@@ -19,6 +19,7 @@ from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.manifest import digest_of
 from kvc_trt.engine.program import Program, engine_program
 from kvc_trt.graph.state import ITEM_SIZE, CacheSite, StateTensor, cache_sites, parts_in_step, with_other_turns
+from kvc_trt.methods.base.constants import ADDED_LATER
 from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators.cached_vectors import cached_vectors
@@ -37,6 +38,8 @@ SHORT_NAMES = {K_CACHE.name: "k", V_CACHE.name: "v"}
 
 Cache: TypeAlias = "tuple[CacheSite, Mapping[str, StateTensor]]"
 """A cache and its state tensors by kind: k_cache, v_cache, and what its selection carries."""
+BEFORE_CONTEXTS = frozenset(("future_positions", "max_conversation_len"))
+"""Parameters that engines of before lack and contexts of before have."""
 LONGEST_NAME = 200
 """Characters of a name in a fingerprint, all of them printable ASCII."""
 
@@ -125,10 +128,10 @@ def fingerprint_of(engine: EngineDirectory) -> Fingerprint:
 
 
 def recorded(parameters: PolicyParameters) -> dict[str, Any]:
-    """Return what tells parameters apart; contexts of before know neither bounds in fp8 nor formats."""
-    numbers = dataclasses.asdict(parameters)
-    unknown = {"fp8_bounds": False, "kv_cache": AUTO}
-    return {name: one for name, one in numbers.items() if name not in unknown or one != unknown[name]}
+    """Return what tells parameters apart, without the defaults of what the first contexts did not know."""
+    unknown = ADDED_LATER - BEFORE_CONTEXTS
+    fields = ((field, getattr(parameters, field.name)) for field in dataclasses.fields(parameters))
+    return {field.name: one for field, one in fields if field.name not in unknown or one != field.default}
 
 
 def _other_turns(program: Program) -> OtherTurns | None:

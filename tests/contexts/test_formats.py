@@ -17,8 +17,9 @@ from kvc_trt.runtime.context import NO_TOKENS, extended_digest
 from kvc_trt.runtime.session.context_store import ContextStore
 from tests.contexts.conftest import packing_without_graphs, random_context
 from tests.contexts.test_continuing import OTHER, PROMPT, session_of, state_of, steps, through_a_file
-from tests.every_format import FORMATS, in_formats
+from tests.every_format import DIFFERENT, in_formats
 from tests.every_policy import EVERY
+from tests.operators.stored_tables import FORMATS
 from tests.runtime.scheduling import finish
 
 
@@ -56,7 +57,7 @@ def test_a_row_that_was_stored_goes_on_bit_for_bit(policy, form, make_program, t
     goes_on()
 
 
-@pytest.mark.parametrize(("policy", "form"), in_formats(EVERY, first=1))
+@pytest.mark.parametrize(("policy", "form"), in_formats(EVERY, 1, DIFFERENT))
 def test_two_prompts_share_a_prefix_as_it_was_stored(policy, form, make_program):
     """Both go on from the same codes, beside each other, as each does after the context alone."""
     program = make_program(policy, turns=True, kv_cache=form)
@@ -71,7 +72,7 @@ def test_two_prompts_share_a_prefix_as_it_was_stored(policy, form, make_program)
     assert [output.reused_tokens for output in shared] == [200, 200]
 
 
-@pytest.mark.parametrize(("policy", "form"), in_formats(EVERY, first=2))
+@pytest.mark.parametrize(("policy", "form"), in_formats(EVERY, 2, DIFFERENT))
 def test_a_scheduler_answers_several_as_each_alone(policy, form, make_program):
     """Prompts in slices, rows that join and leave, one that starts from a context, and a conversation that waits."""
     program = make_program(policy, turns=True, kv_cache=form)

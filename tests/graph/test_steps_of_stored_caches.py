@@ -16,10 +16,10 @@ from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.methods.base.registry import method
 from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.reference.decoder import ReferenceDecoder
+from tests.every_format import in_formats
 from tests.every_policy import CASES, TAKING_TURNS, parameters_of
 from tests.graph.rolling import reference_roll, roll
 from tests.graph.small_models import make_small_engine, prompts_of
-from tests.operators.stored_tables import FORMATS
 from tests.small_model import SMALL
 
 pytestmark = pytest.mark.slow
@@ -27,12 +27,7 @@ SHARE = 0.1
 """Of the change that the format makes to logits: what the two sides may differ by."""
 
 
-def rotated(names: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return each case with one of the formats, in turn."""
-    return [(name, FORMATS[number % len(FORMATS)]) for number, name in enumerate(names)]
-
-
-@pytest.mark.parametrize(("name", "form"), rotated(CASES))
+@pytest.mark.parametrize(("name", "form"), in_formats(CASES))
 def test_steps_equal_the_reference(name, form, tmp_path):
     parameters = replace(parameters_of(name), kv_cache=form)
     engine, prompts = make_small_engine(tmp_path, parameters, model=SMALL), prompts_of(200, 61)
@@ -46,7 +41,7 @@ def test_steps_equal_the_reference(name, form, tmp_path):
                 np.testing.assert_array_equal(found[f"selected.{index}"], layer.selected.numpy())
 
 
-@pytest.mark.parametrize(("name", "form"), rotated(TAKING_TURNS))
+@pytest.mark.parametrize(("name", "form"), in_formats(TAKING_TURNS))
 def test_a_turn_equals_the_reference(name, form, tmp_path):
     parameters = replace(parameters_of(name, max_conversation_len=300), kv_cache=form)
     engine = make_small_engine(tmp_path, parameters, model=SMALL, turns=True)

@@ -14,7 +14,7 @@ from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 from kvc_trt.runtime import Request, Session, Speculation
 from tests.backends.onnxruntime.shared_sessions import SharingExecutor
 from tests.backends.onnxruntime.test_drafts import DRAFT_TOKENS, Rows
-from tests.every_format import in_formats
+from tests.every_format import DIFFERENT, in_formats
 from tests.every_policy import CHECKING_DRAFTS
 from tests.runtime.test_speculation import Always
 
@@ -70,7 +70,7 @@ class StoredRows(Rows):
             np.testing.assert_allclose(state["value_sum"], values.sum(axis=1, dtype=np.float64), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(("policy", "form"), in_formats(CHECKING_DRAFTS))
+@pytest.mark.parametrize(("policy", "form"), in_formats(CHECKING_DRAFTS, 0, DIFFERENT))
 def test_rejections_leave_what_steps_leave(programs, policy, form):
     rows = StoredRows(programs(policy, kv_cache=form), [200, 31])
     for number, kept in enumerate((1, 5, 2, 4, 3)):
@@ -78,7 +78,7 @@ def test_rejections_leave_what_steps_leave(programs, policy, form):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "form"), in_formats(CHECKING_DRAFTS, first=1))
+@pytest.mark.parametrize(("policy", "form"), in_formats(CHECKING_DRAFTS, 1, DIFFERENT))
 def test_greedy_answers_are_those_of_steps(programs, policy, form, monkeypatch):
     monkeypatch.setattr("kvc_trt.runtime.session.drafting.Payoff", Always)
     executor = SharingExecutor(programs(policy, kv_cache=form), RunOptions(threads=1))
