@@ -20,7 +20,7 @@ inline void check_numbers(const KvcAppendBlockParams& p) {
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576},
                   {"block", p.block, 1, 1048576}});
-    check_ranges({{"cache_format", p.cache_format, 0, 0}, {"reserved", p.reserved, 0, 0}});
+    check_ranges({{"cache_format", p.cache_format, 0, 4}, {"reserved", p.reserved, 0, 0}});
     check_multiple("head_size", p.head_size, 8);
 }
 
@@ -53,7 +53,7 @@ inline void check_numbers(const KvcCompactParams& p) {
     check_ranges({{"pool_kernel", p.pool_kernel, 1, 4095},
                   {"page_size", p.page_size, 1, kLargestInt32},
                   {"fp8_bounds", p.fp8_bounds, 0, 1},
-                  {"cache_format", p.cache_format, 0, 0},
+                  {"cache_format", p.cache_format, 0, 4},
                   {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
@@ -97,7 +97,7 @@ inline void check_numbers(const KvcCompactTurnParams& p) {
     check_ranges({{"pool_kernel", p.pool_kernel, 1, 4095},
                   {"page_size", p.page_size, 1, kLargestInt32},
                   {"fp8_bounds", p.fp8_bounds, 0, 1},
-                  {"cache_format", p.cache_format, 0, 0},
+                  {"cache_format", p.cache_format, 0, 4},
                   {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
@@ -147,7 +147,7 @@ inline void check_numbers(const KvcDenseAttentionParams& p) {
                   {"kv_heads", p.kv_heads, 1, p.heads, "heads"},
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576}});
-    check_ranges({{"cache_format", p.cache_format, 0, 0}});
+    check_ranges({{"cache_format", p.cache_format, 0, 4}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
     check_group(p);
@@ -183,7 +183,7 @@ inline void check_numbers(const KvcHybridAttentionParams& p) {
                   {"capacity", p.capacity, 1, 1048576}});
     check_ranges({{"page_size", p.page_size, 1, kLargestInt32},
                   {"fp8_bounds", p.fp8_bounds, 0, 1},
-                  {"cache_format", p.cache_format, 0, 0},
+                  {"cache_format", p.cache_format, 0, 4},
                   {"token_budget", p.token_budget, 0, kLargestInt32},
                   {"dense_until", p.dense_until, 0, kLargestInt32},
                   {"top_r", p.top_r, 1, p.head_size, "head_size"},
@@ -228,7 +228,7 @@ inline void check_numbers(const KvcJoinBlockParams& p) {
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576},
                   {"block", p.block, 1, 1048576}});
-    check_ranges({{"cache_format", p.cache_format, 0, 0}, {"reserved", p.reserved, 0, 0}});
+    check_ranges({{"cache_format", p.cache_format, 0, 4}, {"reserved", p.reserved, 0, 0}});
     check_multiple("head_size", p.head_size, 8);
 }
 
@@ -269,7 +269,7 @@ inline void check_numbers(const KvcRaiseBoundsParams& p) {
                   {"pages", p.pages, 1, 1048576}});
     check_ranges({{"page_size", p.page_size, 1, kLargestInt32},
                   {"fp8_bounds", p.fp8_bounds, 0, 1},
-                  {"cache_format", p.cache_format, 0, 0},
+                  {"cache_format", p.cache_format, 0, 4},
                   {"reserved", p.reserved, 0, 0}});
     check_multiple("head_size", p.head_size, 8);
 }
@@ -290,7 +290,7 @@ inline void check_numbers(const KvcReplaceBoundsParams& p) {
                   {"kv_heads", p.kv_heads, 1, 65535},
                   {"pages", p.pages, 1, 1048576},
                   {"channels", p.channels, 32, 512}});
-    check_ranges({{"fp8_bounds", p.fp8_bounds, 0, 1}, {"cache_format", p.cache_format, 0, 0}});
+    check_ranges({{"fp8_bounds", p.fp8_bounds, 0, 1}, {"cache_format", p.cache_format, 0, 4}});
     check_multiple("channels", p.channels, 16);
 }
 
@@ -309,7 +309,7 @@ inline void check_numbers(const KvcReplaceCacheParams& p) {
                   {"kv_heads", p.kv_heads, 1, 65535},
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576}});
-    check_ranges({{"cache_format", p.cache_format, 0, 0}, {"reserved", p.reserved, 0, 0}});
+    check_ranges({{"cache_format", p.cache_format, 0, 4}, {"reserved", p.reserved, 0, 0}});
     check_multiple("head_size", p.head_size, 8);
 }
 
@@ -350,7 +350,7 @@ inline void check_numbers(const KvcRotatedHybridAttentionParams& p) {
                   {"capacity", p.capacity, 1, 1048576}});
     check_ranges({{"page_size", p.page_size, 1, kLargestInt32},
                   {"fp8_bounds", p.fp8_bounds, 0, 1},
-                  {"cache_format", p.cache_format, 0, 0},
+                  {"cache_format", p.cache_format, 0, 4},
                   {"token_budget", p.token_budget, 0, kLargestInt32},
                   {"dense_until", p.dense_until, 0, kLargestInt32},
                   {"top_r", p.top_r, 1, p.head_size, "head_size"},
@@ -398,7 +398,7 @@ inline void check_numbers(const KvcRotatedDenseAttentionParams& p) {
                   {"kv_heads", p.kv_heads, 1, p.heads, "heads"},
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576}});
-    check_ranges({{"cache_format", p.cache_format, 0, 0}});
+    check_ranges({{"cache_format", p.cache_format, 0, 4}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
     check_group(p);

@@ -27,15 +27,13 @@ NUMBERS = {
         "prompt_budget": 8, "capacity": 24, "kv_stride_batch": 768, "kv_stride_head": 384, "kv_stride_token": 16,
     },
     "kvc_hybrid_attention": {
-        **SHAPE, "page_size": 4, "top_r": 8, "fp8_bounds": 0, "cache_format": 0, "reserved": 0, "capacity": 24, "top_k": 8, "token_budget": 12,
-        "dense_until": 10, "selected_width": 12,
+        **SHAPE, "page_size": 4, "top_r": 8, "fp8_bounds": 0, "cache_format": 0, "reserved": 0, "capacity": 24,
+        "top_k": 8, "token_budget": 12, "dense_until": 10, "selected_width": 12,
     },
     "kvc_dense_attention": {**SHAPE, "cache_format": 0, "capacity": 24},
 }  # fmt: skip
 PAGED, ROTATED = ("kvc_hybrid_attention", "kvc_rotated_hybrid_attention"), "kvc_rotated_dense_attention"
 NUMBERS |= {PAGED[1]: NUMBERS[PAGED[0]], ROTATED: NUMBERS["kvc_dense_attention"]}
-FORMATS = dict.fromkeys(NUMBERS, 0)
-"""The largest cache_format of each operation."""
 STRUCTS: dict[str, type[Parameters]] = {
     "kvc_compact": struct_of(COMPACT),
     "kvc_hybrid_attention": struct_of(HYBRID_ATTENTION),
