@@ -131,7 +131,7 @@ def add_plugin(
 
     Every attribute is an INT32 field; all inputs are ordinary tensors, none a shape.
     """
-    trt, operator = api.tensorrt, operator.of_node(attributes)
+    trt, operator = api.tensorrt, operator.for_numbers(attributes)
     creator = trt.get_plugin_registry().get_creator(operator.name, VERSION, KVC_DOMAIN)
     if creator is None:
         raise UnsupportedEnvironment(f"plugin {KVC_DOMAIN}::{operator.name} is not registered", hint="kvc-trt doctor")

@@ -173,7 +173,7 @@ def dense_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int,
 
 
 def _step(name: str, case, expected: list[Tensor]) -> Step:
-    operator = BY_NAME[name].of_node(vars(case))
+    operator = BY_NAME[name].for_numbers(vars(case))
     inputs = [getattr(case, tensor.name) for tensor in operator.inputs]
     named = {tensor.name: value for tensor, value in zip(operator.inputs, inputs, strict=True)}
     outputs = [
@@ -255,7 +255,7 @@ def replace_bounds_step(
 
 def _computed(name: str, case, emulation: KernelLibrary) -> Step:
     """The step of an operator, and the kernels' result on a copy of it."""
-    operator = BY_NAME[name].of_node(vars(case))
+    operator = BY_NAME[name].for_numbers(vars(case))
     names = [tensor.name for tensor in operator.inputs] + [one.name for one in operator.attributes]
     given = {key: value.clone() if isinstance(value := getattr(case, key), Tensor) else value for key in names}
     made = emulation.compute(operator, given)
