@@ -52,6 +52,8 @@ def assert_passes(engine):
     report = verify(engine, steps=STEPS)
     assert report.passed, report.failures
     assert report.description["kv_cache"] == engine.parameters.kv_cache
+    assert f", caches in {engine.parameters.kv_cache}, quick" in report.as_text()
+    assert report.halves.cache_format.max_logit_error > 10 * report.halves.engine.max_logit_error
     assert {rung.name for rung in report.rungs if rung.status == "passed"} >= {"ops", "codes", "logits", "tokens"}
     names = {check.name for rung in report.rungs for check in rung.checks}
     assert {"codes unlike their vectors'", "keys and values: error"} <= names
