@@ -269,7 +269,7 @@ class TestFollowedCodes:
         followed(Tokens(1, 0, engine.parameters, torch.tensor([[0]])), keys, exact)
         error, place = followed.off.worst
         assert error == pytest.approx(0.5 / max(1.0, exact.abs().max().item()), rel=1e-5)
-        assert place == "value of layer 1, row 0, head 1, token 0, channel 4"
+        assert place == "value of layer 1, row 0, KV head 1, token 0, channel 4"
 
     def test_a_nan_is_the_largest_error(self, stored):
         engine, tokens = stored
