@@ -38,7 +38,7 @@ def printed(script: str, *arguments: str, cwd: Path, **environment: str) -> str:
 def test_an_engine_is_built_and_asked(tmp_path: Path) -> None:
     answer, held, batch, stream = printed("01_build_and_ask/ask.py", cwd=tmp_path).splitlines()
     assert answer == "scarlet bear hanoi fourteen (stop)"
-    assert held == "1024 prompt tokens, 304 entries in each cache"
+    assert held == "1024 prompt tokens, 248 entries in each cache"
     assert batch == "['scarlet tiger', 'scarlet bear']"
     assert stream == "scarlet| tiger| lagos| eight"
 

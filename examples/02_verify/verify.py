@@ -4,7 +4,7 @@ import sys
 
 import kvc_trt
 
-# One rung of the ladder: ops, logits, tokens or retrieval; quick and full climb all of them.
+# One rung of the ladder: ops, codes, logits, tokens or retrieval; quick and full climb all of them.
 level = sys.argv[1] if len(sys.argv) > 1 else "quick"
 engine = kvc_trt.build("retrieval-tiny", policy="rocketkv", token_budget=64, output="engines/example", verify=False)
 

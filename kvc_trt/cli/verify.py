@@ -64,7 +64,7 @@ _ENGINE_HAS = ("policies", "budgets", "weights")
     "Options",
     cloup.option(
         "--level",
-        type=click.Choice(["quick", "full", "ops", "logits", "tokens", "retrieval", "tensors", "tasks"]),
+        type=click.Choice(["quick", "full", "ops", "codes", "logits", "tokens", "retrieval", "tensors", "tasks"]),
         default="quick",
         help="All rungs, quickly or thoroughly, or one rung; tensors: where executors first differ, by Polygraphy; "
         "tasks: what compression costs in answers.",
@@ -125,10 +125,11 @@ def command(
 ) -> None:
     """Check an engine against the PyTorch reference, from single operators up to a task.
 
-    The ladder: ops (indices equal, values within the bar), logits (teacher-forced), tokens (greedy), retrieval
-    (accuracy, full and compressed); and two controls: dense where it fits, bit for bit, and compression active where it
-    does not. --backend torch sends all of it through the kernels of a library that was compiled from plugins_cuda/, on
-    a GPU or emulated. Exit code 1 if anything is outside the recorded thresholds.
+    The ladder: ops (indices equal, values within the bar), codes (what caches in a format hold, bit for bit), logits
+    (teacher-forced), tokens (greedy), retrieval (accuracy, full and compressed); and two controls: dense where it fits,
+    bit for bit, and compression active where it does not. --backend torch sends all of it through the kernels of a
+    library that was compiled from plugins_cuda/, on a GPU or emulated. Exit code 1 if anything is outside the recorded
+    thresholds.
 
     --level tasks asks the tasks of `kvc-trt tasks` of ENGINE beside its dense twin, or with --model of a model under
     many policies and token budgets; results are kept question by question, and a second run goes on where one stopped.

@@ -49,8 +49,6 @@ class BuildBackend(ABC):
     """Build settings that it uses and some other backend does not."""
     every_operator: ClassVar[bool] = False
     """True if it runs every graph; other backends need a kernel for each operator."""
-    by_length: ClassVar[bool] = True
-    """True if it compresses prompts by their own lengths."""
     measures_break_even: ClassVar[bool] = False
     """True if it supports `--dense-until auto`."""
 
@@ -67,8 +65,6 @@ class BuildBackend(ABC):
     def missing(self, parameters: PolicyParameters, layers: int) -> str | None:
         """Return what the policy needs in any of `layers` layers and the backend lacks; None if nothing."""
         missing = missing_graph(parameters, layers)
-        if parameters.by_length and not self.by_length:
-            missing = missing or "compression of prompts by their own lengths (--set by_length=true)"
         return missing if missing is not None or self.every_operator else missing_kernel(parameters, layers)
 
     def why_no_weights(self, kind: str) -> str:

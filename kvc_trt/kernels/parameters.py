@@ -107,8 +107,7 @@ def _numbers(operator: Operator, kernel: Kernel) -> Iterator[Member]:
         if attribute.name not in kernel.ignored:
             yield Member(attribute.name, f"int{attribute.bits}_t", _range(operator, attribute), attribute)
     if operator.stores:
-        form = CACHE_FORMAT if kernel.formats else replace(CACHE_FORMAT, most=0)
-        yield Member(form.name, f"int{form.bits}_t", _range(operator, form), form)
+        yield Member(CACHE_FORMAT.name, f"int{CACHE_FORMAT.bits}_t", _range(operator, CACHE_FORMAT), CACHE_FORMAT)
     for symbol, size in sizes.items():
         if symbol in operator.formulas:
             yield _size(symbol, size, operator.formulas[symbol], sizes)

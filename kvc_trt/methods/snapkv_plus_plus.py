@@ -343,7 +343,7 @@ def first_stage(inputs: PolicyInputs) -> dict[str, Any]:
     window = inputs.value("window", DEFAULT_WINDOW)
     kernel = inputs.value("pool_kernel", auto_pool_kernel(model, longest))
     alike = [name for name in ("prompt_budget", "layer_budget") if inputs.choice(name, "uniform") != "uniform"]
-    if not inputs.choice("by_length", False):
+    if not inputs.choice("by_length", not alike):
         capacity = cache_capacity(inputs.sequence, inputs.budget, new, inputs.split)
         return {
             "prompt_budget": budget_with_window(inputs, capacity - new), "window": window, "pool_kernel": kernel

@@ -120,8 +120,6 @@ class Kernel:
     strides: tuple[Stride, ...] = ()
     in_place: Mapping[str, str] = field(default_factory=dict)
     """Output -> input whose memory it may share; either all of these outputs do or none."""
-    formats: bool = False
-    """True if it serves caches in a format; else it refuses them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,6 +250,8 @@ class Operator:
 
     def derive(self, values: Mapping[str, int], sizes: Dimensions) -> None:
         """Add the sizes that can be derived from attributes and from sizes known so far."""
+        if "D/2" in sizes and "D" not in sizes:  # codes of 4 bits alone tell the head size
+            sizes.fix("D", 2 * sizes["D/2"], self._origin("D/2", ()))
         for symbol, formula in self.all_formulas():
             names = names_in(formula)
             if all(name in values or name in sizes for name in names):

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from kvc_trt.runtime.executor import Executor
 
 Array = NDArray[Any]
+COMPARED_EVERY = 4
+"""Steps after which all that caches store is compared; a step changes one token of it."""
 Observer = Callable[[int, NDArray[np.int64]], None]
 """Called with the step's number and the stored lengths [caches,B] after its append."""
 
@@ -147,7 +149,8 @@ def observe(
         if stored is not None:
             positions = batch.prompt_lengths + step
             stored.after_step(executor, positions, lengths)
-            stored.compare(executor.buffers, positions)
+            if step % COMPARED_EVERY == COMPARED_EVERY - 1 or step == steps - 1:
+                stored.compare(executor.buffers, positions)
         for op in selections:
             compared, error = _judge_selection(sites[op.cache], executor, op, lengths[op.cache], target.truncates)
             found.selection += compared

@@ -147,19 +147,20 @@ class EngineUnderTest:
     @cached_property
     def forced_choices(self) -> ForcedChoices:
         """The reference's logits, under the choices of the engine's steps where rounding made it choose otherwise."""
-        seen = self.observed
-        return self.forced(seen.read, seen.inputs, self.reference_run, self._stored)
+        return self.forced(self.observed.read, self.observed.inputs)
 
     def forced(
-        self, read: Mapping[int, list[Array]], inputs: Inputs, ours: ReferenceRun, stored: StoredTokens | None
+        self, read: Mapping[int, list[Array]], inputs: Inputs, stored: StoredTokens | None = None
     ) -> ForcedChoices:
         """The reference's logits under choices of the engine along its tokens, where it chose otherwise itself.
 
-        `read` lists what its steps read of each cache, and `inputs` what they chose by, as in `Observed`; `ours` is the
-        reference's own run, which goes on from the codes of what is `stored`. Nothing is forced where the graph hides
-        some of its choices, nor where they cannot be judged.
+        `read` lists what its steps read of each cache, and `inputs` what they chose by, as in `Observed`. The reference
+        goes on from the codes of what is `stored`, by default in the observed run. Nothing is forced where the graph
+        hides some of its choices, nor where they cannot be judged.
         """
-        run = self.known_run(self.batch, self.engine_run.tokens, stored)
+        run = self.known_run(self.batch, self.engine_run.tokens, stored or self._stored)
+        with self.phase("reference"):
+            ours = self.reference_run if stored is None else reference_run(run)
         return self._forced(run, ours, self.observed.kept, read, inputs)
 
     def reference_along(self, batch: Batch, tokens: NDArray[np.int64]) -> ForcedChoices:

@@ -54,6 +54,7 @@ struct BarrierResult {
 struct PendingCopy {
     void* to;
     const void* from;
+    size_t bytes;
     int group;
 };
 

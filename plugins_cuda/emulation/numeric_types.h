@@ -54,16 +54,27 @@ inline void narrow(float x, bfloat16_t& result) {
     result.bits = nan ? uint16_t{0x7fff} : static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-// The products of two pairs of numbers, each rounded.
-inline uint32_t multiply_pairs(bfloat16_t, uint32_t a, uint32_t b) {
-    uint32_t products = 0;
+// What `combine` makes of two pairs of numbers of T, each rounded.
+template <class T, class Combine>
+uint32_t combine_pairs(uint32_t a, uint32_t b, Combine&& combine) {
+    uint32_t results = 0;
     for (const int shift : {0, 16}) {
-        const auto number = [&](uint32_t pair) { return widen(bfloat16_t{static_cast<uint16_t>(pair >> shift)}); };
-        bfloat16_t product;
-        narrow(number(a) * number(b), product);
-        products |= uint32_t{product.bits} << shift;
+        const auto number = [&](uint32_t pair) { return widen(T{static_cast<uint16_t>(pair >> shift)}); };
+        T result;
+        narrow(combine(number(a), number(b)), result);
+        results |= uint32_t{result.bits} << shift;
     }
-    return products;
+    return results;
+}
+
+// The products, or the differences, of two pairs of numbers, each rounded.
+template <class T>
+uint32_t multiply_pairs(T, uint32_t a, uint32_t b) {
+    return combine_pairs<T>(a, b, [](float one, float other) { return one * other; });
+}
+template <class T>
+uint32_t subtract_pairs(T, uint32_t a, uint32_t b) {
+    return combine_pairs<T>(a, b, [](float one, float other) { return one - other; });
 }
 
 // One access; the device faults where the address is not a multiple of its size.

@@ -104,15 +104,15 @@ void prefetch_to_l2(const void* from, uint32_t bytes) {
     for (uint32_t i = 0; i < bytes; ++i) static_cast<void>(static_cast<const volatile char*>(from)[i]);
 }
 
-void copy_async_16(void* to, const void* from) {
-    emulation::check_alignment(to, 16);
-    emulation::check_alignment(from, 16);
-    current_block->require_wait(from, 16);
-    if (!current_block->shared().contains(to, 16)) current_block->fail("cp.async outside shared memory");
-    current_block->note_access(to, 16, emulation::RaceDetector::Kind::kWrite);  // may happen now, or at the wait
-    emulation::SharedMemory::poison(to, 16);                                    // undefined until the wait
+void copy_async(void* to, const void* from, size_t bytes) {
+    emulation::check_alignment(to, bytes);
+    emulation::check_alignment(from, bytes);
+    current_block->require_wait(from, bytes);
+    if (!current_block->shared().contains(to, bytes)) current_block->fail("cp.async outside shared memory");
+    current_block->note_access(to, bytes, emulation::RaceDetector::Kind::kWrite);  // may happen now, or at the wait
+    emulation::SharedMemory::poison(to, bytes);                                    // undefined until the wait
     emulation::Thread& thread = current_block->self();
-    thread.copies.push_back({to, from, thread.copy_groups});
+    thread.copies.push_back({to, from, bytes, thread.copy_groups});
 }
 
 void copy_async_commit() { ++current_block->self().copy_groups; }
@@ -121,8 +121,8 @@ void copy_async_wait_for(int pending) {
     emulation::Thread& thread = current_block->self();
     const auto covered = [&](const emulation::PendingCopy& copy) {
         if (copy.group >= thread.copy_groups - pending) return false;
-        current_block->note_copy(copy.to, copy.from, 16);
-        std::memcpy(copy.to, copy.from, 16);
+        current_block->note_copy(copy.to, copy.from, copy.bytes);
+        std::memcpy(copy.to, copy.from, copy.bytes);
         return true;
     };
     std::erase_if(thread.copies, covered);

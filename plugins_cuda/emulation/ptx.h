@@ -24,7 +24,13 @@ void load_matrices_transposed(uint32_t (&to)[4], const void* row);
 // Reads the bytes, so that an invalid address shows.
 void prefetch_to_l2(const void* from, uint32_t bytes);
 
-void copy_async_16(void* to, const void* from);
+void copy_async(void* to, const void* from, size_t bytes);
+inline void copy_async_16(void* to, const void* from) { copy_async(to, from, 16); }
+template <int kBytes>
+void copy_async_few(void* to, const void* from) {
+    static_assert(kBytes == 4 || kBytes == 8);
+    copy_async(to, from, kBytes);
+}
 void copy_async_commit();
 void copy_async_wait_for(int pending);
 

@@ -25,12 +25,11 @@ void SharedMemory::begin_launch(size_t dynamic_bytes, const SharedLimits& limits
 void SharedMemory::begin_block() {
     arrays_.clear();
     static_bytes_ = 0;
-    poison(storage_.get(), dynamic_bytes_);
+    poison(storage_.get(), round_up(dynamic_bytes_));
 }
 
 void SharedMemory::poison(void* first, size_t bytes) {
-    std::fill_n(static_cast<Granule*>(first), round_up(bytes) / kSharedAlignment,
-                Granule{{kPattern, kPattern, kPattern, kPattern}});
+    std::fill_n(static_cast<uint32_t*>(first), bytes / sizeof kPattern, kPattern);
 }
 
 void* SharedMemory::static_array(const void* key, const char* name, size_t bytes) {
@@ -52,7 +51,7 @@ void* SharedMemory::static_array(const void* key, const char* name, size_t bytes
     static_bytes_ = end;
     most_static_bytes_ = std::max(most_static_bytes_, end);
     Granule* first = storage_.get() + (begin + offset) / kSharedAlignment;
-    poison(first, bytes);
+    poison(first, round_up(bytes));
     return first;
 }
 

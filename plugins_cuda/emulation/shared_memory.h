@@ -23,7 +23,7 @@ public:
     void* static_array(const void* key, const char* name, size_t bytes);
     void* dynamic_array(size_t offset, size_t bytes);
 
-    // Fills the granules from `first` on, a multiple of kSharedAlignment, with the pattern.
+    // Fills words from `first` on with the pattern.
     static void poison(void* first, size_t bytes);
 
     // A place in the memory of any block of the launch: an array of several blocks is found by its declaration.

@@ -6,6 +6,9 @@
 // -K, so that a minimum is read as a negated maximum and one comparison serves both. In fp8 (fp8.cuh) they are rounded up;
 // a maximum of rounded numbers is the rounded maximum.
 //
+// In a format (stored_vector.cuh) a warp stores the key and another one the value, and bounds are those of what is read
+// back.
+//
 // Bytes per KV head: 4 D s for the key and the value (s bytes per element; read and written once), and 2 D sectors of
 // 32 bytes read and written for the bounds, of whatever type, because the page's elements of different channels are P
 // elements apart. Where it is rotated here, 2 g D s for the query (g heads of the group), read and written, and 4 D for the
@@ -21,6 +24,8 @@
 #include "kernels/new_token.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/platform.cuh"
+#include "kernels/shared.cuh"
+#include "kernels/stored_vector.cuh"
 #include "kvc/limits.h"
 
 namespace kvc {
@@ -43,6 +48,14 @@ public:
 
     // The key, rotated.
     __device__ __forceinline__ T key() const { return channel_.rotated(key_); }
+
+    // Writes both to their places in float [D].
+    __device__ __forceinline__ void widen_to(const SharedSpan<float>& key_to, const SharedSpan<float>& value_to) const {
+        if (channel_.exists()) {
+            key_to[channel_.number()] = to_float(key());
+            value_to[channel_.number()] = to_float(value_);
+        }
+    }
 
     // Writes both into `slot` of the caches [C,D] of the KV head.
     __device__ __forceinline__ void write(T* __restrict__ k_cache, T* __restrict__ v_cache, int64_t slot,
@@ -87,11 +100,11 @@ public:
         }
     }
 
-    // Writes the bounds of the page with a token of this key in it.
-    __device__ __forceinline__ void raise(T key) const {
+    // Writes the bounds of the page with a token of this key, as it is read back, in it.
+    __device__ __forceinline__ void raise(float key) const {
         if (exists_) {
             ChannelBounds bounds = {maximum_.widen(maximum_before_), negated_minimum_.widen(negated_minimum_before_)};
-            bounds.raise(to_float(key));
+            bounds.raise(key);
             maximum_.store(0, bounds.maximum);
             negated_minimum_.store(0, bounds.negated_minimum);
         }
@@ -105,11 +118,54 @@ private:
     typename BoundTable<T>::Stored negated_minimum_before_{};
 };
 
+// Stores one of a token's vectors, float [D] in shared memory, by a warp, and puts what is read back in its place.
+__device__ __forceinline__ void store_shared_vector(const SharedSpan<float>& vector, int head_size,
+                                                    const VectorTable& to) {
+    const int first = lane_index() * kLaneChannels;
+    float channels[kLaneChannels] = {};
+    if (first < head_size) {
+#pragma unroll
+        for (int i = 0; i < kLaneChannels; ++i) {
+            channels[i] = vector[first + i];
+        }
+    }
+    store_vector(channels, head_size, to);
+    if (first < head_size) {
+#pragma unroll
+        for (int i = 0; i < kLaneChannels; ++i) {
+            vector[first + i] = channels[i];
+        }
+    }
+}
+
+// Stores a token in `slot` of the caches of a KV head, by all threads of a block; returns this thread's channel of the
+// key, as it is read back. In a format it has two barriers.
+template <bool kInFormat, class T>
+__device__ __forceinline__ float store_token(const TokenChannel<T>& entry, const VectorTable& keys,
+                                             const VectorTable& values, int64_t slot, int head_size) {
+    if constexpr (kInFormat) {
+        KVC_SHARED(float, token, 2 * KVC_LARGEST_HEAD_SIZE);
+        const SharedSpan<float> key = token.part(0, KVC_LARGEST_HEAD_SIZE);
+        const SharedSpan<float> value = token.part(KVC_LARGEST_HEAD_SIZE, KVC_LARGEST_HEAD_SIZE);
+        entry.widen_to(key, value);
+        __syncthreads();
+        if (warp_index() < 2) {
+            const bool is_key = warp_index() == 0;
+            store_shared_vector(is_key ? key : value, head_size, (is_key ? keys : values).from(slot));
+        }
+        __syncthreads();
+        return static_cast<int>(threadIdx.x) < head_size ? key[threadIdx.x] : 0.0f;
+    } else {
+        entry.write(static_cast<T*>(keys.codes), static_cast<T*>(values.codes), slot, head_size);
+        return to_float(entry.key());
+    }
+}
+
 template <class T>
 struct AppendParams {
     NewToken<T> token;
-    T* k_cache;                    // [B,G,C,D]
-    T* v_cache;                    // [B,G,C,D]
+    VectorTable keys;              // [B,G,C,.]
+    VectorTable values;            // [B,G,C,.]
     const int64_t* cache_lengths;  // [B]: slot of the new token; outside 0..C-1 the row is left alone
     int32_t* arrivals;             // [B,G]: set to zero for the merge of the attention that follows
     int64_t capacity;              // C
@@ -132,9 +188,8 @@ struct AppendParams {
     }
 };
 
-// The first launch of dense attention, which keeps no bounds. Grid (G, B), a thread per channel.
-template <class T>
-__global__ void __launch_bounds__(kAppendThreads) append(const AppendParams<T> params) {
+template <bool kInFormat, class T>
+__device__ __forceinline__ void append_token(const AppendParams<T>& params) {
     start_next_launch();
     wait_for_previous_launch();
     const int64_t row = blockIdx.y, head = row * params.kv_heads + blockIdx.x;
@@ -149,9 +204,21 @@ __global__ void __launch_bounds__(kAppendThreads) append(const AppendParams<T> p
     }
     const int64_t slot = params.cache_lengths[row];
     if (has_slot(slot, params.capacity)) {
-        const int64_t cache = head * size * params.capacity;
-        entry.write(params.k_cache + cache, params.v_cache + cache, slot, size);
+        const int64_t cache = head * params.capacity;
+        store_token<kInFormat>(entry, params.keys.from(cache), params.values.from(cache), slot, size);
     }
+}
+
+// The first launch of dense attention, which keeps no bounds. Grid (G, B), a thread per channel.
+template <class T>
+__global__ void __launch_bounds__(kAppendThreads) append(const AppendParams<T> params) {
+    append_token<false>(params);
+}
+
+// The same for caches in a format.
+template <class T>
+__global__ void __launch_bounds__(kAppendThreads) append_in_format(const AppendParams<T> params) {
+    append_token<true>(params);
 }
 
 }  // namespace kvc

@@ -1,9 +1,11 @@
-// Attention of 8 query heads over tiles of 16 tokens by one warp, in plain fp32: for fp32 caches.
+// Attention of 8 query heads over tiles of 16 tokens by one warp, in plain fp32: for fp32 queries.
 //
 // 16 or 32 lanes hold a row by vectors of 4 channels; a butterfly sums each head's product over them, so that every
 // lane of the row knows the score and adds its channels' share of the output. Several tokens are loaded at a time.
 // The butterflies are the limit (5 shuffles per token and head): from 8 heads per group on they cost as much time as
 // the loads. fp32 caches serve comparisons, not speed, so the simple form stays.
+//
+// In a format every lane widens what it loads: fp32 products then have the values that are read back, bit for bit.
 //
 // Deterministic: a fixed order of sums for every tile; no lane's result depends on another warp.
 #pragma once
@@ -13,7 +15,7 @@
 namespace kvc {
 
 // kHeadSize is the head size rounded up to 64, 128 or 256.
-template <int kHeadSize>
+template <int kHeadSize, class Formats>
 class FmaWarp {
 public:
     // Floats of shared memory of one tile: keys and values are in registers.
@@ -96,12 +98,8 @@ private:
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
             tokens[j] = first + j * kRows + row_of_lane();
-            const float *key = rows.row(rows.keys, tokens[j], 0), *value = rows.row(rows.values, tokens[j], 0);
-#pragma unroll
-            for (int i = 0; i < kVectors; ++i) {
-                load(true, key, i, keys[j][i]);
-                load(true, value, i, values[j][i]);
-            }
+            load_row<Formats::kKeys>(rows, rows.keys, tokens[j], keys[j]);
+            load_row<Formats::kValues>(rows, rows.values, tokens[j], values[j]);
         }
 #pragma unroll
         for (int head = 0; head < kWarpHeads; ++head) {
@@ -113,6 +111,26 @@ private:
                     weights[j] = tokens[j] < rows.end ? score * scale_ : -INFINITY;
                 }
                 add(head, weights, values);
+            }
+        }
+    }
+
+    // A token's key or value, as it is read back.
+    template <VectorFormat kFormat>
+    __device__ __forceinline__ void load_row(const TokenRows<float>& rows, const VectorTable& table, int token,
+                                             float (&to)[kVectors][4]) const {
+        const int slot = rows.slot(token);
+        const char* const row = rows.template row_of_slot<kFormat>(table, slot, 0);
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+            if constexpr (kFormat == VectorFormat::kExact) {
+                load(true, reinterpret_cast<const float*>(row), i, to[i]);
+            } else if (channel(i) < head_size_) {
+                const int group = min(channel(i) / kGroupChannels, table.groups - 1);
+                constexpr int kCodesPerByte = kFormat == VectorFormat::kInt4 ? 2 : 1;
+                widen_four<kFormat>(row + channel(i) / kCodesPerByte, read_numbers<kFormat>(table, slot, group), to[i]);
+            } else {
+                to[i][0] = to[i][1] = to[i][2] = to[i][3] = 0.0f;
             }
         }
     }

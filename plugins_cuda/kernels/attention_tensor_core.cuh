@@ -1,4 +1,4 @@
-// Attention of 8 query heads over tiles of 16 tokens by one warp, on tensor cores: for fp16 and bf16 caches.
+// Attention of 8 query heads over tiles of 16 tokens by one warp, on tensor cores: for fp16 and bf16 queries.
 //
 // Keys and values are copied to shared memory by cp.async, one or two tiles ahead (the ring), and from there into mma
 // fragments. A lane copies its own operands, 16 bytes at a time, so a tile needs neither a barrier nor
@@ -13,10 +13,19 @@
 // Later keys replace a tile's keys as soon as they are multiplied, then its values: between 4 and 8 KB of a ring
 // of one tile (D = 128) are under way at any time.
 //
+// In a format (stored_vector.cuh) the ring holds codes, which become operands without their scales (code_pairs.cuh):
+// - Scores are sums of products with codes, 32 channels at a time, each sum times the group's scale of the token, plus
+//   the group's minimum times the sum of the query's channels, which a product with ones gives.
+// - Weights are multiplied by the scales of values before they are rounded, in bf16, whose exponents hold any of these
+//   products. In int4, lanes exchange halves of what they copied, so that a product's channels are of one group; the
+//   minima of a group add the same number to all its channels, summed up beside the outputs.
+// A quad's lane t keeps the numbers of groups t and t + 4 for its quad's two tokens, read one tile ahead.
+//
 // Deterministic: a fixed order of products for every tile; no lane's result depends on another warp, or on the ring.
 #pragma once
 
 #include "kernels/attention_tile.cuh"
+#include "kernels/code_pairs.cuh"
 #include "kernels/copy_async.cuh"
 #include "kernels/mma.cuh"
 
@@ -33,21 +42,32 @@ __device__ __forceinline__ uint32_t transpose_weights(uint32_t word, int group, 
 }
 
 // kHeadSize is the head size rounded up to 64, 128 or 256.
-template <class T, int kHeadSize>
+template <class T, int kHeadSize, class Formats>
 class TensorCoreWarp {
+    static constexpr VectorFormat kKeys = Formats::kKeys, kValues = Formats::kValues;
+    static constexpr bool kExact = kKeys == VectorFormat::kExact;
+    static constexpr bool kGroupedKeys = kKeys == VectorFormat::kInt4, kGroupedValues = kValues == VectorFormat::kInt4;
+    using KeyUnit = ChannelUnit<kKeys>;
+    using ValueUnit = ChannelUnit<kValues>;
+    using Weight = std::conditional_t<kExact, T, bfloat16_t>;  // and values
+
     // Channels that the four lanes of a quad take together, a vector of 8 each.
     static constexpr int kQuadChannels = 32;
     static constexpr int kBlockChannels = 64;  // of four products with the same weights
     static constexpr int kBlocks = kHeadSize / kBlockChannels;
-    static constexpr int kKeyVectors = kHeadSize / kQuadChannels;         // 16-byte vectors of one key row in a lane
-    static constexpr int kTileKeys = 2 * kKeyVectors;                     // vectors of a tile in a lane: first the keys
-    static constexpr int kTileVectors = kTileKeys + 4 * kBlocks;          // ... then the values
-    static constexpr int kTileSpan = (kTileVectors - 1) * kWarpSize + 1;  // from a lane's first vector to its last
+    static constexpr int kKeyVectors = kHeadSize / kQuadChannels;  // vectors of one key row in a lane
+    static constexpr int kTileKeys = 2 * kKeyVectors;              // vectors of a tile in a lane: first the keys
+    static constexpr int kTileValues = 4 * kBlocks;                // ... then the values
+    static constexpr int kUnitFloats = sizeof(KeyUnit) / 4;
+    static constexpr int kKeyFloats = kTileKeys * kWarpSize * kUnitFloats;
+    static constexpr int kValueFloats = kTileValues * kWarpSize * static_cast<int>(sizeof(ValueUnit)) / 4;
+    static constexpr int kGroupsOfLane = (kGroupedKeys || kGroupedValues) && kHeadSize == 256 ? 2 : 1;
+    static constexpr int kGroups = kGroupedValues ? kHeadSize / kGroupChannels : 1;  // of values
     static constexpr int kSmallestHeadSize = kHeadSize == 64 ? 16 : kHeadSize / 2 + 8;
 
 public:
     // Floats of shared memory of one tile.
-    static constexpr int kTileFloats = kTileVectors * kWarpSize * 4;
+    static constexpr int kTileFloats = kKeyFloats + kValueFloats;
 
     // The warp's query heads [heads,D], at most 8, and its ring of `stages` tiles (1 or 2).
     __device__ __forceinline__ TensorCoreWarp(const T* query, int heads, int head_size, float scale,
@@ -58,12 +78,13 @@ public:
           t_(thread_anew() % 4),
           key_room_(head_size - t_ * 8),
           value_room_(head_size - group_ * 8),
-          ring_(own_vectors(ring.template cast<uint4>(), stages)) {
+          ring_(own_part(ring, stages)) {
         const T* const row = query + (group_ * head_size + t_ * 8);
 #pragma unroll
         for (int i = 0; i < kKeyVectors; ++i) {
             const bool inside = group_ < heads && i * kQuadChannels < key_room_;
-            query_[i] = inside ? platform::load_16_bytes(row + i * kQuadChannels) : uint4{0, 0, 0, 0};
+            query_[i] =
+                in_order_of<kKeys>(inside ? platform::load_16_bytes(row + i * kQuadChannels) : uint4{0, 0, 0, 0});
         }
     }
 
@@ -74,6 +95,8 @@ public:
             copy_keys(rows, tiles.first + stage * tiles.step, stage);
             copy_values(rows, tiles.first + stage * tiles.step, stage);
         }
+        read_tile_numbers<kKeys>(rows, rows.keys, tiles.first, key_numbers_);
+        read_tile_numbers<kValues>(rows, rows.values, tiles.first, value_numbers_);
         int stage = 0;
 #pragma unroll 1
         for (int first = tiles.first; first < tiles.end; first += tiles.step) {
@@ -81,11 +104,11 @@ public:
             wait_for_oldest();
             multiply_keys(stage, scores);
             copy_keys(rows, first + ahead, stage);
-            Weights weights;
-            weigh(scores, first + group_, rows.end, weights);
-            wait_for_oldest();
-            multiply_values(stage, weights);
+            read_tile_numbers<kKeys>(rows, rows.keys, first + tiles.step, key_numbers_);
+            weigh(scores, first + group_, rows.end);
+            add_values(scores, stage);
             copy_values(rows, first + ahead, stage);
+            read_tile_numbers<kValues>(rows, rows.values, first + tiles.step, value_numbers_);
             stage = stage + 1 < stages_ ? stage + 1 : 0;
         }
     }
@@ -112,9 +135,19 @@ public:
             const float (&of)[4][4] = output_[block];
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                const int first = ((2 * t + e) * kOutputStride<kHeadSize> + block * kBlockChannels + group * 8) / 4;
-                vectors[first] = {of[0][e], of[0][2 + e], of[1][e], of[1][2 + e]};
-                vectors[first + 1] = {of[2][e], of[2][2 + e], of[3][e], of[3][2 + e]};
+                const int row = (2 * t + e) * kOutputStride<kHeadSize> + block * kBlockChannels;
+                if constexpr (kGroupedValues) {
+                    const int first = (row + group % 4 * 8 + group / 4 * 4) / 4;
+                    const float lower = sum_groups(offsets_[2 * block][e]),
+                                upper = sum_groups(offsets_[2 * block + 1][e]);
+                    vectors[first] = {of[0][e] + lower, of[1][e] + lower, of[0][2 + e] + lower, of[1][2 + e] + lower};
+                    vectors[first + 8] = {of[2][e] + upper, of[3][e] + upper, of[2][2 + e] + upper,
+                                          of[3][2 + e] + upper};
+                } else {
+                    const int first = (row + group * 8) / 4;
+                    vectors[first] = {of[0][e], of[0][2 + e], of[1][e], of[1][2 + e]};
+                    vectors[first + 1] = {of[2][e], of[2][2 + e], of[3][e], of[3][2 + e]};
+                }
             }
         }
     }
@@ -126,12 +159,47 @@ private:
         uint32_t rest[2];
     };
 
-    // This lane's vectors of the ring, kWarpSize apart, and those of one tile.
-    __device__ __forceinline__ static SharedSpan<uint4> own_vectors(const SharedSpan<uint4>& ring, int stages) {
-        return ring.part(thread_anew() % kWarpSize, kTileSpan + (stages - 1) * kTileVectors * kWarpSize);
+    // A quad's numbers of the keys or values of a tile: for each of its tokens, groups t and t + 4.
+    using TileNumbers = VectorNumbers[2][kGroupsOfLane];
+
+    // The ring from this lane's first unit on.
+    __device__ __forceinline__ static SharedSpan<float> own_part(const SharedSpan<float>& ring, int stages) {
+        const int first = thread_anew() % kWarpSize * kUnitFloats;
+        return ring.part(first, stages * kTileFloats - first);
     }
-    __device__ __forceinline__ SharedSpan<uint4> vectors(int stage) const {
-        return ring_.part(stage * kTileVectors * kWarpSize, kTileSpan);
+
+    // This lane's keys and values of a tile, kWarpSize apart.
+    __device__ __forceinline__ SharedSpan<KeyUnit> keys(int stage) const {
+        constexpr int kSpan = (kTileKeys - 1) * kWarpSize + 1;
+        return ring_.part(stage * kTileFloats, kSpan * kUnitFloats).template cast<KeyUnit>();
+    }
+    __device__ __forceinline__ SharedSpan<ValueUnit> values(int stage) const {
+        constexpr int kSpan = (kTileValues - 1) * kWarpSize + 1, kFloats = sizeof(ValueUnit) / 4;
+        const int first = stage * kTileFloats + kKeyFloats + (group_ * 4 + t_) * (kFloats - kUnitFloats);
+        return ring_.part(first, kSpan * kFloats).template cast<ValueUnit>();
+    }
+
+    // Starts to read the numbers of a tile: those of tokens group and group + 8.
+    template <VectorFormat kFormat>
+    __device__ __forceinline__ void read_tile_numbers(const TokenRows<T>& rows, const VectorTable& table, int first,
+                                                      TileNumbers& numbers) const {
+        if constexpr (kFormat != VectorFormat::kExact) {
+            if (first < rows.end) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+#pragma unroll
+                    for (int i = 0; i < kGroupsOfLane; ++i) {
+                        const int group = min(t_ + 4 * i, table.groups - 1);
+                        numbers[half][i] = read_numbers<kFormat>(table, rows.slot(first + group_ + 8 * half), group);
+                    }
+                }
+            }
+        }
+    }
+
+    // The numbers of one group of this lane's tokens. A vector of one group has them in all lanes.
+    __device__ __forceinline__ VectorNumbers numbers_of_group(const TileNumbers& numbers, int half, int group) const {
+        return __shfl_sync(kFullWarp, numbers[half][group / 4 % kGroupsOfLane], group_ * 4 + group % 4);
     }
 
     // True if this lane's vector i of a key row, channels 32 i + 8 t and up, is inside the head.
@@ -147,14 +215,14 @@ private:
     // Tokens group and group + 8 of the tile.
     __device__ __forceinline__ void copy_keys(const TokenRows<T>& rows, int first, int stage) const {
         if (first < rows.end) {
-            const SharedSpan<uint4> to = vectors(stage);
+            const SharedSpan<KeyUnit> to = keys(stage);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const T* row = rows.row(rows.keys, first + group_ + 8 * half, t_ * 8);
+                const char* row = rows.template row<kKeys>(rows.keys, first + group_ + 8 * half, t_ * 8);
 #pragma unroll
                 for (int i = 0; i < kKeyVectors; ++i) {
                     if (has_key(i)) {
-                        copy_async_16(&to[(half * kKeyVectors + i) * kWarpSize], row + i * kQuadChannels);
+                        copy_async(&to[(half * kKeyVectors + i) * kWarpSize], row + i * 4 * sizeof(KeyUnit));
                     }
                 }
             }
@@ -165,14 +233,15 @@ private:
     // Tokens 2t, 2t+1, 2t+8 and 2t+9 of the tile.
     __device__ __forceinline__ void copy_values(const TokenRows<T>& rows, int first, int stage) const {
         if (first < rows.end) {
-            const SharedSpan<uint4> to = vectors(stage);
+            const SharedSpan<ValueUnit> to = values(stage);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const T* row = rows.row(rows.values, first + 2 * t_ + i % 2 + i / 2 * 8, group_ * 8);
+                const int token = first + 2 * t_ + i % 2 + i / 2 * 8;
+                const char* row = rows.template row<kValues>(rows.values, token, group_ * 8);
 #pragma unroll
                 for (int block = 0; block < kBlocks; ++block) {
                     if (has_value(block)) {
-                        copy_async_16(&to[(kTileKeys + block * 4 + i) * kWarpSize], row + block * kBlockChannels);
+                        copy_async(&to[(block * 4 + i) * kWarpSize], row + block * 8 * sizeof(ValueUnit));
                     }
                 }
             }
@@ -189,25 +258,56 @@ private:
         }
     }
 
-    // Two sums, over even and odd products: half the latency of one chain.
+    // Two sums, over even and odd products: half the latency of one chain. In int4 they are those of one group.
     __device__ __forceinline__ void multiply_keys(int stage, float (&scores)[4]) const {
-        const SharedSpan<uint4> keys = vectors(stage);
-        float even[4] = {}, odd[4] = {};
+        const SharedSpan<KeyUnit> units = keys(stage);
+        float even[4] = {}, odd[4] = {}, groups[4] = {};
 #pragma unroll
         for (int i = 0; i < kKeyVectors; ++i) {
-            const uint4 upper = has_key(i) ? keys[i * kWarpSize] : uint4{0, 0, 0, 0};
-            const uint4 lower = has_key(i) ? keys[(kKeyVectors + i) * kWarpSize] : uint4{0, 0, 0, 0};
+            const uint4 upper = key_pairs(units, i), lower = key_pairs(units, kKeyVectors + i);
             mma_m16n8k16<T>(even, {upper.x, lower.x, upper.y, lower.y}, {query_[i].x, query_[i].y});
             mma_m16n8k16<T>(odd, {upper.z, lower.z, upper.w, lower.w}, {query_[i].z, query_[i].w});
+            if constexpr (kGroupedKeys) {
+                add_group(i, even, odd, groups);
+            }
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            scores[i] = (even[i] + odd[i]) * scale_;
+            if constexpr (kExact) {
+                scores[i] = (even[i] + odd[i]) * scale_;
+            } else if constexpr (kGroupedKeys) {
+                scores[i] = groups[i] * scale_;
+            } else {
+                scores[i] = (even[i] + odd[i]) * scale_of<kKeys>(key_numbers_[i / 2][0]) * scale_;
+            }
+        }
+    }
+
+    // Vector `number` of this lane's keys; zeros past the head.
+    __device__ __forceinline__ uint4 key_pairs(const SharedSpan<KeyUnit>& units, int number) const {
+        return has_key(number % kKeyVectors) ? widen_pairs<kKeys, T>(units[number * kWarpSize]) : uint4{0, 0, 0, 0};
+    }
+
+    // Adds the products of a group's codes, and of its minimum with the query, to the scores; the former start anew.
+    __device__ __forceinline__ void add_group(int group, float (&even)[4], float (&odd)[4], float (&scores)[4]) const {
+        const uint32_t ones = pack_pair<T>(1.0f, 1.0f);
+        float query[4] = {};  // of every row: the sum of the group's channels of heads 2t, 2t+1
+        mma_m16n8k16<T>(query, {ones, ones, ones, ones}, {query_[group].x, query_[group].y});
+        mma_m16n8k16<T>(query, {ones, ones, ones, ones}, {query_[group].z, query_[group].w});
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const VectorNumbers numbers = numbers_of_group(key_numbers_, half, group);
+            const float scale = scale_of<kKeys>(numbers), minimum = minimum_of(numbers);
+#pragma unroll
+            for (int e = 2 * half; e < 2 * half + 2; ++e) {
+                scores[e] += (even[e] + odd[e]) * scale + query[e] * minimum;
+                even[e] = odd[e] = 0.0f;
+            }
         }
     }
 
     // Turns scores [tokens token, token + 8][heads 2t, 2t+1] into weights and rescales the sums so far.
-    __device__ __forceinline__ void weigh(float (&scores)[4], int token, int end, Weights& weights) {
+    __device__ __forceinline__ void weigh(float (&scores)[4], int token, int end) {
         float corrections[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
@@ -223,16 +323,32 @@ private:
         if (__any_sync(kFullWarp, corrections[0] != 1.0f || corrections[1] != 1.0f)) {  // seldom, after a few tiles
             rescale(corrections);
         }
+    }
+
+    // Weights as B fragments; in a format times the scales of a group of the tokens' values.
+    __device__ __forceinline__ Weights fragments_of(const float (&scores)[4], int group) {
+        Weights weights;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const float a = scores[2 * half], b = scores[2 * half + 1];
-            const uint32_t rounded = pack_pair<T>(a, b);
-            T pair[2];
+            float a = scores[2 * half], b = scores[2 * half + 1];
+            if constexpr (!kExact) {
+                VectorNumbers numbers = value_numbers_[half][0];
+                if constexpr (kGroupedValues) {
+                    numbers = numbers_of_group(value_numbers_, half, group);
+                    offsets_[group][0] += a * minimum_of(numbers);
+                    offsets_[group][1] += b * minimum_of(numbers);
+                }
+                a *= scale_of<kValues>(numbers);
+                b *= scale_of<kValues>(numbers);
+            }
+            const uint32_t rounded = pack_pair<Weight>(a, b);
+            Weight pair[2];
             memcpy(pair, &rounded, sizeof pair);
-            const uint32_t rest = pack_pair<T>(a - to_float(pair[0]), b - to_float(pair[1]));
+            const uint32_t rest = pack_pair<Weight>(a - to_float(pair[0]), b - to_float(pair[1]));
             weights.rounded[half] = transpose_weights(rounded, group_, t_);
             weights.rest[half] = transpose_weights(rest, group_, t_);
         }
+        return weights;
     }
 
     __device__ __forceinline__ void rescale(const float (&corrections)[2]) {
@@ -246,30 +362,68 @@ private:
                 }
             }
         }
+        if constexpr (kGroupedValues) {
+#pragma unroll
+            for (int group = 0; group < kGroups; ++group) {
+                offsets_[group][0] *= corrections[0];
+                offsets_[group][1] *= corrections[1];
+            }
+        }
     }
 
-    __device__ __forceinline__ void multiply_values(int stage, const Weights& weights) {
-        const SharedSpan<uint4> tile = vectors(stage);
+    // Waits for the tile's values and adds them, weighted, to the output.
+    __device__ __forceinline__ void add_values(const float (&scores)[4], int stage) {
+        if constexpr (kGroupedValues) {
+            wait_for_oldest();
 #pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-            uint32_t pairs[4][4];  // [token of the lane][pair of channels]
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const uint4 values = tile[(kTileKeys + block * 4 + i) * kWarpSize];
-                pairs[i][0] = values.x;
-                pairs[i][1] = values.y;
-                pairs[i][2] = values.z;
-                pairs[i][3] = values.w;
+            for (int block = 0; block < kBlocks; ++block) {
+                const Weights lower = fragments_of(scores, 2 * block), upper = fragments_of(scores, 2 * block + 1);
+                multiply_values(stage, block, lower, upper);
             }
+        } else {
+            const Weights weights = fragments_of(scores, 0);
+            wait_for_oldest();
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const uint32_t transposed[4] = {__byte_perm(pairs[0][i], pairs[1][i], kLowerHalves),
-                                                __byte_perm(pairs[0][i], pairs[1][i], kUpperHalves),
-                                                __byte_perm(pairs[2][i], pairs[3][i], kLowerHalves),
-                                                __byte_perm(pairs[2][i], pairs[3][i], kUpperHalves)};
-                mma_m16n8k16<T>(output_[block][i], transposed, weights.rounded);
-                mma_m16n8k16<T>(output_[block][i], transposed, weights.rest);
+            for (int block = 0; block < kBlocks; ++block) {
+                multiply_values(stage, block, weights, weights);
             }
+        }
+    }
+
+    // A lane has four channels of each of a block's two groups, instead of eight of one: it exchanges the upper or the
+    // lower half of its codes with the lane that copied the other group.
+    __device__ __forceinline__ uint32_t of_both_groups(uint32_t unit) const {
+        const bool upper = group_ >= 4;
+        const uint32_t other = __shfl_xor_sync(kFullWarp, upper ? unit : unit >> 16, 16);
+        const uint32_t of_lower = upper ? other : unit, of_upper = upper ? unit >> 16 : other;
+        return __byte_perm(of_lower, of_upper, 0x5140);  // a pair of channels of each group, then the next
+    }
+
+    // The products of one block of channels. In int4 the first two have weights `lower`, the others `upper`.
+    __device__ __forceinline__ void multiply_values(int stage, int block, const Weights& lower, const Weights& upper) {
+        const SharedSpan<ValueUnit> tile = values(stage);
+        uint32_t pairs[4][4];  // [token of the lane][pair of channels]
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            ValueUnit unit = tile[(block * 4 + i) * kWarpSize];
+            if constexpr (kGroupedValues) {
+                unit = of_both_groups(unit);
+            }
+            const uint4 values = widen_pairs<kValues, Weight>(unit);
+            pairs[i][0] = values.x;
+            pairs[i][1] = values.y;
+            pairs[i][2] = values.z;
+            pairs[i][3] = values.w;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const Weights& weights = i < 2 ? lower : upper;
+            const uint32_t transposed[4] = {__byte_perm(pairs[0][i], pairs[1][i], kLowerHalves),
+                                            __byte_perm(pairs[0][i], pairs[1][i], kUpperHalves),
+                                            __byte_perm(pairs[2][i], pairs[3][i], kLowerHalves),
+                                            __byte_perm(pairs[2][i], pairs[3][i], kUpperHalves)};
+            mma_m16n8k16<Weight>(output_[block][i], transposed, weights.rounded);
+            mma_m16n8k16<Weight>(output_[block][i], transposed, weights.rest);
         }
     }
 
@@ -292,13 +446,16 @@ private:
     float scale_;
     int stages_, group_, t_;
     int key_room_, value_room_;  // channels from the lane's first one of a key or value row to the end of the head
-    SharedSpan<uint4> ring_;     // of this lane: [stage][vector], kWarpSize apart
+    SharedSpan<float> ring_;     // [stage][keys, then values]
     uint4 query_[kKeyVectors];   // of head `group`
+    TileNumbers key_numbers_{};
+    TileNumbers value_numbers_{};
     // Of heads 2t, 2t+1.
     float maximum_[2] = {-INFINITY, -INFINITY};
     float sum_[2] = {};
     // [block][i]: channels 64 block + 8 group + 2i, + 1 (upper and lower half) of heads 2t, 2t+1
     float output_[kBlocks][4][4] = {};
+    float offsets_[kGroups][2] = {};  // int4: what the minima of a group of values add; a lane's share of the tokens
 };
 
 }  // namespace kvc

@@ -11,6 +11,7 @@
 #include "kernels/numeric.cuh"
 #include "kernels/reduce.cuh"
 #include "kernels/shared.cuh"
+#include "kernels/stored_vector.cuh"
 
 namespace kvc {
 
@@ -35,8 +36,8 @@ __device__ __forceinline__ int warp_anew() { return __shfl_sync(kFullWarp, warp_
 // The keys and values of one KV head, and which of them a part of a split reads.
 template <class T>
 struct TokenRows {
-    const T* keys;             // [C,D]
-    const T* values;           // [C,D]
+    VectorTable keys;          // [C,.]
+    VectorTable values;        // [C,.]
     SharedSpan<int32_t> list;  // slots of the tokens `first` and up
     bool listed;               // false: there is no list, token i is slot i
     int first;
@@ -49,10 +50,17 @@ struct TokenRows {
         return listed ? list[inside - first] : inside;
     }
 
-    // A token's row of `base` (keys or values) from a channel on. Within a KV head offsets are below 2^20 * 256 floats.
-    __device__ __forceinline__ const T* row(const T* base, int token, int channel) const {
-        const uint32_t offset = static_cast<uint32_t>(slot(token) * head_size + channel) * sizeof(T);
-        return reinterpret_cast<const T*>(reinterpret_cast<const char*>(base) + offset);
+    // A token's row of `table` (keys or values) from a channel on. Within a KV head offsets are below 2^20 * 256 floats.
+    template <VectorFormat kFormat>
+    __device__ __forceinline__ const char* row(const VectorTable& table, int token, int channel) const {
+        return row_of_slot<kFormat>(table, slot(token), channel);
+    }
+    template <VectorFormat kFormat>
+    __device__ __forceinline__ const char* row_of_slot(const VectorTable& table, int slot, int channel) const {
+        const auto element = static_cast<uint32_t>(slot * head_size + channel);
+        constexpr uint32_t kBytes = kFormat == VectorFormat::kExact ? sizeof(T) : 1;
+        const uint32_t offset = kFormat == VectorFormat::kInt4 ? element / 2 : element * kBytes;
+        return static_cast<const char*>(table.codes) + offset;
     }
 };
 

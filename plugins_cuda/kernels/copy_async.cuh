@@ -17,6 +17,16 @@ __device__ __forceinline__ void copy_async_16(void* shared, const void* global) 
     platform::copy_async_16(shared, global);
 }
 
+// One aligned vector of 4, 8 or 16 bytes.
+template <class Vector>
+__device__ __forceinline__ void copy_async(Vector* shared, const void* global) {
+    if constexpr (sizeof(Vector) == 16) {
+        platform::copy_async_16(shared, global);
+    } else {
+        platform::copy_async_few<sizeof(Vector)>(shared, global);
+    }
+}
+
 __device__ __forceinline__ void copy_async_commit() { platform::copy_async_commit(); }
 
 // Returns when at most kPending of the groups that this thread has committed are still under way.

@@ -23,17 +23,32 @@ __device__ __forceinline__ float widen(bfloat16_t x) { return __bfloat162float(x
 __device__ __forceinline__ void narrow(float x, half_t& result) { result = __float2half_rn(x); }
 __device__ __forceinline__ void narrow(float x, bfloat16_t& result) { result = __float2bfloat16_rn(x); }
 
-// The products of two pairs of numbers, each rounded. Subnormal numbers count.
-__device__ __forceinline__ uint32_t multiply_pairs(bfloat16_t, uint32_t a, uint32_t b) {
-    const auto pair = [](uint32_t bits) {
-        __nv_bfloat162 numbers;
-        memcpy(&numbers, &bits, sizeof bits);
-        return numbers;
-    };
-    const __nv_bfloat162 products = __hmul2(pair(a), pair(b));
+// The two numbers in a register.
+template <class Pair>
+__device__ __forceinline__ Pair pair_of(uint32_t bits) {
+    Pair numbers;
+    memcpy(&numbers, &bits, sizeof bits);
+    return numbers;
+}
+template <class Pair>
+__device__ __forceinline__ uint32_t bits_of(const Pair& numbers) {
     uint32_t bits;
-    memcpy(&bits, &products, sizeof bits);
+    memcpy(&bits, &numbers, sizeof bits);
     return bits;
+}
+
+// The products, or the differences, of two pairs of numbers, each rounded. Subnormal numbers count.
+__device__ __forceinline__ uint32_t multiply_pairs(bfloat16_t, uint32_t a, uint32_t b) {
+    return bits_of(__hmul2(pair_of<__nv_bfloat162>(a), pair_of<__nv_bfloat162>(b)));
+}
+__device__ __forceinline__ uint32_t multiply_pairs(half_t, uint32_t a, uint32_t b) {
+    return bits_of(__hmul2(pair_of<__half2>(a), pair_of<__half2>(b)));
+}
+__device__ __forceinline__ uint32_t subtract_pairs(bfloat16_t, uint32_t a, uint32_t b) {
+    return bits_of(__hsub2(pair_of<__nv_bfloat162>(a), pair_of<__nv_bfloat162>(b)));
+}
+__device__ __forceinline__ uint32_t subtract_pairs(half_t, uint32_t a, uint32_t b) {
+    return bits_of(__hsub2(pair_of<__half2>(a), pair_of<__half2>(b)));
 }
 
 __device__ __forceinline__ uint4 load_16_bytes(const void* from) { return *static_cast<const uint4*>(from); }

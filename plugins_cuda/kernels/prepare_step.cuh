@@ -44,9 +44,8 @@ struct PrepareStepParams {
     bool fp8_bounds;
 };
 
-// Dynamic shared memory: float [g,D]. Grid (G, B).
-template <class T, int kHeads>
-__global__ void __launch_bounds__(kScoreThreads) prepare_step(const PrepareStepParams<T> params) {
+template <bool kInFormat, int kHeads, class T>
+__device__ __forceinline__ void prepare_token(const PrepareStepParams<T>& params) {
     start_next_launch();
     wait_for_previous_launch();
     KVC_SHARED(int32_t, chosen, KVC_LARGEST_HEAD_SIZE);
@@ -66,18 +65,31 @@ __global__ void __launch_bounds__(kScoreThreads) prepare_step(const PrepareStepP
     if (row.length == 0) {
         return;
     }
-    const int64_t cache = head * size * append.capacity;
+    const int64_t cache = head * append.capacity;
     const int page = (row.length - 1) / params.page_size;
     const BoundTable<T> bounds(params.bounds, params.fp8_bounds);
     const JoinedChannel<T> joined(bounds.from(head * 2 * size * params.pages), size, params.pages, page);
-    entry.write(append.k_cache + cache, append.v_cache + cache, cache_length, size);
+    const float key =
+        store_token<kInFormat>(entry, append.keys.from(cache), append.values.from(cache), cache_length, size);
     if (!row.all) {
         choose_channels(own, query);
         __syncthreads();
         const int vectors = prepared_layout<Scorer>(params.top_r, group).total;
         write_prepared<Scorer>(query, params.prepared + head * vectors);
     }
-    joined.raise(entry.key());
+    joined.raise(key);
+}
+
+// Dynamic shared memory: float [g,D]. Grid (G, B).
+template <class T, int kHeads>
+__global__ void __launch_bounds__(kScoreThreads) prepare_step(const PrepareStepParams<T> params) {
+    prepare_token<false, kHeads>(params);
+}
+
+// The same for caches in a format.
+template <class T, int kHeads>
+__global__ void __launch_bounds__(kScoreThreads) prepare_step_in_format(const PrepareStepParams<T> params) {
+    prepare_token<true, kHeads>(params);
 }
 
 }  // namespace kvc

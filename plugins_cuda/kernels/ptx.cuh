@@ -38,6 +38,12 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&to)[4], cons
 __device__ __forceinline__ void copy_async_16(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
+template <int kBytes>
+__device__ __forceinline__ void copy_async_few(void* to, const void* from) {
+    static_assert(kBytes == 4 || kBytes == 8, "cp.async.cg takes 16");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(kBytes)
+                 : "memory");
+}
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {

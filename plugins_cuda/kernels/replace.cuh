@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(kReplaceThreads) replace_vectors(const Replace
     }
 }
 
-// Copies tensors of any length and alignment.
-inline __global__ void __launch_bounds__(kReplaceThreads) replace_integers(const ReplaceParams<int32_t> params) {
+template <class Integer>
+__device__ __forceinline__ void replace_elements(const ReplaceParams<Integer>& params) {
     start_next_launch();
     wait_for_previous_launch();
     const int64_t first = int64_t{blockIdx.x} * kReplaceThreads * kReplacedPerThread + threadIdx.x;
@@ -46,6 +46,17 @@ inline __global__ void __launch_bounds__(kReplaceThreads) replace_integers(const
         const int64_t element = first + j * kReplaceThreads;
         if (element < params.elements) params.state[element] = params.kept[element];
     }
+}
+
+// Copies tensors of any length, aligned as their elements are.
+inline __global__ void __launch_bounds__(kReplaceThreads) replace_integers(const ReplaceParams<int32_t> params) {
+    replace_elements(params);
+}
+
+// The same for the scales and minima of vectors in a format.
+template <class Integer>
+__global__ void __launch_bounds__(kReplaceThreads) replace_numbers(const ReplaceParams<Integer> params) {
+    replace_elements(params);
 }
 
 }  // namespace kvc

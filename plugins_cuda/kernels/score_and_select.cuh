@@ -232,9 +232,8 @@ __device__ __forceinline__ void select_row(const ScoreAndSelectParams<T, Bound>&
         choose_channels(own, query);
     }
     if (appends) {  // elsewhere `joined` is no channel
-        const int64_t cache = head * size * append.capacity;
-        entry.write(append.k_cache + cache, append.v_cache + cache, slot, size);
-        joined.raise(entry.key());
+        const int64_t cache = head * append.capacity;
+        joined.raise(store_token<false>(entry, append.keys.from(cache), append.values.from(cache), slot, size));
     }
     if (!row.all) {
         const ClusterHead<T, kHeads, Bound> own_head = {params, layout, query,

@@ -64,8 +64,8 @@ struct AttentionScratch {
 template <class T>
 struct SparseAttentionParams {
     const T* query;                // [B,H,D]
-    const T* k_cache;              // [B,G,C,D]
-    const T* v_cache;              // [B,G,C,D]
+    VectorTable keys;              // [B,G,C,.]
+    VectorTable values;            // [B,G,C,.]
     const int64_t* cache_lengths;  // [B]: entries before the append
     const int32_t* indices;        // [B,G,index_stride]: slots that a sparse row reads, ascending; or null: none is
     T* output;                     // [B,H,D]
@@ -79,13 +79,14 @@ struct SparseAttentionParams {
     float scale;           // log2(e) / sqrt(D): scores are in units of log 2
 };
 
-template <class T, int kHeadSize>
-using AttentionWarp = std::conditional_t<std::is_same_v<T, float>, FmaWarp<kHeadSize>, TensorCoreWarp<T, kHeadSize>>;
+template <class T, int kHeadSize, class Formats>
+using AttentionWarp =
+    std::conditional_t<std::is_same_v<T, float>, FmaWarp<kHeadSize, Formats>, TensorCoreWarp<T, kHeadSize, Formats>>;
 
 // Floats of shared memory of each warp: its ring of tiles, and over it its output.
-template <class T, int kHeadSize>
+template <class T, int kHeadSize, class Formats>
 constexpr __host__ __device__ int warp_floats(int stages) {
-    const int ring = stages * AttentionWarp<T, kHeadSize>::kTileFloats;
+    const int ring = stages * AttentionWarp<T, kHeadSize, Formats>::kTileFloats;
     return ring > kWarpOutputs<kHeadSize> ? ring : kWarpOutputs<kHeadSize>;
 }
 
@@ -131,18 +132,24 @@ struct SplitTask {
 };
 
 // One split by one warp: in parts, as its list is longer than the part that the block holds. The first part is there.
-template <int kHeadSize, class T>
+template <int kHeadSize, class Formats, class T>
 __device__ __forceinline__ void attend_split(const SparseAttentionParams<T>& params, SplitTask& task,
                                              const SharedSpan<int32_t>& list, const MergeBuffers& buffers) {
     const int head = WarpShare(task.group).head_tile(warp_anew()) * kWarpHeads;
     const int heads = task.group - head < kWarpHeads ? task.group - head : kWarpHeads;
-    AttentionWarp<T, kHeadSize> warp(params.query + (int64_t{task.kv} * task.group + head) * task.head_size, heads,
-                                     task.head_size, params.scale, buffers.outputs_of(warp_anew()), params.stages);
+    AttentionWarp<T, kHeadSize, Formats> warp(params.query + (int64_t{task.kv} * task.group + head) * task.head_size,
+                                              heads, task.head_size, params.scale, buffers.outputs_of(warp_anew()),
+                                              params.stages);
     while (true) {
         const int size = task.head_size;
-        const int64_t cache = task.kv * params.limits.capacity * size;
-        const TokenRows<T> part{
-            params.k_cache + cache, params.v_cache + cache, list, task.listed != 0, task.first, task.part_end(), size};
+        const int64_t cache = task.kv * params.limits.capacity;
+        const TokenRows<T> part{params.keys.from(cache),
+                                params.values.from(cache),
+                                list,
+                                task.listed != 0,
+                                task.first,
+                                task.part_end(),
+                                size};
         warp.attend(part, WarpShare(task.group).tiles(warp_anew(), part.first, part.end));
         const int next = task.part_end();
         if (next == task.end()) {
@@ -192,19 +199,15 @@ __device__ __forceinline__ void finish_split(const SparseAttentionParams<T>& par
     }
 }
 
-// Grid (G, B, splits of the rows that are read most often, sparse ones among them): a block takes every gridDim.z-th split
-// of its row and KV head, one after the other, and of a sparse row at most one. Splits come last in the order of blocks:
-// those that a short row does not have start after all the work is under way.
-template <class T, int kHeadSize>
-__global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize <= 128 ? 2 : 1)
-    sparse_attention(const SparseAttentionParams<T> params) {
+template <int kHeadSize, class Formats, class T>
+__device__ __forceinline__ void attend_row(const SparseAttentionParams<T>& params) {
     start_next_launch();
     wait_for_previous_launch();
     KVC_SHARED(SoftmaxPart, parts, kAttentionWarps * kWarpHeads);
     KVC_SHARED(int32_t, list, kListTokens);
     KVC_SHARED(SplitTask, task, 1);
     KVC_SHARED(int, is_last, 1);
-    const int floats = warp_floats<T, kHeadSize>(params.stages);
+    const int floats = warp_floats<T, kHeadSize, Formats>(params.stages);
     const MergeBuffers buffers{parts, dynamic_shared<float>(0, kAttentionWarps * floats), floats, is_last};
 
     const int64_t kv = row_head(params);
@@ -240,7 +243,7 @@ __global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize
     }
 #pragma unroll 1
     while (task[0].split < task[0].splits) {
-        attend_split<kHeadSize>(params, task[0], list, buffers);
+        attend_split<kHeadSize, Formats>(params, task[0], list, buffers);
         finish_split<kHeadSize>(params, task[0], buffers);
         if (threadIdx.x == 0) {  // the others have read both: among several splits, before arrives_last's barriers
             task[0].split += static_cast<int>(gridDim.z);
@@ -248,6 +251,22 @@ __global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize
         }
         __syncthreads();
     }
+}
+
+// Grid (G, B, splits of the rows that are read most often, sparse ones among them): a block takes every gridDim.z-th split
+// of its row and KV head, one after the other, and of a sparse row at most one. Splits come last in the order of blocks:
+// those that a short row does not have start after all the work is under way.
+template <class T, int kHeadSize>
+__global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize <= 128 ? 2 : 1)
+    sparse_attention(const SparseAttentionParams<T> params) {
+    attend_row<kHeadSize, ExactFormats>(params);
+}
+
+// The same for caches in a format, whose kinds are Formats::kKeys and Formats::kValues.
+template <class T, int kHeadSize, class Formats>
+__global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize <= 128 ? 2 : 1)
+    sparse_attention_in_format(const SparseAttentionParams<T> params) {
+    attend_row<kHeadSize, Formats>(params);
 }
 
 }  // namespace kvc

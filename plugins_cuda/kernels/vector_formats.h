@@ -19,6 +19,18 @@ struct CacheFormat {
     VectorFormat values = VectorFormat::kExact;
 };
 
+/// The same at compile time; a type each, so that the kernels' names say the format.
+template <VectorFormat kOfKeys, VectorFormat kOfValues>
+struct FormatPair {
+    static constexpr VectorFormat kKeys = kOfKeys;
+    static constexpr VectorFormat kValues = kOfValues;
+};
+struct ExactFormats : FormatPair<VectorFormat::kExact, VectorFormat::kExact> {};
+struct Int8Formats : FormatPair<VectorFormat::kInt8, VectorFormat::kInt8> {};
+struct Fp8Formats : FormatPair<VectorFormat::kFp8, VectorFormat::kFp8> {};
+struct Int4Formats : FormatPair<VectorFormat::kInt4, VectorFormat::kInt4> {};
+struct K8V4Formats : FormatPair<VectorFormat::kInt8, VectorFormat::kInt4> {};
+
 /// The formats by the number of a call's cache_format.
 inline constexpr CacheFormat kCacheFormats[] = {
     {},

@@ -1,6 +1,8 @@
 // kvc_append_block and kvc_raise_bounds: append a turn's tokens to a cache.
 #include "kernels/append_block.cuh"
+#include "kernels/stored_bounds.cuh"
 #include "kvc/turn.h"
+#include "src/block_in_format.h"
 #include "src/operation.h"
 
 namespace kvc {
@@ -9,6 +11,12 @@ namespace {
 struct AppendBlock : WithoutScratch {
     template <class T>
     static void run(const KvcAppendBlockParams& p, NoScratch, Stream& stream) {
+        if (p.cache_format != 0) {
+            const dim3 rows = grid_of(ceil_div(p.block, int64_t{kRowsOfBlock}), p.kv_heads, p.batch);
+            launch<append_block_in_format<T>>("append_block_in_format", rows, dim3(kRowThreads), 0, stream,
+                                              block_in_format<T>(p));
+            return;
+        }
         AppendBlockParams<T> params{};
         params.k_new = static_cast<const T*>(p.k_new);
         params.v_new = static_cast<const T*>(p.v_new);
@@ -42,6 +50,12 @@ struct RaiseBounds : WithoutScratch {
         // A block that starts in the middle of a page touches one page more.
         const int64_t touched = std::min(ceil_div(p.block, params.page_size) + 1, p.pages);
         const dim3 grid = grid_of(ceil_div(touched, int64_t{kRaisedPages}), p.kv_heads, p.batch);
+        if (p.cache_format != 0) {
+            const VectorFormat keys = formats_of(p.cache_format).keys;
+            const RaiseStoredParams<T> stored{params, vector_table(keys, p.dtype, p.head_size, {}, {}, {})};
+            launch<raise_bounds_in_format<T>>("raise_bounds_in_format", grid, dim3(kRowThreads), 0, stream, stored);
+            return;
+        }
         launch<raise_bounds<T>>("raise_bounds", grid, dim3(kBlockThreads), 0, stream, params);
     }
 };

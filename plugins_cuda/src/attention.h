@@ -11,6 +11,7 @@
 #include "kernels/append.cuh"
 #include "kernels/sparse_attention.cuh"
 #include "kvc/attention.h"
+#include "src/cache_tables.h"
 #include "src/launch.h"
 #include "src/rotated_parameters.h"
 
@@ -96,8 +97,9 @@ template <class T, class Params>
 AppendParams<T> append_params(const Params& params, const NewToken<T>& token, int32_t* arrivals) {
     AppendParams<T> append{};
     append.token = token;
-    append.k_cache = static_cast<T*>(params.k_cache);
-    append.v_cache = static_cast<T*>(params.v_cache);
+    const CachePair tables = cache_tables(params);
+    append.keys = tables.keys;
+    append.values = tables.values;
     append.cache_lengths = params.cache_lengths;
     append.arrivals = arrivals;
     append.capacity = params.capacity;
@@ -130,24 +132,36 @@ struct TokenList {
 /// Distance of two lists of `top_k` slots: the attention kernel copies whole vectors.
 inline int64_t list_stride(int64_t top_k) { return ceil_div(top_k, int64_t{kListVector}) * kListVector; }
 
+/// Bytes of dynamic shared memory of a block whose warps copy `stages` tiles ahead.
+template <class T, int kHeadSize, class Formats>
+size_t attention_bytes(int32_t stages) {
+    return sizeof(float) * kAttentionWarps * warp_floats<T, kHeadSize, Formats>(stages);
+}
+
 /// Tiles that a warp copies ahead. Two where blocks are so few that each has a multiprocessor (132 on an H100 or H200)
 /// to itself: then all reads of a row of two rounds are under way at once. Otherwise one, so that two blocks share a
 /// multiprocessor. Results do not depend on the number.
-template <class T, int kHeadSize>
+template <class T, int kHeadSize, class Formats>
 int32_t stages_for(const dim3& grid) {
     constexpr uint64_t kMultiprocessors = 132;
     constexpr size_t kMostBytes = 128 * 1024;
-    const bool fits = sizeof(float) * kAttentionWarps * warp_floats<T, kHeadSize>(2) <= kMostBytes;
+    const bool fits = attention_bytes<T, kHeadSize, Formats>(2) <= kMostBytes;
     return fits && uint64_t{grid.x} * grid.y * grid.z <= kMultiprocessors ? 2 : 1;
 }
+
+/// Queues the attention of rows whose caches are in a format (src/attention_in_format.cu).
+template <class T>
+void launch_attention_in_format(int32_t cache_format, const dim3& grid, SparseAttentionParams<T> attention,
+                                Stream& stream);
 
 /// Queues the attention of every row; scratch.arrivals must be zero when it runs.
 template <class T, class Params>
 void launch_attention(const Params& params, const AttentionScratch& scratch, const TokenList& list, Stream& stream) {
     SparseAttentionParams<T> attention{};
     attention.query = static_cast<const T*>(params.query);
-    attention.k_cache = static_cast<const T*>(params.k_cache);
-    attention.v_cache = static_cast<const T*>(params.v_cache);
+    const CachePair tables = cache_tables(params);
+    attention.keys = tables.keys;
+    attention.values = tables.values;
     attention.cache_lengths = params.cache_lengths;
     attention.indices = list.indices;
     attention.output = static_cast<T*>(params.output);
@@ -159,10 +173,13 @@ void launch_attention(const Params& params, const AttentionScratch& scratch, con
     attention.head_size = params.head_size;
     attention.scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(params.head_size)));
     const dim3 grid = grid_of(params.kv_heads, params.batch, most_splits(usually_attended(params)));
+    if (params.cache_format != 0) {
+        return launch_attention_in_format(params.cache_format, grid, attention, stream);
+    }
     dispatch_head_size(params.head_size, [&](auto head_size) {
         constexpr int kHeadSize = decltype(head_size)::value;
-        attention.stages = stages_for<T, kHeadSize>(grid);
-        const size_t bytes = sizeof(float) * kAttentionWarps * warp_floats<T, kHeadSize>(attention.stages);
+        attention.stages = stages_for<T, kHeadSize, ExactFormats>(grid);
+        const size_t bytes = attention_bytes<T, kHeadSize, ExactFormats>(attention.stages);
         launch<sparse_attention<T, kHeadSize>>("sparse_attention", grid, dim3(kAttentionThreads), bytes, stream,
                                                attention);
     });

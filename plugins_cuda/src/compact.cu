@@ -51,6 +51,10 @@ void compact(const KvcCompactParams& params, const int64_t* window_lengths, cons
         launch_observation<T>(params, window_lengths, scratch.observation, scratch.votes, stream);
     }
     launch_pool_select(pool_select_params(params, window_lengths, scratch), stream);
+    if (params.cache_format != 0) {
+        launch_gather_in_format<T>(params, stream);
+        return;
+    }
     if (may_evict(params) && compacts_in_place(params)) {
         launch_move_in_place<T>(params, stream);
     }
@@ -86,6 +90,7 @@ KvcCompactParams as_prompt(const KvcCompactTurnParams& turn) {
     prompt.page_size = turn.page_size;
     prompt.fp8_bounds = turn.fp8_bounds;
     prompt.by_length = turn.by_length;
+    prompt.cache_format = turn.cache_format;
     prompt.prompt_length = turn.prompt_length;
     prompt.prompt_budget = turn.prompt_budget;
     prompt.capacity = turn.capacity;
@@ -106,14 +111,59 @@ KvcCompactParams as_prompt(const KvcCompactTurnParams& turn) {
     return prompt;
 }
 
+/// Scratch memory of a turn's compaction; in a format what it reads is widened for the votes.
+struct CompactTurnScratch {
+    CompactScratch compact;
+    float* queries = nullptr;  // [B,H,W,D]
+    float* keys = nullptr;     // [B,G,S,D]
+};
+
+template <class T>
+void launch_widen(const VectorTable& vectors, int32_t head_size, int64_t count, float* to, Stream& stream) {
+    const WidenParams<T> params{vectors, to, count, head_size};
+    launch<widen_vectors<T>>("widen_vectors", grid_of(ceil_div(count, int64_t{kRowsOfBlock}), 1), dim3(kRowThreads), 0,
+                             stream, params);
+}
+
+/// A turn's compaction of tables in a format: votes over what is read back, in fp32; then codes move.
+template <class T>
+void compact_stored(const KvcCompactTurnParams& turn, const CompactTurnScratch& scratch, Stream& stream) {
+    KvcCompactParams prompt = as_prompt(turn);
+    if (may_evict(prompt)) {
+        const VectorTable queries =
+            vector_table(VectorFormat::kExact, turn.dtype, turn.head_size, turn.q_window, nullptr, nullptr);
+        const int64_t rows = int64_t{turn.batch} * turn.heads * turn.window;
+        const int64_t tokens = int64_t{turn.batch} * turn.kv_heads * turn.prompt_length;
+        launch_widen<T>(queries, turn.head_size, rows, scratch.queries, stream);
+        launch_widen<T>(joined_tables(turn).keys, turn.head_size, tokens, scratch.keys, stream);
+        prompt.q_window = scratch.queries;
+        prompt.k = scratch.keys;
+        launch_observation<float>(prompt, turn.window_lengths, scratch.compact.observation, scratch.compact.votes,
+                                  stream);
+    }
+    launch_pool_select(pool_select_params(prompt, turn.window_lengths, scratch.compact), stream);
+    launch_gather_stored<T>(turn, stream);
+}
+
 struct CompactTurn {
-    static CompactScratch lay_out(const KvcCompactTurnParams& params, Workspace& workspace) {
-        return Compact::lay_out(as_prompt(params), workspace);
+    static CompactTurnScratch lay_out(const KvcCompactTurnParams& params, Workspace& workspace) {
+        const KvcCompactParams prompt = as_prompt(params);
+        CompactTurnScratch scratch{Compact::lay_out(prompt, workspace)};
+        if (params.cache_format != 0 && may_evict(prompt)) {
+            scratch.queries = workspace.take<float>({params.batch, params.heads, params.window, params.head_size});
+            scratch.keys =
+                workspace.take<float>({params.batch, params.kv_heads, params.prompt_length, params.head_size});
+        }
+        return scratch;
     }
 
     template <class T>
-    static void run(const KvcCompactTurnParams& params, const CompactScratch& scratch, Stream& stream) {
-        compact<T>(as_prompt(params), params.window_lengths, scratch, stream);
+    static void run(const KvcCompactTurnParams& params, const CompactTurnScratch& scratch, Stream& stream) {
+        if (params.cache_format != 0) {
+            compact_stored<T>(params, scratch, stream);
+        } else {
+            compact<T>(as_prompt(params), params.window_lengths, scratch.compact, stream);
+        }
     }
 };
 

@@ -19,8 +19,12 @@ struct DenseAttention {
     static void step(const KvcDenseAttentionParams& params, const NewToken<T>& token, const AttentionScratch& scratch,
                      Stream& stream) {
         const dim3 grid = grid_of(params.kv_heads, params.batch);
-        launch<append<T>>("append", grid, dim3(kAppendThreads), 0, stream,
-                          append_params<T>(params, token, scratch.arrivals));
+        const AppendParams<T> appended = append_params<T>(params, token, scratch.arrivals);
+        if (params.cache_format == 0) {
+            launch<append<T>>("append", grid, dim3(kAppendThreads), 0, stream, appended);
+        } else {
+            launch<append_in_format<T>>("append_in_format", grid, dim3(kAppendThreads), 0, stream, appended);
+        }
         launch_attention<T>(params, scratch, TokenList{}, stream);
     }
 };

@@ -5,8 +5,10 @@
 
 #include "kernels/gather_cache.cuh"
 #include "kernels/move_in_place.cuh"
+#include "kernels/stored_bounds.cuh"
 #include "kernels/stored_pages.h"
 #include "kvc/compact.h"
+#include "src/cache_tables.h"
 #include "src/launch.h"
 #include "src/validate.h"
 
@@ -53,6 +55,70 @@ void launch_gather(const KvcCompactParams& params, Stream& stream) {
         grid_of(ceil_div(gather.layout.pages, gather.layout.pages_per_block), params.kv_heads, params.batch);
     const size_t shared_bytes = sizeof(T) * gather.layout.columns() * bounds_pitch<T>(params.head_size);
     launch<gather_cache<T>>("gather_cache", grid, dim3(kGatherThreads), shared_bytes, stream, gather);
+}
+
+/// Queues the bounds of all pages of a cache in a format.
+template <class T, class Params>
+void launch_stored_bounds(const Params& params, const VectorTable& keys, Stream& stream) {
+    StoredBoundsParams bounds{};
+    bounds.keys = keys;
+    bounds.bounds = params.bounds;
+    bounds.cache_lengths = params.cache_lengths;
+    bounds.page_size = params.page_size;
+    bounds.capacity = static_cast<int32_t>(params.capacity);
+    bounds.pages = static_cast<int32_t>(stored_pages(params.capacity, params.page_size, sizeof(T), params.fp8_bounds));
+    bounds.kv_heads = params.kv_heads;
+    bounds.head_size = params.head_size;
+    bounds.channel_blocks = ceil_div(params.head_size, kBoundedChannels);
+    bounds.fp8_bounds = params.fp8_bounds != 0;
+    const dim3 grid =
+        grid_of(ceil_div(bounds.pages, kBoundedPages), int64_t{params.kv_heads} * bounds.channel_blocks, params.batch);
+    launch<bound_stored_pages<T>>("bound_stored_pages", grid, dim3(kRowThreads), 0, stream, bounds);
+}
+
+/// Queues gather_in_format, and the bounds where the caller wants them.
+template <class T>
+void launch_gather_in_format(const KvcCompactParams& params, Stream& stream) {
+    const CachePair tables = cache_tables(params);
+    GatherInFormatParams<T> gather{};
+    gather.k = static_cast<const T*>(params.k);
+    gather.v = static_cast<const T*>(params.v);
+    gather.keys = tables.keys;
+    gather.values = tables.values;
+    gather.indices = params.indices;
+    gather.cache_lengths = params.cache_lengths;
+    gather.stride_batch = params.kv_stride_batch;
+    gather.stride_head = params.kv_stride_head;
+    gather.stride_token = params.kv_stride_token;
+    gather.kv_heads = params.kv_heads;
+    gather.head_size = params.head_size;
+    gather.capacity = static_cast<int32_t>(params.capacity);
+    const dim3 grid = grid_of(ceil_div(params.capacity, int64_t{kRowsOfBlock}), params.kv_heads, params.batch);
+    launch<gather_in_format<T>>("gather_in_format", grid, dim3(kRowThreads), 0, stream, gather);
+    if (params.bounds != nullptr) {
+        launch_stored_bounds<T>(params, tables.keys, stream);
+    }
+}
+
+/// Queues gather_stored for a turn's joined tables, and the bounds where the caller wants them.
+template <class T>
+void launch_gather_stored(const KvcCompactTurnParams& params, Stream& stream) {
+    const CachePair tables = cache_tables(params), joined = joined_tables(params);
+    GatherStoredParams gather{};
+    gather.k = joined.keys;
+    gather.v = joined.values;
+    gather.keys = tables.keys;
+    gather.values = tables.values;
+    gather.indices = params.indices;
+    gather.cache_lengths = params.cache_lengths;
+    gather.stored = params.prompt_length;
+    gather.kv_heads = params.kv_heads;
+    gather.capacity = static_cast<int32_t>(params.capacity);
+    const dim3 grid = grid_of(ceil_div(params.capacity, int64_t{kRowsOfBlock}), params.kv_heads, params.batch);
+    launch<gather_stored>("gather_stored", grid, dim3(kRowThreads), 0, stream, gather);
+    if (params.bounds != nullptr) {
+        launch_stored_bounds<T>(params, tables.keys, stream);
+    }
 }
 
 /// Queues move_in_place, which moves the kept rows to the front of the caches that hold them.

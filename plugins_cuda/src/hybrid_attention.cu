@@ -1,5 +1,5 @@
 // kvc_hybrid_attention and kvc_rotated_hybrid_attention: one decode step of one layer, as four launches for rows of any
-// length, or as two for few rows (src/score_and_select.h).
+// length, or as two for few rows of a cache without a format (src/score_and_select.h).
 //
 //   prepare_step      (G, B)                    rotate and store the token, raise its page's bounds; choose channels
 //   page_scores       (chunks of pages, G, B)   score pages where a row is longer than its budget
@@ -88,8 +88,13 @@ void launch_prepare_step(const KvcHybridAttentionParams& p, const AppendParams<T
     const dim3 grid = grid_of(p.kv_heads, p.batch);
     const size_t bytes = sizeof(float) * append.group * p.head_size;
     dispatch_scored_heads<T>(append.group, [&](auto heads) {
-        launch<prepare_step<T, decltype(heads)::value>>("prepare_step", grid, dim3(kScoreThreads), bytes, stream,
-                                                        params);
+        constexpr int kHeads = decltype(heads)::value;
+        if (p.cache_format == 0) {
+            launch<prepare_step<T, kHeads>>("prepare_step", grid, dim3(kScoreThreads), bytes, stream, params);
+        } else {
+            launch<prepare_step_in_format<T, kHeads>>("prepare_step_in_format", grid, dim3(kScoreThreads), bytes,
+                                                      stream, params);
+        }
     });
 }
 
@@ -184,7 +189,8 @@ struct HybridAttention {
     static void select(const KvcHybridAttentionParams& p, const AppendParams<T>& append, const Scratch& scratch,
                        Stream& stream) {
         if constexpr (sizeof(T) == 2) {
-            if (launch_score_and_select<T, kHeads, Bound>(p, append, pages_of(p), scratch.indices, stream)) {
+            if (p.cache_format == 0 &&
+                launch_score_and_select<T, kHeads, Bound>(p, append, pages_of(p), scratch.indices, stream)) {
                 return;
             }
         }

@@ -1,6 +1,7 @@
 // kvc_join_block: copies stored and new tokens of a turn into one table.
 #include "kernels/join_block.cuh"
 #include "kvc/turn.h"
+#include "src/block_in_format.h"
 #include "src/operation.h"
 
 namespace kvc {
@@ -9,6 +10,16 @@ namespace {
 struct JoinBlock : WithoutScratch {
     template <class T>
     static void run(const KvcJoinBlockParams& p, NoScratch, Stream& stream) {
+        if (p.cache_format != 0) {
+            BlockInFormatParams<T> stored = block_in_format<T>(p);
+            const CachePair joined = joined_tables(p);
+            stored.k = joined.keys;
+            stored.v = joined.values;
+            stored.joined_lengths = p.joined_lengths;
+            const dim3 rows = grid_of(ceil_div(p.capacity + p.block, int64_t{kRowsOfBlock}), p.kv_heads, p.batch);
+            launch<join_block_in_format<T>>("join_block_in_format", rows, dim3(kRowThreads), 0, stream, stored);
+            return;
+        }
         JoinBlockParams<T> params{};
         params.k_new = static_cast<const T*>(p.k_new);
         params.v_new = static_cast<const T*>(p.v_new);

@@ -20,7 +20,7 @@ inline void check_numbers(const KvcAppendBlockParams& p) {
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576},
                   {"block", p.block, 1, 1048576}});
-    check_ranges({{"cache_format", p.cache_format, 0, 0}, {"reserved", p.reserved, 0, 0}});
+    check_ranges({{"cache_format", p.cache_format, 0, 4}, {"reserved", p.reserved, 0, 0}});
     check_multiple("head_size", p.head_size, 8);
 }
 
@@ -54,7 +54,7 @@ inline void check_numbers(const KvcCompactParams& p) {
                   {"page_size", p.page_size, 1, kLargestInt32},
                   {"fp8_bounds", p.fp8_bounds, 0, 1},
                   {"by_length", p.by_length, 0, 1},
-                  {"cache_format", p.cache_format, 0, 0},
+                  {"cache_format", p.cache_format, 0, 4},
                   {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"},
                   {"reserved", p.reserved, 0, 0}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
@@ -102,7 +102,7 @@ inline void check_numbers(const KvcCompactTurnParams& p) {
                   {"page_size", p.page_size, 1, kLargestInt32},
                   {"fp8_bounds", p.fp8_bounds, 0, 1},
                   {"by_length", p.by_length, 0, 1},
-                  {"cache_format", p.cache_format, 0, 0},
+                  {"cache_format", p.cache_format, 0, 4},
                   {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"},
                   {"reserved", p.reserved, 0, 0}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
@@ -155,7 +155,7 @@ inline void check_numbers(const KvcDenseAttentionParams& p) {
                   {"kv_heads", p.kv_heads, 1, p.heads, "heads"},
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576}});
-    check_ranges({{"cache_format", p.cache_format, 0, 0}});
+    check_ranges({{"cache_format", p.cache_format, 0, 4}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
     check_group(p);
@@ -191,7 +191,7 @@ inline void check_numbers(const KvcHybridAttentionParams& p) {
                   {"capacity", p.capacity, 1, 1048576}});
     check_ranges({{"page_size", p.page_size, 1, kLargestInt32},
                   {"fp8_bounds", p.fp8_bounds, 0, 1},
-                  {"cache_format", p.cache_format, 0, 0},
+                  {"cache_format", p.cache_format, 0, 4},
                   {"token_budget", p.token_budget, 0, kLargestInt32},
                   {"dense_until", p.dense_until, 0, kLargestInt32},
                   {"top_r", p.top_r, 1, p.head_size, "head_size"},
@@ -236,7 +236,7 @@ inline void check_numbers(const KvcJoinBlockParams& p) {
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576},
                   {"block", p.block, 1, 1048576}});
-    check_ranges({{"cache_format", p.cache_format, 0, 0}, {"reserved", p.reserved, 0, 0}});
+    check_ranges({{"cache_format", p.cache_format, 0, 4}, {"reserved", p.reserved, 0, 0}});
     check_multiple("head_size", p.head_size, 8);
 }
 
@@ -277,7 +277,7 @@ inline void check_numbers(const KvcRaiseBoundsParams& p) {
                   {"pages", p.pages, 1, 1048576}});
     check_ranges({{"page_size", p.page_size, 1, kLargestInt32},
                   {"fp8_bounds", p.fp8_bounds, 0, 1},
-                  {"cache_format", p.cache_format, 0, 0},
+                  {"cache_format", p.cache_format, 0, 4},
                   {"reserved", p.reserved, 0, 0}});
     check_multiple("head_size", p.head_size, 8);
 }
@@ -298,7 +298,7 @@ inline void check_numbers(const KvcReplaceBoundsParams& p) {
                   {"kv_heads", p.kv_heads, 1, 65535},
                   {"pages", p.pages, 1, 1048576},
                   {"channels", p.channels, 32, 512}});
-    check_ranges({{"fp8_bounds", p.fp8_bounds, 0, 1}, {"cache_format", p.cache_format, 0, 0}});
+    check_ranges({{"fp8_bounds", p.fp8_bounds, 0, 1}, {"cache_format", p.cache_format, 0, 4}});
     check_multiple("channels", p.channels, 16);
 }
 
@@ -317,7 +317,7 @@ inline void check_numbers(const KvcReplaceCacheParams& p) {
                   {"kv_heads", p.kv_heads, 1, 65535},
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576}});
-    check_ranges({{"cache_format", p.cache_format, 0, 0}, {"reserved", p.reserved, 0, 0}});
+    check_ranges({{"cache_format", p.cache_format, 0, 4}, {"reserved", p.reserved, 0, 0}});
     check_multiple("head_size", p.head_size, 8);
 }
 
@@ -358,7 +358,7 @@ inline void check_numbers(const KvcRotatedHybridAttentionParams& p) {
                   {"capacity", p.capacity, 1, 1048576}});
     check_ranges({{"page_size", p.page_size, 1, kLargestInt32},
                   {"fp8_bounds", p.fp8_bounds, 0, 1},
-                  {"cache_format", p.cache_format, 0, 0},
+                  {"cache_format", p.cache_format, 0, 4},
                   {"token_budget", p.token_budget, 0, kLargestInt32},
                   {"dense_until", p.dense_until, 0, kLargestInt32},
                   {"top_r", p.top_r, 1, p.head_size, "head_size"},
@@ -406,7 +406,7 @@ inline void check_numbers(const KvcRotatedDenseAttentionParams& p) {
                   {"kv_heads", p.kv_heads, 1, p.heads, "heads"},
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576}});
-    check_ranges({{"cache_format", p.cache_format, 0, 0}});
+    check_ranges({{"cache_format", p.cache_format, 0, 4}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
     check_group(p);

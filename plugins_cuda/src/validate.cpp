@@ -74,7 +74,8 @@ void check_all(const Params* params) {
 }  // namespace
 
 bool compacts_in_place(const KvcCompactParams& params) {
-    return params.k_cache == params.k && params.v_cache == params.v && has_cache_layout(params);
+    return params.cache_format == 0 && params.k_cache == params.k && params.v_cache == params.v &&
+           has_cache_layout(params);
 }
 
 void validate_sizes(const KvcCompactParams* params) {
@@ -117,7 +118,7 @@ void validate(const KvcCompactParams* params) {
     const KvcCompactParams& p = *params;
     if (p.k_cache == p.k && p.k != nullptr && !compacts_in_place(p)) {
         refuse("k_cache", address(p.k_cache),
-               "memory apart from k (in place: v_cache is v, and k is contiguous with S = C)");
+               "memory apart from k (in place: v_cache is v, k is contiguous with S = C, no format)");
     }
     check_rows(p);
     check_memory(tensors_of(p));

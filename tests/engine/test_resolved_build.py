@@ -70,6 +70,24 @@ def test_recorded_numbers_are_pinned_only_where_they_differ(tiny_model):
     assert pinned.config.page_size is None
 
 
+def test_an_engine_that_records_no_by_length_is_built_again_as_it_was(tiny_model):
+    older = resolved(build(tiny_model, token_budget=64, by_length=False))
+    recorded = dataclasses.asdict(older.parameters)
+    for name in ("by_length", "long_prompt", "short_pool_kernel"):
+        del recorded[name]
+    again = resolved(build(tiny_model, token_budget=64), recorded=recorded)
+    assert again.parameters == older.parameters
+    assert resolved(build(tiny_model, token_budget=64)).parameters.by_length
+    assert not resolved(build(tiny_model, policy="snapkv-gqa", token_budget=64), recorded={}).parameters.by_length
+
+
+def test_budgets_by_length_are_derived_again(tiny_model):
+    """They are no number of the engine: only the largest one is recorded."""
+    recorded = dataclasses.asdict(resolved(build(tiny_model, token_budget=64)).parameters)
+    again = resolved(build(tiny_model, token_budget=64), recorded={**recorded, "prompt_budget": 77})
+    assert again.parameters.prompt_budget == recorded["prompt_budget"]
+
+
 def test_the_numbers_of_a_policy_are_derived_once(tiny_model, monkeypatch):
     """Unless something is found on the way that decides on them, such as a break-even."""
     derived = []

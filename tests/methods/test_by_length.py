@@ -124,3 +124,18 @@ def test_other_policies_know_no_lengths() -> None:
 def test_rows_and_layers_that_are_not_compressed_have_no_lengths() -> None:
     found = resolved(skip_layers=1)
     assert [found.groups(layer)[0].parameters.by_length for layer in (0, 1)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"short_pool_kernel": 513}, "at most the pool_kernel of 511"),
+        ({"short_pool_kernel": 0}, "short_pool_kernel is 0, long_prompt 48000; expected both or neither"),
+        ({"max_input_len": 2**20 + 1}, "max_input_len is 1048577; expected at most 1048576 by length"),
+    ],
+)
+def test_recorded_numbers_that_nothing_derives_are_refused(wrong: dict[str, int], message: str) -> None:
+    found = resolved()
+    found.check(LLAMA)
+    with pytest.raises(InputError, match=message):
+        replace(found, **wrong).check(LLAMA)

@@ -31,6 +31,9 @@ ROWS = [[cell.strip() for cell in line.strip("| ").split("|")] for line in TABLE
 
 
 def resolved(policy: str, sequence: int, budget: int, new: int, **more: object) -> PolicyParameters:
+    """Every prompt kept to the budget of the longest one: a row is about one sequence."""
+    if policy.startswith("rocketkv"):
+        more = {"by_length": False, **more}
     return resolve(policy, model=MODEL, token_budget=budget, max_input_len=sequence - new, max_output_len=new, **more)  # type: ignore[arg-type]
 
 

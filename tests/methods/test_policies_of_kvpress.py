@@ -23,8 +23,8 @@ def resolved(policy: str, budget: int = 512, n: int = 32640, new: int = 128, **m
 
 
 def test_the_hybrid_form_is_rocketkv_with_another_first_stage() -> None:
-    """Every number is RocketKV's, except those that belong to its observation window."""
-    ours, rocketkv = resolved("expected-attention-hybrid"), resolved("rocketkv")
+    """Where it keeps all prompts alike, every number is RocketKV's, except those of its observation window."""
+    ours, rocketkv = resolved("expected-attention-hybrid"), resolved("rocketkv", by_length=False)
     assert (ours.prompt_eviction, ours.decode_selection) == ("expected-attention", "hybrid")
     assert (ours.sinks, ours.future_positions, ours.window, ours.pool_kernel) == (4, 512, 32640, 1)
     same = {"policy", "prompt_eviction", "sinks", "future_positions", "window", "pool_kernel"}

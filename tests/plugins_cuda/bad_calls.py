@@ -34,8 +34,6 @@ NUMBERS = {
 }  # fmt: skip
 PAGED, ROTATED = ("kvc_hybrid_attention", "kvc_rotated_hybrid_attention"), "kvc_rotated_dense_attention"
 NUMBERS |= {PAGED[1]: NUMBERS[PAGED[0]], ROTATED: NUMBERS["kvc_dense_attention"]}
-FORMATS = dict.fromkeys(NUMBERS, 0)
-"""The largest cache_format of each operation."""
 STRUCTS: dict[str, type[Parameters]] = {
     "kvc_compact": struct_of(COMPACT),
     "kvc_hybrid_attention": struct_of(HYBRID_ATTENTION),

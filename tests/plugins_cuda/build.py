@@ -77,6 +77,11 @@ def host_objects() -> list[Path]:
     return _objects("kvc_emulation")
 
 
+def kernel_objects(source: str) -> list[Path]:
+    """The kernels of one source."""
+    return [path for path in _objects("kvc_emulation_objects") if path.name == f"{source}.o"]
+
+
 def _objects(target: str) -> list[Path]:
     return sorted(emulation().parent.glob(f"plugins_cuda/emulation/CMakeFiles/{target}.dir/**/*.o"))
 

@@ -16,7 +16,7 @@ import torch
 
 from kvc_trt.kernels.c_library import KernelError
 from kvc_trt.kernels.library import KernelLibrary
-from tests.plugins_cuda.build import ROOT, host_objects
+from tests.plugins_cuda.build import ROOT, host_objects, kernel_objects
 from tests.plugins_cuda.guards import VARIABLE, Mistake, guarded, with_mistake
 
 Check = Callable[[KernelLibrary], None]
@@ -24,6 +24,8 @@ Check = Callable[[KernelLibrary], None]
 SECONDS = 300
 """The most that a check may take."""
 PLUGINS = ROOT / "plugins_cuda"
+CALLED = "src/attention_in_format.cu"
+"""The source that others call: it is linked as it is where no mutation is for it."""
 _FLAGS = ("-std=c++20", "-fPIC", "-w", "-ffp-contract=off", "-fno-gnu-unique", "-DKVC_EMULATION")
 """Without unique symbols, two libraries in one process share no static variable of a template."""
 RARELY_INLINED = "-D__forceinline__=inline"
@@ -49,20 +51,21 @@ class Mutation:
 
 
 class Mutants:
-    """The mutations of one operation's source ("src/compact.cu"); `flags` are for the kernels alone.
+    """The mutations of one operation's source ("src/compact.cu"), and of `others` that it calls; `flags` are for the
+    kernels alone.
 
     The race detector watches them, which needs no luck.
     """
 
-    def __init__(self, source: str, mutations: Sequence[Mutation], *flags: str) -> None:
-        self._source = source
+    def __init__(self, source: str, mutations: Sequence[Mutation], *flags: str, others: Sequence[str] = ()) -> None:
+        self._sources = (source, *others)
         self._numbers = {mutation: number for number, mutation in enumerate(mutations, start=1)}
         self._flags = ("-fsanitize=thread", *flags)
 
     def check_noticed(self, mutation: Mutation, check: Check) -> None:
         """Assert that `check` fails with the mistake; a mutation named "control..." is no mistake and must pass."""
         if mutation.alone:
-            found = noticed(compile_mutant(mutation, self._source, *self._flags), check)
+            found = noticed(compile_mutant(mutation, *self._sources, flags=self._flags), check)
         else:
             found = noticed(self._together, check, self._numbers[mutation])
         print(found)
@@ -76,13 +79,13 @@ class Mutants:
             if not mutation.alone:
                 of_files.setdefault(mutation.file, []).append(Mistake(number, mutation.right, mutation.wrong))
         texts = {file: guarded((PLUGINS / file).read_text(), mistakes) for file, mistakes in of_files.items()}
-        return _compile_changed(texts, self._source, *self._flags)
+        return _compile_changed(texts, self._sources, self._flags)
 
 
-def compile_mutant(mutation: Mutation, source: str, *flags: str) -> Path:
-    """A library of the operation in `source` with one mistake; `flags` are for the kernels alone."""
+def compile_mutant(mutation: Mutation, *sources: str, flags: Sequence[str] = ()) -> Path:
+    """A library of the operation in `sources` with one mistake; `flags` are for the kernels alone."""
     text = (PLUGINS / mutation.file).read_text()
-    return _compile_changed({mutation.file: with_mistake(text, mutation.right, mutation.wrong)}, source, *flags)
+    return _compile_changed({mutation.file: with_mistake(text, mutation.right, mutation.wrong)}, sources, flags)
 
 
 def noticed(library: Path, check: Check, number: int = 0) -> str:
@@ -121,17 +124,19 @@ def _try_out(library: Path, number: int, check: Check, answer: Connection) -> No
         answer.send("")
 
 
-def _compile_changed(texts: Mapping[str, str], source: str, *flags: str) -> Path:
-    """A library of one source in which files of plugins_cuda have other texts."""
+def _compile_changed(texts: Mapping[str, str], sources: Sequence[str], flags: Sequence[str]) -> Path:
+    """A library of some sources in which files of plugins_cuda have other texts."""
     overlay = Path(tempfile.mkdtemp(dir=_directory.name))
     for file, text in texts.items():
         changed = overlay / file
         changed.parent.mkdir(parents=True, exist_ok=True)
         changed.write_text(text)
-    library, kernels = overlay / "libmutant.so", overlay / "kernels.o"
-    included = ("-include", _prefix(*flags))
-    _compile("-O0", "-c", *flags, *included, f"-I{overlay}", "-x", "c++", source, "-o", kernels)
-    _compile("-shared", kernels, *_unchanged(), "-o", library)
+    library, included = overlay / "libmutant.so", ("-include", _prefix(*flags))
+    kernels = [overlay / f"{number}.o" for number in range(len(sources))]
+    for source, to in zip(sources, kernels, strict=True):
+        _compile("-O0", "-c", *flags, *included, f"-I{overlay}", "-x", "c++", source, "-o", to)
+    called = () if CALLED in sources else kernel_objects(Path(CALLED).name)
+    _compile("-shared", *kernels, *called, *_unchanged(), "-o", library)
     return library
 
 

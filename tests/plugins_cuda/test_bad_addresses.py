@@ -14,7 +14,7 @@ from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.kernels.structs import Status
 from tests.plugins_cuda.bad_calls import PAGED, POINTERS, STRUCTS, ZONE, Call
 
-IN_PLACE = " (in place: v_cache is v, and k is contiguous with S = C)"
+IN_PLACE = " (in place: v_cache is v, k is contiguous with S = C, no format)"
 
 
 def bad_addresses(operation: str) -> Iterator[tuple[str, str, str]]:
@@ -82,6 +82,37 @@ def test_bounds_in_fp8_take_a_byte_each(library: KernelLibrary, operation: str) 
     call.params.v_cache = end - 16
     assert "memory apart from" in call.refused(call.run)
     call.params.v_cache = end
+    call.run()
+
+
+@pytest.mark.parametrize(
+    ("form", "bytes_", "scales", "minima"), [(1, 16, 2, 0), (2, 16, 1, 0), (3, 8, 2, 2)], ids=["int8", "fp8", "int4"]
+)
+def test_parts_of_a_format_take_their_own_bytes(
+    library: KernelLibrary, form: int, bytes_: int, scales: int, minima: int
+) -> None:
+    """Codes, scales and minima of 2 x 2 x 24 vectors of 16 channels: other memory may begin right behind each of them.
+
+    An address of minima that the format does not have is not looked at."""
+    call, vectors = Call(library, "kvc_dense_attention"), 2 * 2 * 24
+    call.params.cache_format = form
+    text = call.refused(call.run)
+    assert text.startswith("k_scale is null")
+    start, parts = call.params.k_cache, {}
+    for name, size in (("k_scale", scales), ("v_scale", scales), ("k_minimum", minima), ("v_minimum", minima)):
+        parts[name] = call._allocate(name, max(vectors * size, 16))
+        setattr(call.params, name, parts[name] if size else 1)
+    call.params.v_cache = start + vectors * bytes_ - 16
+    assert "memory apart from" in call.refused(call.run)
+    call.params.v_cache = start + vectors * bytes_
+    call.params.v_scale = parts["k_scale"] + vectors * scales - scales
+    assert "memory apart from" in call.refused(call.run)
+    call.params.v_scale = parts["k_scale"] + vectors * scales
+    if scales > 1:
+        call.params.v_scale += 1
+        assert "a multiple of 2 bytes" in call.refused(call.run)
+        call.params.v_scale -= 1
+    call.memory["cache_lengths"].zero_()
     call.run()
 
 

@@ -201,7 +201,7 @@ def forgetful() -> KernelLibrary:
     mistake = Mutation(
         "forgets_static", "src/launch_kernel.h", "if (bytes == 0) {", f"if (bytes <= {BY_DEFAULT}) {{"
     )  # fmt: skip
-    return KernelLibrary(compile_mutant(mistake, "src/hybrid_attention.cu", RARELY_INLINED))
+    return KernelLibrary(compile_mutant(mistake, "src/hybrid_attention.cu", flags=(RARELY_INLINED,)))
 
 
 @pytest.mark.slow

@@ -79,4 +79,4 @@ def test_nothing_is_forced_where_lists_are_hidden(tested):
 def test_nothing_is_forced_where_it_is_hidden_what_a_prompt_keeps(tested):
     assert tested.forced_choices.rows == ()
     del tested.observed.kept[0]
-    assert tested._choices(tested.observed.read) is None
+    assert tested._choices(tested.reference_run, tested.observed.kept, tested.observed.read) is None

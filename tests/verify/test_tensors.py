@@ -12,16 +12,22 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 import kvc_trt
 from kvc_trt import policies
+from kvc_trt.backends.harness import StoredBlock
 from kvc_trt.backends.tensorrt.lowering import passes
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.isolated_runs import page_bounds
+from kvc_trt.models.cache_formats import CACHE_FORMATS
+from kvc_trt.operators.schema import part_names
+from kvc_trt.verify.codes.parts import CACHES, stored_parts
 from kvc_trt.verify.rankings.index_lists import IndexComparison
 from kvc_trt.verify.rungs import tensor_differences, tensor_runners
+from tests.operators.stored_tables import parts_of
 from tests.small_model import SMALL
 
 POLYGRAPHY = Path(sys.executable).parent / "polygraphy"
@@ -185,6 +191,72 @@ def test_fp8_bounds_may_differ_as_far_as_the_keys_of_each_side_say():
     assert judge._rounded(feed, base, side(keys)) == set()
     other["bounds_out.1"][0, 0, 0, 0] += 1
     assert judge._rounded(feed, base, other) == set()
+
+
+class TestCodes:
+    """Codes may differ as far as the keys and values of each side say; what follows from them is not compared."""
+
+    @pytest.fixture
+    def judge(self):
+        parameters = policies.resolve(
+            "full", model=SMALL, token_budget=32, max_input_len=60, max_output_len=4, kv_cache="int8"
+        )
+        node = helper.make_node("Step", ["key", "value"], ["attended", "k_cache_out.1", "k_scale_out.1"])
+        graph = helper.make_graph([node, helper.make_node("Relu", ["attended"], ["after"])], "g", [], [])
+        engine = SimpleNamespace(model=SMALL, parameters=parameters)
+        block = StoredBlock(1, "key", "value")
+        return tensor_differences.Judge("decode", helper.make_model(graph), engine, (), None, 1e-4, None, [block])
+
+    @pytest.fixture
+    def sides(self):
+        """Caches before a step, and two sides after it, between whose keys a code has its edge."""
+        rng = np.random.default_rng(0)
+        vectors = rng.standard_normal((2, 1, 2, 64, SMALL.head_size), np.float32)
+        key, value = (rng.standard_normal((1, 2, SMALL.head_size), np.float32) for _ in range(2))
+        key[0, 0, :2] = 127, 2.5  # the scale is 1
+        other = key.copy()
+        other[0, 0, 1] = np.nextafter(np.float32(2.5), np.float32(3))
+        form = CACHE_FORMATS["int8"]
+        feed = {f"{name}.1": part for name, part in parts_of(*vectors, "int8").items()}
+
+        def side(key):
+            found = {"key": key, "value": value}
+            for tensor, exact in zip(CACHES, (key, value), strict=True):
+                for name, new in zip(part_names(tensor, form.keys), stored_parts(exact, form.keys), strict=True):
+                    after = feed[f"{name}.1"].copy()
+                    after[:, :, 40] = new
+                    found[f"{name}_out.1"] = after
+            return found
+
+        return feed, side(key), side(other)
+
+    def test_what_follows_from_a_code_beside_an_edge_is_not_compared(self, judge, sides):
+        feed, base, other = sides
+        assert (base["k_cache_out.1"] != other["k_cache_out.1"]).sum() == 1
+        assert judge._flipped(feed, base, other) == {"attended", "k_cache_out.1", "k_scale_out.1", "after"}
+        assert judge._flipped(feed, base, base) == set()
+
+    @pytest.mark.parametrize(("tensor", "slot"), [("k_cache_out.1", 40), ("k_cache_out.1", 7), ("k_scale_out.1", 40)])
+    def test_a_side_whose_codes_are_not_its_own_keys_is_compared(self, tensor, slot, judge, sides):
+        feed, base, other = sides
+        other[tensor][0, 1, slot, 0] += 1
+        assert judge._flipped(feed, base, other) == set()
+
+    def test_a_side_that_does_not_show_its_keys_is_compared(self, judge, sides):
+        feed, base, other = sides
+        del other["key"]
+        assert judge._flipped(feed, base, other) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_an_engine_whose_caches_have_a_format_passes(form, tmp_path):
+    engine = kvc_trt.build("retrieval-tiny", output=tmp_path / "engine", verify=False, token_budget=64, kv_cache=form)
+    report = engine.verify("tensors", steps=1)
+    assert report.passed
+    assert [rung.name for rung in report.rungs] == [
+        f"{graph}: onnxruntime | inlined" for graph in ("prefill", "decode")
+    ]
 
 
 @pytest.mark.slow

@@ -39,7 +39,6 @@ class TensorRtLlmBackend(Backend):
     libraries = ("tensorrt", "tensorrt_llm")
     own_settings = ()
     weight_copies = 3
-    by_length = False
 
     @override
     def probe(self) -> Probe:

@@ -66,6 +66,11 @@ class NetworkLayers:
         cosine, sine = (self._f.embedding(positions, t).view([-1, 1, self.model.head_size // 2]) for t in tables)
         return cosine, sine
 
+    def looked_up(self, table: NDArray[np.int64], lengths: Tensor) -> Tensor:
+        """Return the numbers of a table [L] at INT64 lengths [B], which may be longer than it; INT64 [B]."""
+        places = self._f.minimum(lengths, len(table) - 1)
+        return self._f.embedding(places, self._f.constant(np.ascontiguousarray(table[:, None]))).view([-1])
+
     def query(self, x: Tensor, layer: str, angles: Angles) -> Tensor:
         """Return rotated queries FLOAT [T,H,D] of normed activations."""
         return self._rotated(x, layer, "q", self.model.num_attention_heads, angles)
@@ -122,11 +127,11 @@ class NetworkLayers:
 def add_plugin(
     api: BuilderApi, operator: Operator, inputs: Mapping[str, Tensor], attributes: Mapping[str, int]
 ) -> dict[str, Tensor]:
-    """Add the plugin layer of an operator; returns its outputs by name.
+    """Add the plugin layer of an operator, in the form of its attributes; returns its outputs by name.
 
     Every attribute is an INT32 field; all inputs are ordinary tensors, none a shape.
     """
-    trt = api.tensorrt
+    trt, operator = api.tensorrt, operator.for_numbers(attributes)
     creator = trt.get_plugin_registry().get_creator(operator.name, VERSION, KVC_DOMAIN)
     if creator is None:
         raise UnsupportedEnvironment(f"plugin {KVC_DOMAIN}::{operator.name} is not registered", hint="kvc-trt doctor")
@@ -159,7 +164,7 @@ def compact(
     An uncompressed layer has a slot for every token and keeps all; without pages its bounds are one page.
     """
     rule = parameters.groups(layer)[0].parameters
-    attributes = own_attributes(COMPACT, rule)
+    attributes = own_attributes(COMPACT.with_lengths() if rule.by_length else COMPACT, rule)
     if not rule.compresses:
         attributes |= {"prompt_budget": rule.capacity, "pool_kernel": 1}
     if not pages:

@@ -103,6 +103,9 @@ LIMITS = (
 )
 
 
+ALIKE = "eviction: one prompt budget and one pool kernel for every prompt (policy: those of the prompt's own length)"
+
+
 def differences(
     parameters: PolicyParameters, rocket: RocketSparseAttention, attention: AttentionBackend
 ) -> tuple[str, ...]:
@@ -110,6 +113,7 @@ def differences(
     shared = (
         f"a row of at most {parameters.dense_limit} cached tokens is attended densely by the policy, sparsely here",
         "no rule for equal scores: which of several equal tokens stays may differ from kvc-trt and between runs",
+        *((ALIKE,) if parameters.by_length else ()),
     )
     if attention == "VANILLA":
         return (*shared, "its reference implementation of the method, not its fast path")

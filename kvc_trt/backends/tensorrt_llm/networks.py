@@ -31,6 +31,7 @@ def define_prefill(layers: NetworkLayers, parameters: PolicyParameters, max_batc
     grid = [f.shape(ids, 0), f.shape(ids, 1)]
     angles = layers.angles(_positions(layers.api, ids, parameters.max_sequence_len - 1))
     window = _window(layers.api, lengths, parameters.window)
+    own = _numbers_by_length(layers, parameters, lengths)
     x = layers.embed(ids.view([-1]))
     stored = []
     for layer in range(model.num_hidden_layers):
@@ -42,7 +43,7 @@ def define_prefill(layers: NetworkLayers, parameters: PolicyParameters, max_batc
         attended = layers.causal_attention(queries, keys, values).permute([0, 2, 1, 3])
         x = _after_attention(layers, x, attended, name)
         last = _last_queries(layers, query, grid, window, parameters.window)
-        inputs = {"q_window": last, "k": keys, "v": values, "prompt_lengths": lengths}
+        inputs = {"q_window": last, "k": keys, "v": values, "prompt_lengths": lengths, **own}
         stored.append(_store(layers, parameters, layer, inputs))
     f.concat([one.view([1, -1]) for one in stored], dim=0).mark_output("cache_lengths", "int64")
     by_row = x.view(f.concat([*grid, model.hidden_size]))
@@ -125,6 +126,15 @@ def _window(api: BuilderApi, lengths: Tensor, width: int) -> Tensor:
     """Return the positions of each row's last W queries, INT64 [B,W,1]; 0 for those before its start."""
     offsets = api.functional.constant(np.arange(-width, 0, dtype=np.int64).reshape(1, width))
     return api.functional.maximum(lengths.view([-1, 1]) + offsets, 0).view([-1, width, 1])
+
+
+def _numbers_by_length(layers: NetworkLayers, parameters: PolicyParameters, lengths: Tensor) -> dict[str, Tensor]:
+    """Return each prompt's budget and pool kernel by its length, INT64 [B]; nothing if rows are alike."""
+    if not parameters.by_length:
+        return {}
+    budgets = parameters.budgets
+    kernels = np.array([parameters.pool_kernel_of(count) for count in range(len(budgets))], np.int64)
+    return {"prompt_budgets": layers.looked_up(budgets, lengths), "pool_kernels": layers.looked_up(kernels, lengths)}
 
 
 def _last_queries(layers: NetworkLayers, query: Tensor, grid: Sequence[Tensor], window: Tensor, width: int) -> Tensor:

@@ -114,6 +114,7 @@ class NodeHarness(TorchHarness):
 
 def _by_name(node: NodeProto, compiled: Operators) -> Callable[..., tuple[Tensor, ...]]:
     """Return a function that runs a node's operator alone, with inputs by their names, and returns all outputs."""
-    names = [tensor.name for tensor in operators()[node.op_type].inputs]
+    numbers = {attribute.name: attribute.i for attribute in node.attribute}
+    names = [tensor.name for tensor in operators()[node.op_type].for_numbers(numbers).inputs]
     called = compiled.call(node, node.output)
     return lambda **inputs: tuple(called([inputs[name] for name in names]))

@@ -35,8 +35,6 @@ def resolve(
     """
     config = with_defaults(config, choice)
     config = config.model_copy(update={"backend": backend})
-    if not backends[backend].by_length and config.by_length is None:
-        config = config.model_copy(update=policies.applicable(config.policy, {"by_length": False}))
     draft = ResolvedBuild(config, choice.config)
     parameters = draft.parameters
     if config.draft_tokens is not None and parameters.no_drafts is not None:

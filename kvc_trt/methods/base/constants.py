@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
 from pydantic import Field
 
 from kvc_trt.methods.base.rocketkv_budget import budgets_by_length
@@ -13,6 +12,7 @@ from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS, CacheFormat
 from kvc_trt.operators.dimensions import INT32_MAX, stored_pages
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 Positions = Literal["original", "cache"]
@@ -114,6 +114,8 @@ class Constants:
     @property
     def budgets(self) -> NDArray[np.int64]:
         """With `by_length`: the tokens that a prompt of n tokens keeps, INT64 [max_input_len + 1]."""
+        import numpy as np
+
         derived = self.max_input_len, self.token_budget, self.max_output_len, self.split, self.window
         return np.minimum(budgets_by_length(*derived), self.prompt_budget)
 
@@ -122,6 +124,8 @@ class Constants:
         """With `by_length`: the most that a conversation of n tokens keeps after a turn, INT64 [max_input_len + 1].
 
         It never falls, and is never less than what an earlier prompt or turn has kept."""
+        import numpy as np
+
         return np.maximum.accumulate(self.budgets)
 
     def kept_of(self, prompt_tokens: int) -> int:
@@ -141,8 +145,8 @@ class Constants:
         """The length up to which a prompt is kept whole."""
         if not self.by_length:
             return self.prompt_budget
-        shortened = np.flatnonzero(self.budgets < np.arange(self.max_input_len + 1))
-        return int(shortened[0]) - 1 if shortened.size else self.max_input_len
+        kept = self.budgets.tolist()
+        return next((n - 1 for n, count in enumerate(kept) if count < n), self.max_input_len)
 
     def pool_kernel_of(self, tokens: int) -> int:
         """Return the pool kernel of a prompt or a conversation of this length."""

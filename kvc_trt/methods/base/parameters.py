@@ -10,6 +10,7 @@ from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection, decode_selection
 from kvc_trt.methods.base.prompt_eviction import PromptEviction, prompt_eviction
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.operators.dimensions import MAX_TOKENS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,9 +46,20 @@ class PolicyParameters(Constants):
             raise InputError(f"layer_budgets has {len(self.layer_budgets)} numbers; expected {layers}, one per layer")
         if self.retrieval_heads is not None and [heads] * layers != list(map(len, self.retrieval_heads)):
             raise InputError(f"retrieval_heads is no table of {layers} layers by {heads} KV heads")
+        self._check_lengths()
         for name, most in (("skip_layers", layers), ("top_r", model.head_size), ("page_size", self.max_sequence_len)):
             if (found := getattr(self, name)) > most:
                 raise InputError(f"{name} is {found}; expected at most {most}")
+
+    def _check_lengths(self) -> None:
+        """Raise InputError for numbers by length that no policy derives."""
+        if self.by_length and self.max_input_len > MAX_TOKENS:
+            raise InputError(f"max_input_len is {self.max_input_len}; expected at most {MAX_TOKENS} by length")
+        if self.short_pool_kernel > self.pool_kernel or (self.short_pool_kernel == 0) != (self.long_prompt == 0):
+            raise InputError(
+                f"short_pool_kernel is {self.short_pool_kernel}, long_prompt {self.long_prompt}; expected both or "
+                f"neither, and at most the pool_kernel of {self.pool_kernel}"
+            )
 
     @property
     def evicts_while_decoding(self) -> bool:

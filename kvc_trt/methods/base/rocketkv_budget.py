@@ -14,11 +14,10 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kvc_trt.models.config import ModelConfig
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 SHORT, LONG = 63, 511
@@ -49,6 +48,8 @@ def budgets_by_length(longest: int, budget: int, new_tokens: int, split: str | f
     A prompt within the token budget stays whole, and the window of a longer one always stays. The numbers neither rise
     nor fall with n throughout: the adaptive split compresses the longest prompts to less than shorter ones.
     """
+    import numpy as np
+
     kept = np.arange(longest + 1, dtype=np.int64)
     for tokens in range(budget + 1, longest + 1):
         own = cache_capacity(tokens + new_tokens, budget, new_tokens, split) - new_tokens

@@ -65,11 +65,19 @@ def parts_by_name(tensor: Tensor, form: VectorFormat | None, tensors: Mapping[st
 
 
 def read_caches(
-    state: Mapping[str, Array], name: str, form: CacheFormat, rows: int, tensors: Sequence[Tensor] = CACHES
+    state: Mapping[str, Array], name: str, form: CacheFormat, rows: int | None = None
 ) -> tuple[Array, Array]:
-    """Return keys and values [rows,G,C,D] of the cache `name` as whatever reads it reads them."""
-    made = []
-    for tensor, vector in zip(tensors, (form.keys, form.values), strict=True):
-        parts = [part[:rows] for part in parts_by_name(tensor, vector, state, f".{name}")]
-        made.append(parts[0] if vector is None else read_parts(parts, vector))
-    return made[0], made[1]
+    """Return keys and values [B,G,C,D] of the first rows of the cache `name` as whatever reads it reads them."""
+    keys, values = (
+        read_table(state, tensor, vector, f".{name}", rows)
+        for tensor, vector in zip(CACHES, (form.keys, form.values), strict=True)
+    )
+    return keys, values
+
+
+def read_table(
+    tensors: Mapping[str, Array], tensor: Tensor, form: VectorFormat | None, suffix: str, rows: int | None = None
+) -> Array:
+    """Return the first rows of an operator's tensor among `tensors`, whose names end in `suffix`, as they are read."""
+    parts = [part[:rows] for part in parts_by_name(tensor, form, tensors, suffix)]
+    return parts[0] if form is None else read_parts(parts, form)

@@ -258,7 +258,7 @@ class StoredTokens:
         if (name := f"channels.{site.name}") in state:
             table = self.tables[site.cache][0]
             codes = np.where(where[..., None] >= 0, unpacked(table.at(where)[0], table.form), 0)
-            self._count(site, "channels", where, state[name][: len(where)].swapaxes(2, 3), codes, channels=True)
+            self._count(site, "channels", where, state[name][: len(where)].swapaxes(2, 3), codes)
         if rule.has_pages:
             form = rule.cache_format.keys
             assert form is not None
@@ -295,7 +295,8 @@ class StoredTokens:
             own = part_names(replace(table.tensor, name=name), table.form)
             wrong = np.zeros(where.shape, bool)
             first = ""
-            for number, (part, expected) in enumerate(zip(own, table.at(where), strict=True)):
+            parts = list(enumerate(zip(own, table.at(where), strict=True)))
+            for number, (part, expected) in reversed(parts):  # codes follow from a minimum and a scale
                 found = state[f"{part}.{site.name}"][: len(where), :, : where.shape[2]]
                 differ = _bits(found) != _bits(np.where(where[..., None] >= 0, expected, 0).astype(found.dtype))
                 if not free:
@@ -305,9 +306,8 @@ class StoredTokens:
                 wrong |= differ.any(axis=-1)
             self.found.add(int((where >= 0).sum()), int(wrong.sum()), first)
 
-    def _count(
-        self, site: CacheSite, name: str, where: Int64, found: Array, expected: Array, *, channels: bool
-    ) -> None:
+    def _count(self, site: CacheSite, name: str, where: Int64, found: Array, expected: Array) -> None:
+        """Compare codes [B,G,C,D], one for each channel, of which no scales go along."""
         differ = (found != expected) & (where[..., None] >= 0)
         first = "" if not differ.any() else self._described(site, name, where, differ, found, expected, None, 0)
         self.found.add(int((where >= 0).sum()), int(differ.any(axis=-1).sum()), first)

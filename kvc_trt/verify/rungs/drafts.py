@@ -28,7 +28,7 @@ from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.rankings.array_errors import larger
 from kvc_trt.verify.rankings.index_lists import IndexComparison
 from kvc_trt.verify.rankings.steps import compare_step
-from kvc_trt.verify.reference_run import ForcedChoices, StepInputs, reference_run
+from kvc_trt.verify.reference_run import ForcedChoices, StepInputs
 from kvc_trt.verify.rungs.codes import codes_checks, keys_check
 from kvc_trt.verify.rungs.operators import index_check
 
@@ -96,11 +96,9 @@ def _reference_checks(tested: EngineUnderTest, found: DraftsRun, stored: StoredT
     none."""
     bar = tested.thresholds.logits_max_error
     if stored is None:
-        shown = tested.forced(found.read, found.inputs, tested.reference_run, None) if found.read else None
+        shown = tested.forced(found.read, found.inputs) if found.read else None
         return [_logits_check(tested, found, shown or tested.forced_choices)]
-    with tested.phase("reference"):
-        own = reference_run(tested.known_run(tested.batch, tested.engine_run.tokens, stored))
-    forced = tested.forced(found.read, found.inputs, own, stored)
+    forced = tested.forced(found.read, found.inputs, stored)
     assert forced.keys_off is not None
     codes = [*codes_checks(stored.found, "drafts: "), keys_check(forced.keys_off, bar, "drafts: ")]
     return [*codes, _logits_check(tested, found, forced)]

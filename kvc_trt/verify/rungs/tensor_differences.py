@@ -21,7 +21,7 @@ from kvc_trt.operators.schema import Tensor, parts_of
 from kvc_trt.operators.tensors import updated
 from kvc_trt.runtime.session.batch import Batch
 from kvc_trt.verify.checks import Rung, at_most
-from kvc_trt.verify.codes.parts import CACHES, parts_by_name, read_caches, stored_parts
+from kvc_trt.verify.codes.parts import CACHES, parts_by_name, read_table, stored_parts
 from kvc_trt.verify.codes.stored_tokens import StoredTokens
 from kvc_trt.verify.engine_run import judge_compaction
 from kvc_trt.verify.rankings.index_lists import IndexComparison
@@ -53,13 +53,13 @@ class Judge:
     engine: EngineDirectory
     choosers: Sequence[Watched]
     """Nodes of the graph that choose tokens."""
-    blocks: Sequence[StoredBlock]
-    """What the graph stores in caches that have a format."""
     batch: Batch
     bar: float
     """Largest error of a float tensor, over its largest value; integers are equal."""
     near_ties: NearTies
     """Counts the lists that were excused."""
+    blocks: Sequence[StoredBlock] = ()
+    """What the graph stores in caches that have a format."""
 
     def tolerances(self, base: Sequence[Values]) -> dict[str, float]:
         """Per tensor, in the graph's order, the largest absolute difference from these runs."""
@@ -157,7 +157,7 @@ class Judge:
         if where not in sites:
             return False
         site, step = sites[where], kind.endswith("_out")
-        keys, _ = self._read(site, side)
+        keys = self._keys(site, side)
         lengths = feed["cache_lengths"][site.cache] + 1 if step else side["cache_lengths"][site.cache]
         return np.array_equal(side[name], page_bounds(keys, lengths, site.parameters.page_size, fp8=True))
 
@@ -210,10 +210,12 @@ class Judge:
     def _tensors(self) -> tuple[Tensor, Tensor]:
         return CACHES if self.graph == "prefill" else (updated(CACHES[0]), updated(CACHES[1]))
 
-    def _read(self, site: CacheSite, side: Values) -> tuple[Array, Array]:
-        """Return keys and values of a cache after the graph, as they are read."""
-        rows = len(self.batch.prompt_lengths)
-        return read_caches(side, site.name, site.parameters.cache_format, rows, self._tensors)
+    def _keys(self, site: CacheSite, side: Values) -> Array:
+        """Return the keys of a cache after the graph, as they are read."""
+        return read_table(side, self._tensors[0], site.parameters.cache_format.keys, f".{site.name}")
+
+    def _values(self, site: CacheSite, side: Values) -> Array:
+        return read_table(side, self._tensors[1], site.parameters.cache_format.values, f".{site.name}")
 
     def _judged(self, op: Watched, feed: Values, side: Values, truncates: bool) -> IndexComparison | None:
         """One side's choice against the reference on the inputs it got; None where they are not known."""
@@ -223,7 +225,7 @@ class Judge:
         if self.graph == "prefill":
             inputs = [side[name] for name in op.inputs]
             return judge_compaction(site, inputs, side[op.outputs[-1]], self.batch, truncates=truncates)
-        keys, values = self._read(site, side)
+        keys, values = self._keys(site, side), self._values(site, side)
         lengths = feed["cache_lengths"][op.cache] + 1
         output, selected = (side[name] for name in op.outputs)
         read = ReadByStep(keys, values, lengths, output, selected)

@@ -234,7 +234,8 @@ class _Comparison:
             results = Comparator.run(runners, data_loader=feeds)
         self.prefilled = dict(results[0][1][0]) if graph == "prefill" else self.prefilled
         choosers, near_ties = _choosers(self.base, graph), self.report.near_ties
-        judge = Judge(graph, model, self.engine, choosers, _blocks(self.base, graph), self.batch, self.bar, near_ties)
+        blocks = _blocks(self.base, graph)
+        judge = Judge(graph, model, self.engine, choosers, self.batch, self.bar, near_ties, blocks)
         if self.directory is not None:
             _save(self.directory / graph, feeds, results, judge.tolerances(results[0][1]))
         truncates = [False, False, *(harness.truncates for harness in self.harnesses.values())]

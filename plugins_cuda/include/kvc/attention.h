@@ -4,6 +4,8 @@
  * m entries of a row after the append. All tensors are contiguous. k_cache, v_cache and bounds are updated in place.
  * A row whose cache length is outside 0..C-1 is inactive: the call writes only its output, which becomes zero, and
  * its selected list, which becomes -1.
+ * In a cache format the new token is stored, then read: bounds and attention are those of what is read back. A vector with
+ * a NaN or an infinity is stored as one that is NaN in all channels.
  * NaN scores rank lowest; a NaN that is read makes the output NaN, as softmax does. An infinite value in a 16-bit cache
  * makes its channel of the output NaN where exact arithmetic may give infinity. */
 #ifndef KVC_ATTENTION_H

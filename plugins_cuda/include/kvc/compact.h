@@ -1,6 +1,9 @@
 /* KvcCompact: keep the part of a prompt's cache that its last queries look at (RocketKV, arXiv 2502.14051, stage 1).
  * KvcCompactTurn: the same for stored and new tokens after a turn; each row has its own number of voting queries.
  *
+ * In a cache format k and v of KvcCompact are exact, those of KvcCompactTurn are stored already: codes move, and votes read
+ * what is read back. Bounds are those of what is read back. A cache in a format is not compacted in place.
+ *
  * Symbols: B batch, H query heads, G KV heads, D head size, W window, S prompt length, C capacity, p page size,
  * P pages as in parameters.h. All tensors are contiguous except k and v, whose strides are given. */
 #ifndef KVC_COMPACT_H

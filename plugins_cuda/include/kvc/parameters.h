@@ -21,7 +21,7 @@ typedef struct KvcAppendBlockParams {
     int32_t batch;                /* B in 1..65535 */
     int32_t kv_heads;             /* G in 1..65535 */
     int32_t head_size;            /* D in 16..256, a multiple of 8 */
-    int32_t cache_format;         /* 0..0: how keys and values are stored */
+    int32_t cache_format;         /* 0..4: how keys and values are stored */
     int32_t reserved;             /* 0 */
     int64_t capacity;             /* C in 1..2^20 */
     int64_t block;                /* M in 1..2^20 */
@@ -50,7 +50,7 @@ typedef struct KvcCompactParams {
     int32_t page_size;             /* 1..2^31-1: tokens of a page */
     int32_t fp8_bounds;            /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
     int32_t by_length;             /* 0..1: 1: each row has numbers of its own */
-    int32_t cache_format;          /* 0..0: how keys and values are stored */
+    int32_t cache_format;          /* 0..4: how keys and values are stored */
     int32_t reserved;              /* 0 */
     int64_t prompt_length;         /* S in 1..2^20 */
     int64_t prompt_budget;         /* 1..capacity: tokens kept per KV head, window included */
@@ -88,7 +88,7 @@ typedef struct KvcCompactTurnParams {
     int32_t page_size;             /* 1..2^31-1: tokens of a page */
     int32_t fp8_bounds;            /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
     int32_t by_length;             /* 0..1: 1: each row has numbers of its own */
-    int32_t cache_format;          /* 0..0: how keys and values are stored */
+    int32_t cache_format;          /* 0..4: how keys and values are stored */
     int32_t reserved;              /* 0 */
     int64_t prompt_length;         /* S in 1..2^20 */
     int64_t prompt_budget;         /* 1..capacity: tokens kept per KV head, window included */
@@ -123,7 +123,7 @@ typedef struct KvcDenseAttentionParams {
     int32_t heads;                /* H in 1..65535, a multiple of kv_heads, H / G in 1..16 */
     int32_t kv_heads;             /* G in 1..H */
     int32_t head_size;            /* D in 16..256, a multiple of 8 */
-    int32_t cache_format;         /* 0..0: how keys and values are stored */
+    int32_t cache_format;         /* 0..4: how keys and values are stored */
     int64_t capacity;             /* C in 1..2^20 */
     const void* query;            /* [B,H,D], after RoPE */
     const void* k_new;            /* [B,G,D], after RoPE */
@@ -149,7 +149,7 @@ typedef struct KvcHybridAttentionParams {
     int32_t page_size;            /* 1..2^31-1: tokens of a page */
     int32_t top_r;                /* 1..head_size: channels that score pages */
     int32_t fp8_bounds;           /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
-    int32_t cache_format;         /* 0..0: how keys and values are stored */
+    int32_t cache_format;         /* 0..4: how keys and values are stored */
     int32_t reserved;             /* 0 */
     int64_t capacity;             /* C in 1..2^20 */
     int64_t top_k;                /* 1..capacity: tokens that a sparse step reads */
@@ -178,7 +178,7 @@ typedef struct KvcJoinBlockParams {
     int32_t batch;                /* B in 1..65535 */
     int32_t kv_heads;             /* G in 1..65535 */
     int32_t head_size;            /* D in 16..256, a multiple of 8 */
-    int32_t cache_format;         /* 0..0: how keys and values are stored */
+    int32_t cache_format;         /* 0..4: how keys and values are stored */
     int32_t reserved;             /* 0 */
     int64_t capacity;             /* C in 1..2^20 */
     int64_t block;                /* M in 1..2^20 */
@@ -210,7 +210,7 @@ typedef struct KvcRaiseBoundsParams {
     int32_t head_size;     /* D in 16..256, a multiple of 8 */
     int32_t page_size;     /* 1..2^31-1: tokens of a page */
     int32_t fp8_bounds;    /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
-    int32_t cache_format;  /* 0..0: how keys and values are stored */
+    int32_t cache_format;  /* 0..4: how keys and values are stored */
     int32_t reserved;      /* 0 */
     int64_t block;         /* M in 1..2^20 */
     int64_t pages;     /* P in 1..2^20, ceil(C / page_size), in 16 bit rounded up to a multiple of 8, in fp8 of 16 */
@@ -228,7 +228,7 @@ typedef struct KvcReplaceBoundsParams {
     int32_t kv_heads;      /* G in 1..65535 */
     int32_t channels;      /* 2D in 32..512, a multiple of 16 */
     int32_t fp8_bounds;    /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
-    int32_t cache_format;  /* 0..0: how keys and values are stored */
+    int32_t cache_format;  /* 0..4: how keys and values are stored */
     int64_t pages; /* P in 1..2^20, ceil(C / page_size), in 16 bit rounded up to a multiple of 8, in fp8 of 16 */
     void* bounds;  /* [B,G,2D,P], page maxima of K, then of -K; empty pages: the lowest finite value */
     const void* bounds_kept; /* [B,G,2D,P], the bounds from now on */
@@ -241,7 +241,7 @@ typedef struct KvcReplaceCacheParams {
     int32_t batch;                 /* B in 1..65535 */
     int32_t kv_heads;              /* G in 1..65535 */
     int32_t head_size;             /* D in 16..256, a multiple of 8 */
-    int32_t cache_format;          /* 0..0: how keys and values are stored */
+    int32_t cache_format;          /* 0..4: how keys and values are stored */
     int32_t reserved;              /* 0 */
     int64_t capacity;              /* C in 1..2^20 */
     void* k_cache;                 /* [B,G,C,D] */
@@ -271,7 +271,7 @@ typedef struct KvcRotatedHybridAttentionParams {
     int32_t page_size;            /* 1..2^31-1: tokens of a page */
     int32_t top_r;                /* 1..head_size: channels that score pages */
     int32_t fp8_bounds;           /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
-    int32_t cache_format;         /* 0..0: how keys and values are stored */
+    int32_t cache_format;         /* 0..4: how keys and values are stored */
     int32_t reserved;             /* 0 */
     int64_t capacity;             /* C in 1..2^20 */
     int64_t top_k;                /* 1..capacity: tokens that a sparse step reads */
@@ -302,7 +302,7 @@ typedef struct KvcRotatedDenseAttentionParams {
     int32_t kv_heads;             /* G in 1..H */
     int32_t head_size;            /* D in 16..256, a multiple of 8 */
     int32_t heads;                /* H in 1..65535: query heads, a multiple of kv_heads, H / G in 1..16 */
-    int32_t cache_format;         /* 0..0: how keys and values are stored */
+    int32_t cache_format;         /* 0..4: how keys and values are stored */
     int64_t capacity;             /* C in 1..2^20 */
     const void* joined;           /* [B,H+2G,D], queries, keys and values of the new token, before RoPE */
     const float* cosines;         /* [B,D/2], of the row's position */

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ from kvc_trt.backends.tensorrt.lowering import PLUGINS, lower
 from kvc_trt.kernels import use_library
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.kernels.ops import kvc
+from kvc_trt.kernels.parameters import whole as with_every_input
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.compaction.compact import COMPACT, COMPACT_TURN
 from kvc_trt.operators.dimensions import INT32_MAX
 from kvc_trt.operators.registry import KERNEL_OPERATORS
-from kvc_trt.operators.schema import Operator
+from kvc_trt.operators.schema import BY_LENGTH, Operator
 from kvc_trt.operators.tensors import FP8_BOUNDS
 from tests.backends.tensorrt.weightless import WITH_AN_ENGINE, weightless_extend, weightless_graphs
 from tests.graph.small_models import LLAMA, resolve
@@ -85,19 +87,21 @@ def malformed_fields(operator: Operator) -> Iterator[Malformed]:
     """Fields with each possible mistake, field by field of the schema."""
     good = good_fields(operator.name)
     assert list(good) == [field.name for field in operator.attributes]
+    good |= {BY_LENGTH.name: 0} if operator.by_length else {}
     whole, count = raw(good), len(good)
 
     def make(fields: Sequence[RawField], reason: str) -> Malformed:
         return Malformed(operator.name, tuple(fields), reason)
 
     yield make([*whole, RawField("more", "INT32", (1,))], f"number of fields: expected {count}, found {count + 1}")
-    for index, field in enumerate(operator.attributes):
+    for index, field in enumerate(with_every_input(operator).attributes):
         before, after, value = whole[:index], whole[index + 1 :], good[field.name]
 
         def replaced(reason: str, *, name=field.name, kind="INT32", values=(value,), before=before, after=after):
             return make([*before, RawField(name, kind, values), *after], reason)
 
-        yield make([*before, *after], f"field {field.name}: missing")
+        if field != BY_LENGTH:  # a node without it means 0
+            yield make([*before, *after], f"field {field.name}: missing")
         yield replaced(f"field {field.name}x: unknown", name=f"{field.name}x")
         yield replaced(f"field {field.name.upper()}: unknown", name=field.name.upper())
         span = f"expected {field.least}..{field.most}"
@@ -169,7 +173,7 @@ def dense_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int,
 
 
 def _step(name: str, case, expected: list[Tensor]) -> Step:
-    operator = BY_NAME[name]
+    operator = BY_NAME[name].for_numbers(vars(case))
     inputs = [getattr(case, tensor.name) for tensor in operator.inputs]
     named = {tensor.name: value for tensor, value in zip(operator.inputs, inputs, strict=True)}
     outputs = [
@@ -186,6 +190,17 @@ def turn_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, 
     """A compaction after a turn in which row i has i + 1 queries that vote."""
     case = turn_case(lengths, [*range(1, len(lengths) + 1)], heads=6, kv_heads=2, page=3, dtype=dtype, fp8=fp8)
     return _computed("KvcCompactTurn", case, emulation)
+
+
+def rows_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
+    """A compaction after a turn whose rows have budgets and pool kernels of their own."""
+    case = turn_case(lengths, [*range(1, len(lengths) + 1)], heads=6, kv_heads=2, page=3, dtype=dtype)
+    numbers = range(len(lengths))
+    own = {
+        "by_length": 1, "prompt_budgets": torch.tensor([12 + 4 * row for row in numbers]),
+        "pool_kernels": torch.tensor([1 + 2 * (row % 2) for row in numbers]),
+    }  # fmt: skip
+    return _computed("KvcCompactTurn", SimpleNamespace(**vars(case), **own), emulation)
 
 
 def append_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
@@ -240,7 +255,7 @@ def replace_bounds_step(
 
 def _computed(name: str, case, emulation: KernelLibrary) -> Step:
     """The step of an operator, and the kernels' result on a copy of it."""
-    operator = BY_NAME[name]
+    operator = BY_NAME[name].for_numbers(vars(case))
     names = [tensor.name for tensor in operator.inputs] + [one.name for one in operator.attributes]
     given = {key: value.clone() if isinstance(value := getattr(case, key), Tensor) else value for key in names}
     made = emulation.compute(operator, given)
@@ -266,6 +281,7 @@ STEPS = [
     (dense_step, (61, 9, 40)),
     (dense_step, (70, -1)),
     (turn_step, (61, 9, 40)),
+    (rows_step, (61, 9, 40)),
     (append_step, (61, 9, 40)),
     (bounds_step, (61, 9, 40)),
     (join_step, (61, 9, 40)),

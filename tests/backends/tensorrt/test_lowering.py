@@ -246,7 +246,10 @@ def test_remaining_kvc_nodes_are_plugins_named_and_counted(policy):
         assert not model.functions
         assert expected_plugins(model) == expected
         for node in (node for node in model.graph.node if node.domain == KVC_DOMAIN):
-            assert [a.name for a in node.attribute] == [*FIELDS[node.op_type], "plugin_namespace", "plugin_version"]
+            own = node.op_type == "KvcCompact" and policy in ("rocketkv", "snapkv++")
+            by_length = ["by_length"] if own else []
+            fields = [*FIELDS[node.op_type], *by_length, "plugin_namespace", "plugin_version"]
+            assert [a.name for a in node.attribute] == fields
             assert attributes_of(node)["plugin_namespace"] == b"kvc"
 
 

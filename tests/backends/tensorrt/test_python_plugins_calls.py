@@ -59,6 +59,7 @@ def test_the_workspace_that_no_gpu_has_is_that_of_the_plugins():
 
 @pytest.mark.parametrize("operator", KERNEL_OPERATORS, ids=lambda operator: operator.name)
 def test_every_number_and_address_of_the_struct_is_set(operator):
+    operator = operator.with_lengths()
     sizes = Dimensions(DTYPES[torch.float16].bytes)
     for tensor in operator.inputs:
         sizes.bind(tensor.name, tensor.shape, [{"2D": 32, "C+M": 32}.get(symbol, 16) for symbol in tensor.shape])

@@ -195,7 +195,10 @@ class Network:
 def _compact(arrays, attributes):
     tensors = [torch.from_numpy(np.ascontiguousarray(one)) for one in arrays]
     assert attributes["prompt_budget"] <= attributes["capacity"]
-    result = reference_ops.compact(*tensors, **attributes)
+    numbers = {name: value for name, value in attributes.items() if name != "by_length"}
+    own = dict(zip(("prompt_budgets", "pool_kernels"), tensors[4:], strict=False))
+    assert len(own) == 2 * attributes.get("by_length", 0)
+    result = reference_ops.compact(*tensors[:4], **numbers, **own)
     names = ("k_cache", "v_cache", "bounds", "cache_lengths", "indices")
     return [getattr(result, name).numpy() for name in names]
 

@@ -26,11 +26,12 @@ inline std::vector<Example> examples(DataType t = DataType::kHALF, bool fp8 = fa
     const DataType length = DataType::kINT64, index = DataType::kINT32;
     const Tensor bounds{fp8 ? DataType::kINT8 : t, t == DataType::kFLOAT && !fp8 ? "B 2 32 15" : "B 2 32 16"};
     const NamedValue kind{"fp8_bounds", fp8 ? 1 : 0};
+    const NamedValue alike{"by_length", 0};
     const Tensor block{t, "B 2 M 16"}, joined{t, "B 2 (58+M) 16"}, positions{index, "B 2 58"};
     const Tensor head{t, "B 2 16"}, cache{t, "B 2 58 16"}, query{t, "B 4 16"};
     return {
         {"KvcCompact",
-         {{"prompt_budget", 50}, {"capacity", 58}, {"pool_kernel", 7}, {"page_size", 4}, kind},
+         {{"prompt_budget", 50}, {"capacity", 58}, {"pool_kernel", 7}, {"page_size", 4}, kind, alike},
          {{t, "B 4 8 16"}, {t, "B 2 S 16"}, {t, "B 2 S 16"}, {length, "B"}},
          {cache, cache, bounds, {length, "B"}, {index, "B 2 58"}},
          {-1, -1, -1, -1, -1}},
@@ -45,7 +46,7 @@ inline std::vector<Example> examples(DataType t = DataType::kHALF, bool fp8 = fa
          {query, cache, cache},
          {-1, 3, 4}},
         {"KvcCompactTurn",
-         {{"prompt_budget", 50}, {"capacity", 58}, {"pool_kernel", 7}, {"page_size", 4}, kind},
+         {{"prompt_budget", 50}, {"capacity", 58}, {"pool_kernel", 7}, {"page_size", 4}, kind, alike},
          {{t, "B 4 8 16"}, {t, "B 2 S 16"}, {t, "B 2 S 16"}, {length, "B"}, {length, "B"}},
          {cache, cache, bounds, {length, "B"}, positions},
          {-1, -1, -1, -1, -1}},

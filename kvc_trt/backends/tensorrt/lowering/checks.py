@@ -111,6 +111,7 @@ def updated_in_place(model: ModelProto) -> dict[str, str]:
         operator = OPERATORS.get(node.op_type)
         if operator is None or node.domain != KVC_DOMAIN:
             continue
+        operator = operator.for_numbers({attribute.name: attribute.i for attribute in node.attribute})
         inputs = dict(zip((tensor.name for tensor in operator.inputs), node.input, strict=True))
         for tensor, output in zip(operator.outputs, node.output, strict=True):
             if tensor.alias is not None:

@@ -1,0 +1,83 @@
+// Eight codes of a stored vector as pairs of numbers of a 16-bit type, the operands of tensor cores. The scale is not in
+// them: codes are exact in fp16 and bf16, and products with them are scaled in fp32.
+//
+// int8 and int4 become numbers by a subtraction: a code's bits below the exponent of a constant make constant + code.
+// E4M3 has the exponent and the mantissa of a number whose bias is smaller; a product with a power of two corrects that.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/numeric.cuh"
+#include "kernels/platform.cuh"
+#include "kernels/vector_formats.h"
+
+namespace kvc {
+
+// Eight channels in the form in which a cache stores them: one aligned access.
+template <VectorFormat kFormat>
+using ChannelUnit = std::conditional_t<kFormat == VectorFormat::kExact, uint4,
+                                       std::conditional_t<kFormat == VectorFormat::kInt4, uint32_t, uint2>>;
+
+namespace stored {
+
+// Twice the number from which on integers below 128 are in the last bits of T, and twice that with bit 7 set.
+template <class T>
+inline constexpr uint32_t kInteger = std::is_same_v<T, half_t> ? 0x64006400u : 0x43004300u;
+
+// Bytes 0 and 1, or 2 and 3, of `bytes` in the lower halves of two numbers.
+__device__ __forceinline__ uint32_t spread_low(uint32_t bytes) { return __byte_perm(bytes, 0, 0x4140); }
+__device__ __forceinline__ uint32_t spread_high(uint32_t bytes) { return __byte_perm(bytes, 0, 0x4342); }
+
+// Two's complement: the sign bit weighs -128.
+template <class T>
+__device__ __forceinline__ uint32_t int8_pair(uint32_t spread) {
+    return platform::subtract_pairs(T{}, (spread & 0x007f007fu) | kInteger<T>, (spread & 0x00800080u) | kInteger<T>);
+}
+
+template <class T>
+__device__ __forceinline__ uint32_t e4m3_pair(uint32_t spread) {
+    const uint32_t sign = spread << 8 & 0x80008000u, magnitude = spread & 0x007f007fu;
+    if constexpr (std::is_same_v<T, half_t>) {
+        return platform::multiply_pairs(T{}, sign | magnitude << 7, 0x5c005c00u);  // 2^8
+    } else {
+        return platform::multiply_pairs(T{}, sign | magnitude << 4, 0x7b807b80u);  // 2^120
+    }
+}
+
+template <class T>
+__device__ __forceinline__ uint32_t int4_pair(uint32_t nibbles) {
+    return platform::subtract_pairs(T{}, (nibbles & 0x000f000fu) | kInteger<T>, kInteger<T>);
+}
+
+}  // namespace stored
+
+// Eight channels as four pairs. Their order is that of the channels, but in int4: there pair j is channels j and j + 4.
+template <VectorFormat kFormat, class T>
+__device__ __forceinline__ uint4 widen_pairs(const ChannelUnit<kFormat>& unit) {
+    if constexpr (kFormat == VectorFormat::kExact) {
+        return unit;
+    } else if constexpr (kFormat == VectorFormat::kInt8) {
+        return {stored::int8_pair<T>(stored::spread_low(unit.x)), stored::int8_pair<T>(stored::spread_high(unit.x)),
+                stored::int8_pair<T>(stored::spread_low(unit.y)), stored::int8_pair<T>(stored::spread_high(unit.y))};
+    } else if constexpr (kFormat == VectorFormat::kFp8) {
+        return {stored::e4m3_pair<T>(stored::spread_low(unit.x)), stored::e4m3_pair<T>(stored::spread_high(unit.x)),
+                stored::e4m3_pair<T>(stored::spread_low(unit.y)), stored::e4m3_pair<T>(stored::spread_high(unit.y))};
+    } else {
+        return {stored::int4_pair<T>(unit), stored::int4_pair<T>(unit >> 4), stored::int4_pair<T>(unit >> 8),
+                stored::int4_pair<T>(unit >> 12)};
+    }
+}
+
+// Eight channels of T in the order that `widen_pairs` gives to those of keys in a format.
+template <VectorFormat kFormat>
+__device__ __forceinline__ uint4 in_order_of(const uint4& channels) {
+    if constexpr (kFormat == VectorFormat::kInt4) {
+        return {__byte_perm(channels.x, channels.z, 0x5410), __byte_perm(channels.x, channels.z, 0x7632),
+                __byte_perm(channels.y, channels.w, 0x5410), __byte_perm(channels.y, channels.w, 0x7632)};
+    } else {
+        return channels;
+    }
+}
+
+}  // namespace kvc

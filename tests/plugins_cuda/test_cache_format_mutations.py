@@ -1,0 +1,122 @@
+"""Mistakes about cache formats in the kernels of dense attention do not pass its tests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvc_trt.kernels.library import KernelLibrary
+from tests.operators.stored_tables import FORMATS
+from tests.plugins_cuda.formats import StoredStep
+from tests.plugins_cuda.mutants import CALLED, RARELY_INLINED, Mutants, Mutation
+from tests.plugins_cuda.test_cache_formats import check_dense, dense_case
+
+pytestmark = pytest.mark.slow
+
+STORED, PAIRS = "kernels/stored_vector.cuh", "kernels/code_pairs.cuh"
+TENSOR_CORE, FMA, APPEND = "kernels/attention_tensor_core.cuh", "kernels/attention_fma.cuh", "kernels/append.cuh"
+MUTATIONS = (
+    Mutation("control", STORED, "return bits == 0 ?", "return 0 == bits ?"),
+    Mutation("a_scale_may_be_0", STORED, "return bits == 0 ? uint16_t{0x3c00} : bits;", "return bits;"),
+    Mutation("a_scale_may_be_infinite", STORED, "half_bits(fminf(wanted, kLargestHalf))", "half_bits(wanted)"),
+    Mutation("codes_are_cut", STORED, "rintf(__fdiv_rn(distance, scale))", "truncf(__fdiv_rn(distance, scale))"),
+    Mutation("codes_are_products", STORED, "__fdiv_rn(distance, scale)", "distance * (1.0f / scale)"),
+    Mutation("powers_are_one_too_small", STORED, "+ 0x1fffffu) >> 23) - 8", "+ 0x1fffffu) >> 23) - 9"),
+    Mutation("powers_are_one_too_large", STORED, "+ 0x1fffffu) >> 23) - 8", "+ 0x3fffffu) >> 23) - 8"),
+    Mutation(
+        "the_exponent_of_zeros_is_0",
+        STORED,
+        "min(max(carried, 0), 254) : kExponentBias",
+        "min(max(carried, 0), 254) : 0",
+    ),
+    Mutation("fp8_rounds_half_up", STORED, "0x7ffffu + (magnitude >> 20 & 1u)", "0x80000u"),
+    Mutation("fp8_has_no_subnormal_numbers", STORED, "magnitude < 0x3c800000u", "magnitude == 0"),
+    Mutation("a_minimum_may_be_minus_0", STORED, "(made.minimum & 0x7fffu) == 0 ?", "false ?"),
+    Mutation("minus_0_counts", STORED, "x = x == 0.0f ? 0.0f : x;", ""),
+    Mutation(
+        "only_the_first_group_counts", STORED, "const bool grouped = to.groups > 1;", "const bool grouped = false;"
+    ),
+    Mutation("infinity_is_finite", STORED, "!(fabsf(x) < INFINITY)", "x != x"),
+    Mutation("one_lane_is_lost", STORED, "__any_sync(kFullWarp, inside && lost) != 0", "inside && lost"),
+    Mutation(
+        "nibbles_change_places",
+        STORED,
+        "static_cast<uint32_t>(codes[i]) << 4 * i",
+        "static_cast<uint32_t>(codes[i]) << 4 * (i ^ 1)",
+    ),
+    Mutation(
+        "minima_are_scales",
+        STORED,
+        "memcpy(&minimum, table.minima + number",
+        "memcpy(&minimum, static_cast<const half_t*>(table.scales) + number",
+    ),
+    Mutation("groups_of_tokens_overlap", STORED, "slot * table.groups + group", "slot + group"),
+    Mutation("the_sign_bit_weighs_nothing", PAIRS, "(spread & 0x00800080u) | kInteger<T>", "kInteger<T>"),
+    Mutation("the_sign_of_fp8_is_lost", PAIRS, "sign | magnitude << 4", "magnitude << 4"),
+    Mutation(
+        "fp8_pairs_are_not_scaled", PAIRS, "sign | magnitude << 7, 0x5c005c00u", "sign | magnitude << 7, 0x3c003c00u"
+    ),
+    Mutation(
+        "queries_keep_their_order",
+        PAIRS,
+        "if constexpr (kFormat == VectorFormat::kInt4) {\n        return {__byte",
+        "if (false) {\n        return {__byte",
+    ),
+    Mutation("the_minimum_is_left_out", TENSOR_CORE, " + query[e] * minimum;", ";"),
+    Mutation("sums_of_groups_run_on", TENSOR_CORE, "even[e] = odd[e] = 0.0f;", ""),
+    Mutation(
+        "scales_are_of_the_other_token",
+        TENSOR_CORE,
+        "scale_of<kKeys>(key_numbers_[i / 2][0])",
+        "scale_of<kKeys>(key_numbers_[1 - i / 2][0])",
+    ),
+    Mutation("weights_are_not_scaled", TENSOR_CORE, "a *= scale_of<kValues>(numbers);", ""),
+    Mutation("offsets_are_not_rescaled", TENSOR_CORE, "offsets_[group][0] *= corrections[0];", ""),
+    Mutation(
+        "halves_are_not_exchanged",
+        TENSOR_CORE,
+        "const uint32_t of_lower = upper ? other : unit,",
+        "const uint32_t of_lower = unit,",
+    ),
+    Mutation(
+        "a_block_has_one_scale",
+        TENSOR_CORE,
+        "const Weights& weights = i < 2 ? lower : upper;",
+        "const Weights& weights = lower;",
+    ),
+    Mutation(
+        "numbers_are_those_of_the_first_tile",
+        TENSOR_CORE,
+        "rows.slot(first + group_ + 8 * half), group)",
+        "rows.slot(rows.first + group_ + 8 * half), group)",
+    ),
+    Mutation("every_channel_is_of_group_0", FMA, "min(channel(i) / kGroupChannels, table.groups - 1)", "0"),
+    Mutation("the_value_is_the_key", APPEND, "store_shared_vector(is_key ? key : value,", "store_shared_vector(key,"),
+)
+MUTANTS = Mutants("src/dense_attention.cu", MUTATIONS, RARELY_INLINED, others=(CALLED,))
+
+
+def check(library: KernelLibrary) -> None:
+    """Caches and outputs in every format: of groups and of one, of zeros, small, large and infinite numbers."""
+    library.set_schedule("shuffled", seed=8)
+    for form in FORMATS:
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            case = dense_case([300, 20, 3], group=2, kv_heads=1, size=64 if dtype != torch.float16 else 96, dtype=dtype)
+            case.k_new[1, 0, :40] = torch.tensor([0.0, -0.0, 1e-7, -1e-5, 0.25, -2.0, 448.0, 449.0]).repeat(5)
+            case.v_new[1, 0] = case.k_new[1, 0].neg()
+            case.k_new[2], case.v_new[2, 0, :32] = 0.0, -0.0
+            check_dense(library, StoredStep(case, form))
+        case = dense_case([9, 9], group=1, kv_heads=1, size=64)
+        case.k_new[0, 0, 3] = float("inf")
+        case.v_new[1] = torch.linspace(-3e38, 3e38, 64)
+        step = float(torch.tensor(0.1).half())
+        case.k_new[1, 0] = step * torch.cat([torch.arange(63) + 0.5, torch.tensor([127.0])])  # halves of a step
+        found = StoredStep(case, form)
+        stored = found.run(library)
+        for name, expected in found.expected().items():
+            assert torch.equal(stored[name].view(torch.int8), expected.view(torch.int8)), name
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_mistakes_are_noticed(mutation: Mutation) -> None:
+    MUTANTS.check_noticed(mutation, check)
