@@ -12,6 +12,7 @@ from tests.operators.stored_tables import FORMATS
 EXTRA = pytest.mark.exhaustive
 DIFFERENT = (
     "full", "rocketkv", "rocketkv-mt", "sparq", "quest", "hybrid", "h2o", "streaming-llm", "snapkv", "duo-attention",
+    "rocketkv, bounds in fp8", "quest, bounds in fp8",
 )  # fmt: skip
 """Policies whose caches hold different things: bounds, places, whole caches, channels, scores, rings."""
 

@@ -121,6 +121,14 @@ def float32(emit: Emitter, value: Value) -> Value:
     return emit.cast(value, np.float32)
 
 
+def bounds_of_read(emit: Emitter, values: Value, layout: Layout) -> Value:
+    """Return FLOAT numbers of keys that were read from a format in the type of bounds, without -0.
+
+    Codes are often 0, and executors differ in the sign of the maximum of 0 and -0."""
+    unsigned = emit.Where(emit.Equal(values, np.float32(0)), np.float32(0), values)
+    return emit.cast(unsigned, layout.lowest.dtype)
+
+
 def int32(emit: Emitter, value: Value) -> Value:
     """Cast to INT32, the type of every index list that leaves an operator."""
     return emit.cast(value, np.int32)

@@ -52,7 +52,7 @@ void PageBounds::raise(int64_t page, const float* key) const {
             if (rank_of(code) > rank_of(bound)) bound = code;
         } else {
             float& bound = static_cast<float*>(first_)[row * pages_ + page];
-            bound = larger(bound, value);
+            bound = larger(bound, value + 0.0f);  // no -0
         }
     }
 }
@@ -76,7 +76,7 @@ void PageBounds::set(int64_t page, const float* keys, int64_t count) const {
                 if (fp8_) {
                     static_cast<int8_t*>(first_)[place] = code_of(maxima[side][channel]);
                 } else {
-                    static_cast<float*>(first_)[place] = maxima[side][channel];
+                    static_cast<float*>(first_)[place] = maxima[side][channel] + 0.0f;  // no -0
                 }
             }
         }

@@ -81,3 +81,4 @@ def test_bounds_after_slots_were_dropped_are_those_of_what_is_left(
     np.testing.assert_array_equal(bounds, expected(stored_before + new))
     rebuild_bounds(parts.map(lambda part: part[0]), bounds, range(left, stored_before + new), page_size)
     np.testing.assert_array_equal(bounds, expected(left))
+    assert not np.signbit(bounds[bounds == 0]).any(), "codes are often 0, and executors differ in the sign of a maximum"

@@ -203,9 +203,13 @@ def page_bounds(keys: Array, lengths: Array, page_size: int, *, fp8: bool) -> Ar
 
 def stored_page_bounds(keys: CachedVectors, lengths: Array, page_size: int, dtype: np.dtype[Any]) -> Array:
     """Return `page_bounds` of keys [B,G,C,D] as they are read, in the bounds' own type; int8 stands for fp8."""
-    fp8 = dtype == np.int8
     values = keys.values()
-    return page_bounds(values if fp8 else values.astype(dtype, copy=False), lengths, page_size, fp8=fp8)
+    if dtype == np.int8:
+        return page_bounds(values, lengths, page_size, fp8=True)
+    bounds = page_bounds(values.astype(dtype, copy=False), lengths, page_size, fp8=False)
+    if keys.format is not None:
+        bounds[bounds == 0] = 0  # never -0, which codes would often give
+    return bounds
 
 
 def rebuild_bounds(keys: CachedVectors, bounds: Array, dropped: range, page_size: int) -> None:

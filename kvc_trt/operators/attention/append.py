@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvc_trt.operators.fp8_bounds import write_codes, write_ranks
-from kvc_trt.operators.shapes import HeadShape, Layout, count_to, float32, size
+from kvc_trt.operators.shapes import HeadShape, Layout, bounds_of_read, count_to, float32, size
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 from kvc_trt.operators.vectors import stored_tables
 
@@ -52,7 +52,7 @@ class Place:
         if layout.fp8_bounds:
             return self._raise_codes(bounds, write_codes(emit, float32(emit, column)), page)
         if layout.cache_format.keys is not None:
-            column = emit.cast(column, layout.lowest.dtype)
+            column = bounds_of_read(emit, column, layout)
         if layout.dtype != "float32":  # twice as slow, but ONNX Runtime's ScatterND has no maximum of half floats
             column = emit.Unsqueeze(column, [3])
             pages = emit.Expand(page, emit.Shape(column))

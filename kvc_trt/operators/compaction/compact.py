@@ -15,7 +15,17 @@ from kvc_trt.operators.compaction.keep_best import keep_best
 from kvc_trt.operators.dimensions import MAX_TOKENS
 from kvc_trt.operators.fp8_bounds import write_codes
 from kvc_trt.operators.schema import INT64, Attribute, Kernel, Operator, Stride, Tensor
-from kvc_trt.operators.shapes import MASKED, Layout, attention_scale, count_to, float32, one, scalar, size
+from kvc_trt.operators.shapes import (
+    MASKED,
+    Layout,
+    attention_scale,
+    bounds_of_read,
+    count_to,
+    float32,
+    one,
+    scalar,
+    size,
+)
 from kvc_trt.operators.tensors import (
     BOUNDS,
     CAPACITY,
@@ -152,7 +162,7 @@ def page_bounds(emit: Emitter, keys: Vectors, stored: Value, layout: Layout) -> 
         return write_codes(emit, float32(emit, maxima))
     if keys.format is None:
         return str(maxima)
-    return emit.cast(emit.Where(emit.IsInf(maxima), np.float32(np.nan), maxima), layout.lowest.dtype)
+    return bounds_of_read(emit, emit.Where(emit.IsInf(maxima), np.float32(np.nan), maxima), layout)
 
 
 def _stored_pages(emit: Emitter, capacity: Value, page_size: Value, multiple: int) -> Value:

@@ -14,7 +14,7 @@ import numpy as np
 from kvc_trt.operators.attention.sparq_attention import CHANNELS, VALUE_SUM
 from kvc_trt.operators.fp8_bounds import write_codes, write_ranks
 from kvc_trt.operators.schema import CACHE, INT64, Kernel, Operator, Tensor
-from kvc_trt.operators.shapes import Layout, count_to, float32, size
+from kvc_trt.operators.shapes import Layout, bounds_of_read, count_to, float32, size
 from kvc_trt.operators.tensors import BOUNDS, CACHE_LENGTHS, FP8_BOUNDS, K_CACHE, PAGE_SIZE, V_CACHE, updated
 from kvc_trt.operators.vectors import NEW, stored_tables
 
@@ -75,7 +75,7 @@ def _write_bounds(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     keys = by_channel(emit, places, NEW.keys.stored(emit, layout.cache_format.keys).read(emit))
     columns = emit.Concat(keys, emit.Neg(keys), axis=2)
     if layout.cache_format.keys is not None and not layout.fp8_bounds:
-        columns = emit.cast(columns, layout.lowest.dtype)
+        columns = bounds_of_read(emit, columns, layout)
     pages = emit.Unsqueeze(emit.Div(places.slots, emit.attribute("page_size")), [1, 2])
     where = emit.Expand(pages, emit.Shape(columns))
     if not layout.fp8_bounds:
