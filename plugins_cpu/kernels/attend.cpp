@@ -7,7 +7,7 @@
 namespace kvc::KVC_TARGET {
 namespace {
 
-/// Heads that share each load of a row: exact rows are loaded again as fast as their registers are free.
+/// The most heads that share each load of a row. Exact rows need no widening, and one head leaves room for more rows.
 template <VectorFormat Format>
 constexpr int kMostHeads = Format == VectorFormat::kExact ? 1 : 4;
 
