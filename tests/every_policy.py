@@ -7,13 +7,10 @@ here. A name is that of a policy, or of a policy and one of its forms.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from kvc_trt import policies
-from kvc_trt.methods.base.constants import CacheFormatName
 from kvc_trt.methods.base.parameters import PolicyParameters
-from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.models.config import ModelConfig
 from tests.small_model import SMALL
 
@@ -72,12 +69,10 @@ def case(name: str, model: ModelConfig = SMALL) -> tuple[str, dict[str, Any]]:
     return policy, settings
 
 
-def parameters_of(
-    name: str, model: ModelConfig = SMALL, *, kv_cache: CacheFormatName = AUTO, **changes: Any
-) -> PolicyParameters:
+def parameters_of(name: str, model: ModelConfig = SMALL, **changes: Any) -> PolicyParameters:
     """The parameters of a case for a small model; `changes` replace its settings."""
     policy, settings = case(name, model)
-    return replace(policies.resolve(policy, model=model, **{**settings, **changes}), kv_cache=kv_cache)
+    return policies.resolve(policy, model=model, **{**settings, **changes})
 
 
 TAKING_TURNS = tuple(name for name in CASES if parameters_of(name).no_turn is None)

@@ -387,11 +387,11 @@ class Engine:
     ) -> Report:
         """Check the engine against the PyTorch reference.
 
-        `level` is quick, full, ops, codes, logits, tokens or retrieval. A failed check is in the report
-        (`passed`, `failures`, `as_text()`, `to_json()`), not raised. `kernels` is the library for an engine
-        that torch runs; `checkpoint` a Hugging Face directory or GGUF file, to say what the engine's weight
-        format costs. `level` tensors compares executors tensor by tensor with NVIDIA Polygraphy, and writes its
-        files to `directory`. Raises InputError, and UnsupportedEnvironment without PyTorch, or Polygraphy.
+        `level` is quick, full, ops, codes, logits, tokens or retrieval. A failed check is in the report (`passed`,
+        `failures`, `as_text()`, `to_json()`), not raised. `kernels` is the library for an engine that torch runs;
+        `checkpoint` a Hugging Face directory or GGUF file, to say what the engine's weight format costs. `level`
+        tensors compares executors tensor by tensor with NVIDIA Polygraphy, and writes its files to `directory`. Raises
+        InputError, and UnsupportedEnvironment without PyTorch, or Polygraphy.
         """
         require_torch()
         if level == "tensors":

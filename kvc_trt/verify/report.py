@@ -36,22 +36,31 @@ class ErrorFigures:
 
 @dataclass
 class ErrorHalves:
-    """The two halves of an engine's error, and with a checkpoint at hand the third: what the weights' format costs."""
+    """The two halves of an engine's error, and with a checkpoint at hand the third: what the weights' format costs.
+
+    Where caches have a format there is a fourth: what that costs."""
 
     engine: ErrorFigures | None = None
     compression: ErrorFigures | None = None
     quantisation: ErrorFigures | None = None
+    cache_format: ErrorFigures | None = None
     notes: dict[str, str] = field(default_factory=dict)
     """Why a column is empty, or what it was measured on, by column."""
 
     def to_json(self) -> dict[str, Any]:
         """One object per column; None where it was not measured."""
-        columns = {"engine": self.engine, "compression": self.compression, "quantisation": self.quantisation}
+        columns = self.columns
         halves: dict[str, Any] = {
             name: {key: json_number(value) for key, value in vars(column).items()} if column else None
             for name, column in columns.items()
         }
         return {**halves, "notes": self.notes}
+
+    @property
+    def columns(self) -> dict[str, ErrorFigures | None]:
+        """The columns by name; that of the caches' format only where they have one."""
+        found = {"engine": self.engine, "compression": self.compression, "quantisation": self.quantisation}
+        return found if self.cache_format is None else {**found, "cache format": self.cache_format}
 
 
 @dataclass
@@ -105,7 +114,9 @@ class Report:
     def as_text(self) -> str:
         """Aligned tables for people, at most `WIDTH` columns wide; the verdict comes last."""
         about = self.description
-        title = f"verify {self.engine}: {about['policy']} on {about['model']}, {about['weights']} weights, {self.level}"
+        caches = f", caches in {about['kv_cache']}" if "kv_cache" in about else ""
+        title = f"verify {self.engine}: {about['policy']} on {about['model']}, {about['weights']} weights{caches}"
+        title += f", {self.level}"
         parts = [escaped(title), _ladder(self.rungs)]
         if any((self.halves.engine, self.halves.compression, self.halves.quantisation)):
             parts += ["The two halves of an engine's error (and what its weights cost)", _halves(self)]
@@ -145,8 +156,7 @@ def _cells(check: Check) -> tuple[str, ...]:
 
 
 def _halves(report: Report) -> str:
-    halves = report.halves
-    columns = {"engine": halves.engine, "compression": halves.compression, "quantisation": halves.quantisation}
+    columns = report.halves.columns
     rows = [(label, *(_figure(column, figure) for column in columns.values())) for figure, label in _FIGURES.items()]
     return text_table(("", *columns), rows, widest=WIDTH)
 

@@ -117,9 +117,19 @@ static inline void widen_codes(const Row& row, int64_t channel, Codes codes, Vec
     if constexpr (Format == VectorFormat::kFp8) made[0] = widened_e4m3(codes);
     if constexpr (Format == VectorFormat::kInt4) {
         const int64_t group = row.groups == 1 ? 0 : channel / kGroup;
+        const Integers bytes = integers_of_uint8(codes);
+#if defined(__AVX512F__)
+        // A table of the values of all codes, of which the lowest four bits of each lane choose one.
+        const Vector levels = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const __m512 table = reinterpret_cast<__m512>(levels * row.scales[group] + row.minima[group]);
+        made[0] = reinterpret_cast<Vector>(_mm512_maskz_permutexvar_ps(-1, reinterpret_cast<__m512i>(bytes), table));
+        made[1] =
+            reinterpret_cast<Vector>(_mm512_maskz_permutexvar_ps(-1, reinterpret_cast<__m512i>(bytes >> 4), table));
+#else
         const float scale = row.scales[group], minimum = row.minima[group];
-        made[0] = __builtin_convertvector(integers_of_uint8(codes & 15), Vector) * scale + minimum;
-        made[1] = __builtin_convertvector(integers_of_uint8(codes >> 4), Vector) * scale + minimum;
+        made[0] = __builtin_convertvector(bytes & 15, Vector) * scale + minimum;
+        made[1] = __builtin_convertvector(bytes >> 4, Vector) * scale + minimum;
+#endif
     }
 }
 
@@ -159,24 +169,45 @@ static constexpr int64_t loaded_width(int64_t head_size) {
     return (head_size + stretch - 1) / stretch * stretch;
 }
 
-/// 2 to the power of a byte less 127; NaN for 255.
-static inline float power_of_byte(uint8_t byte) {
-    const uint32_t bits = byte == 0 ? 0x00400000u : byte == 255 ? 0x7fc00000u : static_cast<uint32_t>(byte) << 23;
-    float made;
-    __builtin_memcpy(&made, &bits, sizeof made);
-    return made;
+/// 2 to the power of bytes less 127; NaN for 255.
+static inline Vector powers_of_bytes(Codes bytes) {
+    const Integers exponents = integers_of_uint8(bytes), bits = exponents << 23;
+    const Integers denormal = exponents == 0 ? all_integers(0x00400000) : bits;
+    return reinterpret_cast<Vector>(exponents == 255 ? all_integers(0x7fc00000) : denormal);
+}
+
+/// Widens the exponents of `count` tokens: of the listed ones, or of the first ones.
+static inline void widen_exponents(const uint8_t* source, const int32_t* tokens, int64_t count, float* target) {
+    for (int64_t first = 0; first < count; first += kWidth) {
+        const int64_t here = count - first < kWidth ? count - first : kWidth;
+        Codes bytes{};
+        if (tokens == nullptr) {
+            bytes = here == kWidth ? load_codes(source + first) : load_first_codes(source + first, here);
+        } else {
+            for (int64_t number = 0; number < here; ++number) bytes[number] = source[tokens[first + number]];
+        }
+        if (here == kWidth) {
+            store(target + first, powers_of_bytes(bytes));
+        } else {
+            store_first(target + first, powers_of_bytes(bytes), here);
+        }
+    }
 }
 
 /// Widens `width` float16 numbers of each of `count` tokens: of the listed ones, or of the first ones.
 static inline void widen_halves(const uint8_t* source, const int32_t* tokens, int64_t count, int64_t width,
                                 float* target) {
     const auto widen = [](const uint8_t* from, int64_t numbers, float* to) {
-        for (int64_t place = 0; place < numbers; place += kWidth) {
-            uint16_t halves[kWidth] = {};
-            const int64_t here = numbers - place < kWidth ? numbers - place : kWidth;
-            std::memcpy(halves, from + place * 2, static_cast<size_t>(here) * 2);
-            store_first(to + place, load_half(halves), here);
+        int64_t place = 0;
+        for (; place + kWidth <= numbers; place += kWidth) {
+            Halves halves;
+            std::memcpy(&halves, from + place * 2, sizeof halves);
+            store(to + place, widened(halves));
         }
+        if (place == numbers) return;
+        Halves halves{};
+        std::memcpy(&halves, from + place * 2, static_cast<size_t>(numbers - place) * 2);
+        store_first(to + place, widened(halves), numbers - place);
     };
     if (tokens == nullptr) return widen(source, count * width, target);
     if (width > 1) {
@@ -186,12 +217,14 @@ static inline void widen_halves(const uint8_t* source, const int32_t* tokens, in
         return;
     }
     for (int64_t first = 0; first < count; first += kWidth) {
-        uint16_t halves[kWidth] = {};
+        Halves halves{};
         const int64_t here = count - first < kWidth ? count - first : kWidth;
         for (int64_t number = 0; number < here; ++number) {
-            std::memcpy(halves + number, source + tokens[first + number] * int64_t{2}, 2);
+            uint16_t half;
+            std::memcpy(&half, source + tokens[first + number] * int64_t{2}, sizeof half);
+            halves[number] = half;
         }
-        store_first(target + first, load_half(halves), here);
+        store_first(target + first, widened(halves), here);
     }
 }
 
@@ -210,9 +243,7 @@ static inline Table open_table(const Vectors& vectors, const int32_t* tokens, in
     const int64_t groups = groups_of(Format, vectors.head_size), stride = bytes_of_codes(Format, vectors.head_size);
     float* const minima = scratch + count * groups;
     if constexpr (Format == VectorFormat::kFp8) {
-        for (int64_t number = 0; number < count; ++number) {
-            scratch[number] = power_of_byte(vectors.scales[tokens == nullptr ? number : tokens[number]]);
-        }
+        widen_exponents(vectors.scales, tokens, count, scratch);
     }
     if constexpr (Format == VectorFormat::kInt8 || Format == VectorFormat::kInt4) {
         widen_halves(vectors.scales, tokens, count, groups, scratch);

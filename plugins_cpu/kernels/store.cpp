@@ -107,7 +107,7 @@ void store_fp8(const float* vector, int64_t size, float largest, uint8_t* codes,
     // 448 is 1.75 * 2^8: adding what the mantissa of 1.75 lacks carries into the exponent of whatever is above.
     const int32_t carried = ((bits_of(largest) + 0x1fffff) >> 23) - 8;
     *exponent = largest > 0.0f ? static_cast<uint8_t>(carried > 0 ? carried : 0) : kExponentOfZero;
-    const float inverse = power_of_byte(static_cast<uint8_t>(2 * kExponentOfZero - *exponent));
+    const Vector inverse = powers_of_bytes(Codes{} + static_cast<uint8_t>(2 * kExponentOfZero - *exponent));
     by_vector(vector, size, [&](int64_t place, Vector here, int64_t count) {
         const Integers code = e4m3_of(here * inverse);
         store_bytes(codes + place, here == Vector{} ? Integers{} : code, count);  // -0 is read as 0

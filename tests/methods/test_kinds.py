@@ -71,9 +71,7 @@ def test_every_operator_of_a_kind_is_known_and_has_a_run():
 
 COMPARED_OTHERWISE = {"KvcPrefillAttention", "KvcQuantisedLinear", "KvcQuantisedRows", "KvcLayerBudgets"}
 """Operators of no single policy: verify runs them as parts of a prompt, and by comparisons of their own."""
-OF_A_FORMAT = {
-    "KvcStoreTokens", "KvcCompactTovaOfTurn", "KvcCompactKeydiffOfTurn", "KvcCompactExpectedAttentionOfTurn",
-}  # fmt: skip
+OF_A_FORMAT = {"KvcStoreTokens"}
 """Operators of caches that have a format; `tests/operators` and `tests/graph` compare them."""
 
 

@@ -76,6 +76,7 @@ class Call:
             "token_budget": rule.token_budget, "dense_until": rule.dense_until, "selected_width": rule.selected_width,
             "fp8_bounds": int(rule.fp8_bounds), "block": TURN,
             "channels": 2 * size, "pages": rule.stored_pages(self.dtype.name.lower()), "reserved": 0, "cache_format": 0,
+            "by_length": int(rule.by_length),
             "kv_stride_token": size, "kv_stride_head": stored * size,
             "kv_stride_batch": model.num_key_value_heads * stored * size,
         }  # fmt: skip

@@ -30,7 +30,7 @@ def test_entries_bounds_and_padding(engine, context):
     subject = open_profiled("engine", engine_program(engine), OnnxRuntimeBenchmark(RunOptions(threads=1), "float32"))
     DecodeRun(subject, 2, context)
     parameters, buffers = engine.parameters, subject.executor.buffers
-    kept = min(context, parameters.prompt_budget)
+    kept = parameters.kept_of(context)
     size = engine.model.head_size
     for layer in range(engine.model.num_hidden_layers):
         keys, bounds = buffers[f"k_cache.{layer}"], buffers[f"bounds.{layer}"]

@@ -52,6 +52,8 @@ def assert_passes(engine):
     report = verify(engine, steps=STEPS)
     assert report.passed, report.failures
     assert report.description["kv_cache"] == engine.parameters.kv_cache
+    assert f", caches in {engine.parameters.kv_cache}, quick" in report.as_text()
+    assert report.halves.cache_format.max_logit_error > 10 * report.halves.engine.max_logit_error
     assert {rung.name for rung in report.rungs if rung.status == "passed"} >= {"ops", "codes", "logits", "tokens"}
     names = {check.name for rung in report.rungs for check in rung.checks}
     assert {"codes unlike their vectors'", "keys and values: error"} <= names
@@ -267,7 +269,7 @@ class TestFollowedCodes:
         followed(Tokens(1, 0, engine.parameters, torch.tensor([[0]])), keys, exact)
         error, place = followed.off.worst
         assert error == pytest.approx(0.5 / max(1.0, exact.abs().max().item()), rel=1e-5)
-        assert place == "value of layer 1, row 0, head 1, token 0, channel 4"
+        assert place == "value of layer 1, row 0, KV head 1, token 0, channel 4"
 
     def test_a_nan_is_the_largest_error(self, stored):
         engine, tokens = stored

@@ -120,5 +120,5 @@ def test_only_rows_that_chose_otherwise_are_run_again(forced):
 def test_prompt_lengths_reach_every_regime(parameters_for):
     parameters = parameters_for()
     lengths = prompt_lengths(parameters, 1024)
-    expected = [256, parameters.prompt_budget + 1, parameters.token_budget, parameters.window // 2]
+    expected = [256, parameters.longest_whole + 1, parameters.token_budget, parameters.window // 2]
     assert lengths == expected == sorted(set(expected), reverse=True)

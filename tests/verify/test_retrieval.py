@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvc_trt import build
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.engine import EngineDirectory
@@ -32,6 +33,17 @@ def test_full_and_compressed_accuracies_of_each_placement_are_reported(engine: E
     assert ("in the prompt" in names[0], "after compaction" in names[2]) == (True, True)
     assert str(retrieval.checks[0].measured).startswith("100.0% ± 0.0% | ")
     assert retrieval.checks[1].passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_answers_from_caches_in_a_format_are_the_references_along_the_same_codes(form: str, tmp_path: Path):
+    sizes = {"token_budget": 64, "max_input_len": 512, "max_output_len": 16}
+    built = build("retrieval-tiny", kv_cache=form, output=tmp_path / "engine", verify=False, **sizes)
+    report = verify(open_engine(built.path), level="retrieval", samples=4)
+    assert report.passed, report.failures
+    judged = [check for check in report.rungs[0].checks if check.name == "answers as the reference's"]
+    assert [check.measured for check in judged] == ["4", "4"]
 
 
 def test_the_shipped_checkpoint_fills_the_third_column(engine: EngineDirectory):

@@ -79,7 +79,7 @@ class NodeHarness(TorchHarness):
     @override
     def stored_blocks(self, graph: str) -> list[list[StoredBlock]]:
         graphs = {"prefill": self._graphs.prompt, "decode": self._graphs.step, "extend": self._graphs.turn}
-        if graph not in graphs:
+        if graph not in graphs or self._engine.parameters.cache_format.keys is None:
             return []
         nodes = [node for layer in range(self._engine.model.num_hidden_layers) for node in graphs[graph](layer)]
         return [stored_blocks(nodes, self._graphs.sites, "k_cache" if graph == "prefill" else "k_cache_out")]

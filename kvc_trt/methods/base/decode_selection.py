@@ -9,21 +9,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.discovery import objects
-from kvc_trt.operators.cached_vectors import CachedVectors, cached_vectors
 from kvc_trt.operators.schema import BOUND, CACHE, Operator, Tensor
 from kvc_trt.operators.tensors import K_CACHE
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from kvc_trt.methods.base.graph_context import PromptLayer, StepLayer, TurnLayer
     from kvc_trt.methods.base.isolated_runs import Array, Found, RunnableAlone, StepCase, StepRun
     from kvc_trt.methods.rankings.ranking import StepRanking
+    from kvc_trt.operators.cached_vectors import CachedVectors
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import LayerCache, Selection
 
@@ -127,6 +126,10 @@ class DecodeSelection(ABC):
 
     def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
         """Make what the cache carries in addition to keys and values [B,G,C,D] with `lengths` [B] slots in use."""
+        import numpy as np
+
+        from kvc_trt.operators.cached_vectors import CachedVectors
+
         types = {"bounds": np.dtype(np.int8)} if rule.fp8_bounds else {}
         stored = CachedVectors((keys,))
         return {name: make(stored, lengths, rule, types.get(name, keys.dtype)) for name, make in self.rebuilt.items()}
@@ -141,6 +144,7 @@ class DecodeSelection(ABC):
         """
         if self.pages:
             from kvc_trt.methods.base.isolated_runs import rebuild_bounds
+            from kvc_trt.operators.cached_vectors import cached_vectors
 
             keys = cached_vectors(state, K_CACHE, rule.cache_format)
             rebuild_bounds(keys, state["bounds"], steps, rule.page_size)

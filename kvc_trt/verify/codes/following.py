@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kvc_trt.reference.caching import Tokens, as_stored
 from kvc_trt.verify.codes.parts import read_parts
+from kvc_trt.verify.codes.stored_tokens import head_of
 
 if TYPE_CHECKING:
     from kvc_trt.graph.state import CacheSite
@@ -93,8 +94,6 @@ class FollowedCodes:
             scale = max(1.0, float(np.abs(ours[row][present]).max()))
             off = np.where(present[..., None], errors[row], 0.0) / scale
             head, token, channel = np.unravel_index(int(np.nan_to_num(off, nan=np.inf).argmax()), off.shape)
-            place = (
-                f"{kind} of layer {site.layer}, row {row}, head {head}, token {positions[row, head, token]}, "
-                f"channel {channel}"
-            )
+            place = f"{kind} of layer {site.layer}, row {row}, {head_of(site, int(head))}"
+            place += f", token {positions[row, head, token]}, channel {channel}"
             self.off.add(row, float(off[head, token, channel]), place)

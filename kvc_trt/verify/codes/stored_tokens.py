@@ -330,11 +330,14 @@ class StoredTokens:
         return f"{place}, {unit} {last}: {ours[last]}, expected {wanted[last]}"
 
     def _place(self, site: CacheSite, part: str, row: int, head: int) -> str:
-        per_query = site.parameters.eviction.cache_per_query_head
-        kind = "query head" if per_query else "KV head"
-        if site.kv_heads is not None and not per_query:
-            head = site.kv_heads[head]
-        return f"{part} of layer {site.layer}, row {row}, {kind} {head}"
+        return f"{part} of layer {site.layer}, row {row}, {head_of(site, head)}"
+
+
+def head_of(site: CacheSite, head: int) -> str:
+    """Name one of the heads that a cache stores as the layer counts them."""
+    if site.parameters.eviction.cache_per_query_head:
+        return f"query head {head}"
+    return f"KV head {head if site.kv_heads is None else site.kv_heads[head]}"
 
 
 def picked(table: Array, where: Int64) -> Array:

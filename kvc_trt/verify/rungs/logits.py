@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.verify.checks import Check, at_most
 from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.ranges import Ranges
@@ -97,6 +98,7 @@ def check_logits(tested: EngineUnderTest) -> list[Check]:
     ]
     _measure_compression(tested, ours.logits)
     _measure_quantisation(tested, ours.logits)
+    _measure_cache_format(tested, ours.logits)
     return [*checks, *check_turns(tested), *check_drafts(tested)]
 
 
@@ -146,6 +148,14 @@ def _measure_quantisation(tested: EngineUnderTest, ours: Logits) -> None:
     if source is not None:
         exact = _reference_logits(tested, source, tested.engine.parameters)
         tested.halves.quantisation = difference(ours, exact, 0.0).figures
+
+
+def _measure_cache_format(tested: EngineUnderTest, ours: Logits) -> None:
+    parameters = tested.engine.parameters
+    if tested.has_codes:
+        exact = _reference_logits(tested, tested.engine.weights(), replace(parameters, kv_cache=AUTO))
+        tested.halves.cache_format = difference(ours, exact, 0.0).figures
+        tested.halves.notes["cache format"] = f"{parameters.kv_cache} against exact caches, both in the reference"
 
 
 def _reference_logits(tested: EngineUnderTest, weights: WeightSource, parameters: PolicyParameters) -> Logits:

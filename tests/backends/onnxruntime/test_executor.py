@@ -33,8 +33,7 @@ def test_limits_and_bytes_follow_from_the_state_list(executor, rocketkv):
 def test_prefill_gives_each_rows_state_and_lengths(executor, rocketkv):
     ids, lengths = padded(prompts())
     prefilled = executor.prefill(ids, lengths)
-    budget = rocketkv.parameters.prompt_budget
-    kept = np.minimum(lengths, budget)
+    kept = np.array([rocketkv.parameters.kept_of(n) for n in lengths.tolist()])
     assert prefilled.logits.shape == (3, 97)
     assert prefilled.cache_lengths.tolist() == [lengths.tolist(), kept.tolist(), kept.tolist()]
     assert {name: array.shape[1:] for name, array in prefilled.state.items()} == {
@@ -141,7 +140,7 @@ def test_index_lists_can_be_exposed(rocketkv):
     parameters = rocketkv.parameters
     indices, selected = open_.exposed("indices.1"), open_.exposed("selected.2")
     assert indices.shape == (3, 2, parameters.capacity)
-    assert (indices >= 0).sum(axis=2).tolist() == [[min(n, parameters.prompt_budget)] * 2 for n in LENGTHS]
+    assert (indices >= 0).sum(axis=2).tolist() == [[parameters.kept_of(n)] * 2 for n in LENGTHS]
     assert selected.shape == (3, 2, parameters.selected_width)
     assert (selected[0] >= 0).sum(axis=1).tolist() == [parameters.top_k] * 2
     assert (selected[1] >= 0).sum(axis=1).tolist() == [2, 2]
