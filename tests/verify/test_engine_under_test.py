@@ -80,3 +80,34 @@ def test_nothing_is_forced_where_it_is_hidden_what_a_prompt_keeps(tested):
     assert tested.forced_choices.rows == ()
     del tested.observed.kept[0]
     assert tested._choices(tested.reference_run, tested.observed.kept, tested.observed.read) is None
+
+
+class TestCachesInAFormat:
+    """The reference goes on from the codes of the observed run."""
+
+    @pytest.fixture
+    def stored(self, make_engine, parameters_for):
+        engine = make_engine(parameters_for("rocketkv", kv_cache="int4"))
+        plan = make_plan("logits", engine.model, engine.parameters, steps=3)
+        target = harness_for(engine, RunOptions("onnxruntime", 1))
+        return EngineUnderTest(engine, target, plan, thresholds_for("fp32"), NullProgress())
+
+    def test_a_run_that_rounds_as_observed_is_judged_itself(self, stored):
+        assert stored.judged_run is stored.engine_run
+        assert stored.findings == []
+
+    def test_the_observed_run_is_judged_in_place_of_one_that_rounds_otherwise(self, stored):
+        stored.engine_run.logits[1, 0, 0] += 1e-6
+        assert stored.judged_run is stored.observed.run
+        assert "the observed run is judged" in stored.findings[0]
+
+    def test_a_code_that_is_not_the_engines_own_moves_the_reference(self, stored):
+        """What the engine stored is what the reference reads, though its own key is another."""
+        before = stored.reference_run.logits.copy()
+        table, _ = stored.observed.tokens.tables[1]
+        table.parts[0][0] ^= 0x11
+        del stored.__dict__["reference_run"]
+        after = stored.reference_run.logits
+        assert np.abs(after - before)[1:, 0].max() > 1e-3
+        np.testing.assert_array_equal(after[0], before[0])  # a prompt's own attention reads exact keys
+        np.testing.assert_array_equal(after[:, 1:], before[:, 1:])
