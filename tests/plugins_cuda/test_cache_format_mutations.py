@@ -85,14 +85,16 @@ def check(library: KernelLibrary) -> None:
     library.set_schedule("shuffled", seed=8)
     for form in FORMATS:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            case = dense_case([300, 20, 3], group=2, kv_heads=1, size=64 if dtype != torch.float16 else 96, dtype=dtype)
+            case = dense_case([250, 20, 3], group=2, kv_heads=1, size=64 if dtype != torch.float16 else 96, dtype=dtype)
             case.k_new[1, 0, :40] = torch.tensor([0.0, -0.0, 1e-7, -1e-5, 0.25, -2.0, 448.0, 449.0]).repeat(5)
             case.v_new[1, 0] = case.k_new[1, 0].neg()
             case.k_new[2], case.v_new[2, 0, :32] = 0.0, -0.0
+            case.v_new[0].abs_()
+            case.v_new[0, 0, 7] = -1e-9
             check_dense(library, StoredStep(case, form))
         case = dense_case([9, 9], group=1, kv_heads=1, size=64)
         case.k_new[0, 0, 3] = float("inf")
-        case.v_new[1] = torch.linspace(-3e38, 3e38, 64)
+        case.v_new[1] = torch.linspace(-1, 1, 64) * 3e38
         step = float(torch.tensor(0.1).half())
         case.k_new[1, 0] = step * torch.cat([torch.arange(63) + 0.5, torch.tensor([127.0])])  # halves of a step
         found = StoredStep(case, form)

@@ -149,10 +149,19 @@ def test_groups(library: KernelLibrary, form: str, group: int, dtype: torch.dtyp
     check_dense(library, StoredStep(dense_case([17, 290], group=group, size=64, dtype=dtype, seed=group), form))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMATS)
-def test_many_splits(library: KernelLibrary, form: str) -> None:
-    """Warps take several tiles, whose numbers are read one tile ahead."""
-    check_dense(library, StoredStep(dense_case([5000], group=4, kv_heads=1, size=64, dtype=torch.bfloat16), form))
+def test_several_tiles(library: KernelLibrary, form: str, dtype: torch.dtype) -> None:
+    """Numbers are read one tile ahead, and sums of minima are rescaled: a warp takes two tiles of 250 tokens."""
+    check_dense(library, StoredStep(dense_case([250, 131], group=5, kv_heads=1, size=96, dtype=dtype), form))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.pairwise
+def test_many_splits(library: KernelLibrary, form: str, dtype: torch.dtype) -> None:
+    """Of 43 splits each has three tiles for a warp."""
+    check_dense(library, StoredStep(dense_case([16500], group=1, kv_heads=1, size=64, dtype=dtype), form))
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
