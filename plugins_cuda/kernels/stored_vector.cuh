@@ -75,7 +75,7 @@ __device__ __forceinline__ float power_of(int byte) {
 // A positive number as a scale, in fp16; 1 where it would be 0.
 __device__ __forceinline__ uint16_t scale_bits(float wanted) {
     const uint16_t bits = half_bits(fminf(wanted, kLargestHalf));
-    return bits == 0 ? uint16_t{0x3c00} : bits;
+    return (bits & 0x7fffu) == 0 ? uint16_t{0x3c00} : bits;  // a maximum of zeros may be -0
 }
 
 // The exponent's byte of a vector whose largest magnitude is `largest`: the smallest that leaves no number above 448.

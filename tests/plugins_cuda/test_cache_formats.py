@@ -16,6 +16,7 @@ from kvc_trt import reference
 from kvc_trt.kernels import reference_ops
 from kvc_trt.kernels.library import SCHEDULES, KernelLibrary
 from kvc_trt.kernels.rotated import ROTATED_DENSE_ATTENTION
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.verify.rankings.index_lists import IndexComparison
 from tests.near_ties import compare_selection
@@ -23,6 +24,7 @@ from tests.operators.stored_tables import FORMATS
 from tests.plugins_cuda.cases import DTYPES, FP8, StepCase, step_case
 from tests.plugins_cuda.checks import assert_close, assert_same_bits, attend_exactly, truncates
 from tests.plugins_cuda.formats import StoredStep, assert_equal_bytes, bounds_of, code_of, read
+from tests.plugins_cuda.redzones import Guarded
 
 EXTREMES = (
     0.0,
@@ -147,10 +149,19 @@ def test_groups(library: KernelLibrary, form: str, group: int, dtype: torch.dtyp
     check_dense(library, StoredStep(dense_case([17, 290], group=group, size=64, dtype=dtype, seed=group), form))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMATS)
-def test_many_splits(library: KernelLibrary, form: str) -> None:
-    """Warps take several tiles, whose numbers are read one tile ahead."""
-    check_dense(library, StoredStep(dense_case([5000], group=4, kv_heads=1, size=64, dtype=torch.bfloat16), form))
+def test_several_tiles(library: KernelLibrary, form: str, dtype: torch.dtype) -> None:
+    """Numbers are read one tile ahead, and sums of minima are rescaled: a warp takes two tiles of 250 tokens."""
+    check_dense(library, StoredStep(dense_case([250, 131], group=5, kv_heads=1, size=96, dtype=dtype), form))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.pairwise
+def test_many_splits(library: KernelLibrary, form: str, dtype: torch.dtype) -> None:
+    """Of 43 splits each has three tiles for a warp."""
+    check_dense(library, StoredStep(dense_case([16500], group=1, kv_heads=1, size=64, dtype=dtype), form))
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -168,6 +179,17 @@ def test_any_token_is_stored_as_the_reference_stores_it(library: KernelLibrary, 
     found = StoredStep(case, form).run(library)
     for name, expected in StoredStep(case, form).expected().items():
         assert_equal_bytes(found[name], expected, name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", FORMATS)
+def test_zeros(library: KernelLibrary, form: str, dtype: torch.dtype) -> None:
+    """Of both signs, and a group of them beside others: the scale is 1, or the exponent 127."""
+    case = dense_case([4, 5, 6], group=1, size=64, dtype=dtype)
+    case.k_new[0], case.v_new[0] = 0.0, -0.0
+    case.k_new[1, :, :32], case.v_new[1, :, 32:] = -0.0, 0.0
+    case.k_new[2, :, ::2], case.v_new[2] = 0.0, case.v_new[2].abs()
+    check_dense(library, StoredStep(case, form))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -218,6 +240,20 @@ def test_the_same_bits_alone_in_a_batch_and_in_any_schedule(
         emulation.set_schedule(order, seed=1)
         assert torch.equal(StoredStep(first, form).run(emulation)["output"][0], together[0])
     emulation.set_schedule("forward")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("form", FORMATS)
+def test_between_redzones(library: KernelLibrary, form: str, dtype: torch.dtype) -> None:
+    """Nothing is written outside of a buffer, however few bytes a vector takes."""
+    case, memory = dense_case([3, 300, -1], group=3, size=24, dtype=dtype), Guarded(library.device_type)
+    step = StoredStep(case, form)
+    token = {name: getattr(case, name) for name in ("query", "k_new", "v_new", "cache_lengths")}
+    tensors = {name: memory.copy(name, value) for name, value in {**token, **step.state()}.items()}
+    library.compute(DENSE_ATTENTION, {**tensors, **code_of(form)})
+    memory.check()
+    for name, expected in step.expected().items():
+        assert_equal_bytes(tensors[name].cpu(), expected, name)
 
 
 def test_a_format_changes_what_is_read() -> None:

@@ -21,6 +21,7 @@ from kvc_trt.kernels.parameters import members
 from kvc_trt.kernels.rotated import LIBRARY_OPERATORS
 from kvc_trt.kernels.structs import Dtype, EmulatedLaunch, struct_of
 from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.presets import list_presets, load_preset
 from kvc_trt.operators.schema import Operator
@@ -62,6 +63,7 @@ class Call:
     parameters: PolicyParameters
     batch: int
     dtype: Dtype = Dtype.BFLOAT16
+    cache_format: int = 0
 
     def numbers(self) -> dict[str, int]:
         """Every number that any operation takes."""
@@ -75,8 +77,8 @@ class Call:
             "prompt_budget": rule.prompt_budget, "capacity": capacity, "top_r": rule.top_r, "top_k": rule.top_k,
             "token_budget": rule.token_budget, "dense_until": rule.dense_until, "selected_width": rule.selected_width,
             "fp8_bounds": int(rule.fp8_bounds), "block": TURN,
-            "channels": 2 * size, "pages": rule.stored_pages(self.dtype.name.lower()), "reserved": 0, "cache_format": 0,
-            "by_length": int(rule.by_length),
+            "channels": 2 * size, "pages": rule.stored_pages(self.dtype.name.lower()), "reserved": 0,
+            "cache_format": self.cache_format, "by_length": int(rule.by_length),
             "kv_stride_token": size, "kv_stride_head": stored * size,
             "kv_stride_batch": model.num_key_value_heads * stored * size,
         }  # fmt: skip
@@ -154,7 +156,7 @@ def _has_room(architecture: str, launch: EmulatedLaunch) -> bool:
 
 
 def test_every_launcher_is_asked(emulation: KernelLibrary) -> None:
-    """Covers every launcher at the sizes above, except compaction in place and the prefetch hint."""
+    """Covers every launcher at the sizes above, in every format, except compaction in place and the prefetch hint."""
     model = load_preset("llama3.1-8b").config
     asked = set()
     for architecture in ARCHITECTURES:
@@ -163,7 +165,10 @@ def test_every_launcher_is_asked(emulation: KernelLibrary) -> None:
             launch.name.decode()
             for policy, operations in OF_POLICY.items()
             for operation in operations
-            for launch in Call(operation, model, resolved(policy, model, 32768, 512), 1).launches(emulation)
+            for form in CACHE_FORMATS.values()
+            for launch in Call(
+                operation, model, resolved(policy, model, 32768, 512), 1, cache_format=form.code
+            ).launches(emulation)
         }
     source = "\n".join(path.read_text() for path in sorted((PLUGINS / "src").iterdir()))
     written = set(re.findall(r'launch<.*?>\(\s*"(\w+)"', source))
