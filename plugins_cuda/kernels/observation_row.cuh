@@ -54,7 +54,8 @@ template <class T>
 __device__ __forceinline__ int64_t observed_keys(const ObservationParams<T>& params, int64_t b) {
     const int64_t n = max(int64_t{0}, min(params.prompt_lengths[b], params.prompt_length));
     const int32_t window = window_length(params.window_lengths, b, params.window);
-    return n > row_budget(params.prompt_budgets, b, params.prompt_budget, window) ? n : 0;
+    const int64_t budget = row_budget(params.prompt_budgets, b, params.prompt_budget, window);
+    return n > budget ? n : 0;
 }
 
 // The number of window rows that do not vote in batch row `b`: the first W-V rows.

@@ -23,7 +23,8 @@ FILL, ZONE = 0x5A, 8192
 SHAPE = {"dtype": 0, "batch": 2, "heads": 4, "kv_heads": 2, "head_size": 16}
 NUMBERS = {
     "kvc_compact": {
-        **SHAPE, "window": 4, "pool_kernel": 3, "page_size": 4, "fp8_bounds": 0, "cache_format": 0, "prompt_length": 24,
+        **SHAPE, "window": 4, "pool_kernel": 3, "page_size": 4, "fp8_bounds": 0, "by_length": 1, "cache_format": 0,
+        "reserved": 0, "prompt_length": 24,
         "prompt_budget": 8, "capacity": 24, "kv_stride_batch": 768, "kv_stride_head": 384, "kv_stride_token": 16,
     },
     "kvc_hybrid_attention": {
@@ -69,6 +70,8 @@ POINTERS = {
         "k": Pointer(2 * 2 * 24 * 16 * 4),
         "v": Pointer(2 * 2 * 24 * 16 * 4),
         "prompt_lengths": Pointer(2 * 8, alignment=8),
+        "prompt_budgets": Pointer(2 * 8, alignment=8),
+        "pool_kernels": Pointer(2 * 8, alignment=8),
         "k_cache": CACHE,
         "v_cache": CACHE,
         "bounds": Pointer(BOUNDS, written=True, optional=True),

@@ -114,7 +114,7 @@ KEYS_ARE_REPLACED_EARLY = (
 
 MUTATIONS: dict[Check, tuple[Mutation, ...]] = {
     votes: (
-        wrong("control_votes", ROW, "n > params.prompt_budget ? n : 0", "params.prompt_budget < n ? n : 0"),
+        wrong("control_votes", ROW, "n > budget ? n : 0", "budget < n ? n : 0"),
         without(BARRIER, STATISTICS, before="        for (int64_t key = chunk.first"),
         without(BARRIER, STATISTICS, before="        store_partials<T"),
         without(BARRIER, STATISTICS, after="first_row);\n        "),
@@ -126,7 +126,7 @@ MUTATIONS: dict[Check, tuple[Mutation, ...]] = {
         without(WARP_BARRIER, TILES, after=f"{WAIT}        "),
         without(WAIT, TILES, before="        __syncwarp"),
         without("copy_async_commit();\n", TILES, before=f"        {WAIT}"),
-        wrong("a_row_of_the_budget_is_scored", ROW, "n > params.prompt_budget", "n >= params.prompt_budget"),
+        wrong("a_row_of_the_budget_is_scored", ROW, "n > budget", "n >= budget"),
         wrong("nothing_seen_is_nan", ROW, "maximum == -INFINITY ? 0.0f : maximum", "maximum"),
         wrong("window_sees_one_more", STATISTICS, "key >= hidden", "key > hidden"),
         wrong("window_sees_one_less", STATISTICS, "n - params.window + 1;", "n - params.window;"),

@@ -134,7 +134,7 @@ extern "C" const char* radix_select(int threads, int in_registers, const float* 
 extern "C" const char* pool_select(const float* votes, int heads, int window, int pool_kernel, int64_t length,
                                    int64_t n, int64_t budget, int64_t capacity, uint32_t* keys, int64_t* stored,
                                    int32_t* indices) {
-    const kvc::PoolSelectParams params = {1,     heads, window,  pool_kernel, length, budget, capacity,
-                                          votes, &n,    nullptr, keys,        stored, indices};
+    const kvc::PoolSelectParams params = {1,  heads,   window,  pool_kernel, length, budget, capacity, votes,
+                                          &n, nullptr, nullptr, nullptr,     keys,   stored, indices};
     return message_of([&](kvc::Stream& stream) { kvc::launch_pool_select(params, stream); });
 }
