@@ -11,6 +11,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.files.held import HeldFile
 from kvc_trt.graph.state import StateTensor, cache_sites, state_tensors
 from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.runtime.executor import Limits, NoDrafts, NoTurns
@@ -51,7 +52,7 @@ class Program:
     @property
     def dtype(self) -> str:
         """Type of activations, and of caches whose format is `auto`."""
-        return self.model.dtype
+        return self.state[0].dtype if self.parameters.kv_cache == AUTO else self.model.dtype
 
     @property
     def capacities(self) -> tuple[int, ...]:

@@ -381,8 +381,8 @@ private:
                 multiply_values(stage, block, lower, upper);
             }
         } else {
+            wait_for_oldest();  // first: on sm_100 fragments that are made before would take a register too many
             const Weights weights = fragments_of(scores, 0);
-            wait_for_oldest();
 #pragma unroll
             for (int block = 0; block < kBlocks; ++block) {
                 multiply_values(stage, block, weights, weights);

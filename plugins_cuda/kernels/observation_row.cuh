@@ -64,14 +64,15 @@ __device__ __forceinline__ int32_t silent_rows(const ObservationParams<T>& param
     return params.window - window_length(params.window_lengths, b, params.window);
 }
 
-// Place of a block (chunk, KV head, batch row) of the grid.
+// Place of a block (chunk, KV head, batch row) of the grid. Keys are counted in 32 bits: S is at most 2^20, and the
+// kernels have no registers to spare.
 template <class T>
 struct ObservedChunk {
     const T* queries;   // [H / G * W, D]
     const T* keys;      // [S, D] by the stride of tokens
     int64_t first_row;  // of `queries` among all [B,H,W]
-    int64_t n;          // keys of the batch row, 0 if they get no votes
-    int64_t first;      // key
+    int32_t n;          // keys of the batch row, 0 if they get no votes
+    int32_t first;      // key
     int32_t rows;       // H / G * W
     int32_t silent;     // rows of the window that do not vote: the first ones of every head
 
@@ -81,8 +82,8 @@ struct ObservedChunk {
         first_row = (b * params.kv_heads + kv_head) * rows;
         queries = params.q_window + first_row * params.head_size;
         keys = params.k + b * params.kv_stride_batch + kv_head * params.kv_stride_head;
-        n = observed_keys(params, b);
-        first = static_cast<int64_t>(blockIdx.x) * kChunkKeys;
+        n = static_cast<int32_t>(observed_keys(params, b));
+        first = static_cast<int32_t>(blockIdx.x) * kChunkKeys;
         silent = silent_rows(params, b);
     }
 

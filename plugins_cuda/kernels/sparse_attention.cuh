@@ -262,9 +262,14 @@ __global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize
     attend_row<kHeadSize, ExactFormats>(params);
 }
 
+// Blocks of a multiprocessor; values in 4 bits, with a minimum beside each scale, take more registers at head size 128.
+template <class T, int kHeadSize, class Formats>
+constexpr int kBlocksInFormat =
+    sizeof(T) == 2 && (kHeadSize <= 64 || (kHeadSize <= 128 && Formats::kValues != VectorFormat::kInt4)) ? 2 : 1;
+
 // The same for caches in a format, whose kinds are Formats::kKeys and Formats::kValues.
 template <class T, int kHeadSize, class Formats>
-__global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize <= 128 ? 2 : 1)
+__global__ void __launch_bounds__(kAttentionThreads, kBlocksInFormat<T, kHeadSize, Formats>)
     sparse_attention_in_format(const SparseAttentionParams<T> params) {
     attend_row<kHeadSize, Formats>(params);
 }

@@ -250,10 +250,12 @@ __global__ void __launch_bounds__(kRowThreads) widen_vectors(const WidenParams<T
     const int64_t first = int64_t{blockIdx.x} * kRowsOfBlock;
     for_rows_of_warp(first, min(first + kRowsOfBlock, params.count), [&](int64_t number) {
         const VectorTable vector = params.vectors.from(number);
+        float* const to = params.to + number * params.head_size;
+#pragma unroll 1
         for (int channel = lane_index(); channel < params.head_size; channel += kWarpSize) {
-            params.to[number * params.head_size + channel] =
-                vector.format == VectorFormat::kExact ? to_float(static_cast<const T*>(vector.codes)[channel])
-                                                      : read_channel(vector, channel);
+            to[channel] = vector.format == VectorFormat::kExact
+                              ? to_float(static_cast<const T*>(vector.codes)[channel])
+                              : read_channel(vector, channel);
         }
     });
 }

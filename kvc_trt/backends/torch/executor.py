@@ -272,7 +272,7 @@ class TorchExecutor(ExecutorBase):
 
     @property
     def _cache_dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.program.model.dtype)
+        dtype: torch.dtype = getattr(torch, self.program.dtype)
         return dtype
 
     @property

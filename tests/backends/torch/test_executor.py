@@ -126,7 +126,7 @@ def test_weights_in_the_caches_type_give_the_reference_to_that_types_rounding(pr
     program = make_program("full", precision)
     batch = batch_of(prompts())
     source = EngineWeights(program.weight_file)
-    dtype = getattr(torch, program.model.dtype)
+    dtype = getattr(torch, program.dtype)
     weights = TorchWeights.read(program.model, source, torch.device("cpu"), dtype)
     found = run(TorchExecutor(program, weights=weights), batch, STEPS)
     expected, _ = reference_logits(program, batch, found.tokens)

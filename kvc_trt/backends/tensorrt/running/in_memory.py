@@ -33,7 +33,7 @@ def build_program(toolkit: Toolkit, program: Program, rows: int, expose: Collect
     profiles = prefill_profiles(program.parameters.max_input_len, rows), decode_profiles(rows)
     names = split_by_graph(expose, program.prefill, program.decode)
     graphs = [read_graph(graph) for graph in (program.prefill, program.decode)]
-    element = ELEMENT_TYPES[program.model.dtype]
+    element = ELEMENT_TYPES[program.dtype]
     with program.weight_file.steady():
         prefill, decode = (
             toolkit.build(typed(exposed(graph, wanted), element), program.weight_file, ranges)
