@@ -94,6 +94,8 @@ class HuggingFaceConfig(Kind):
         if head_size != found.head_size:
             return Comparison(False, difference=f"head size of {theirs.model_type}")
         base = (theirs.rope_parameters or {}).get("rope_theta")
+        if base is None:  # a null: ours takes the default, and a model of transformers cannot be made
+            return Comparison(False, refused="no rotary base")
         if base != found.rotary_base:
             return Comparison(False, difference=f"rotary base of {theirs.model_type}")
         for name, value in ours.items():
