@@ -253,9 +253,8 @@ __global__ void __launch_bounds__(kRowThreads) widen_vectors(const WidenParams<T
         float* const to = params.to + number * params.head_size;
 #pragma unroll 1
         for (int channel = lane_index(); channel < params.head_size; channel += kWarpSize) {
-            to[channel] = vector.format == VectorFormat::kExact
-                              ? to_float(static_cast<const T*>(vector.codes)[channel])
-                              : read_channel(vector, channel);
+            to[channel] = vector.format == VectorFormat::kExact ? to_float(static_cast<const T*>(vector.codes)[channel])
+                                                                : read_channel(vector, channel);
         }
     });
 }
