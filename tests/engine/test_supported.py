@@ -179,3 +179,18 @@ def test_every_policy_takes_a_format_and_bounds_of_pages_are_in_fp8(policy):
     assert bounds("int8") == pages
     if pages:
         assert not bounds("int8", fp8_bounds=False)
+
+
+def test_bounds_in_16_bits_beside_codes_are_refused(tiny_model):
+    settings = {"token_budget": 64, "max_input_len": 128, "max_output_len": 32, "random_weights": 0}
+    choice = choose_model(str(tiny_model))
+
+    def resolved(weights, **changes):
+        config = BuildConfig(model=str(tiny_model), policy="rocketkv", weights=weights, **settings, **changes)
+        return resolve(config, choice, "onnxruntime", backends()).parameters.fp8_bounds
+
+    with pytest.raises(InputError, match="page bounds of a cache in int8 are fp8 or float32, and this engine computes"):
+        resolved("fp16", kv_cache="int8", fp8_bounds=False)
+    assert not resolved("fp32", kv_cache="int8", fp8_bounds=False)
+    assert resolved("fp16", kv_cache="int8")
+    assert not resolved("fp16", fp8_bounds=False)

@@ -16,6 +16,7 @@ from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, compute_dtyp
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.models.formats import is_path
 from kvc_trt.validation import validated
 
@@ -51,6 +52,8 @@ def resolve(
         stored = choice if config.random_weights is None else dataclasses.replace(choice, path=None)
         config = config.model_copy(update={"weights": backends[backend].default_weights(stored)})
     check_backend_settings(config, backends)
+    if parameters.kv_cache != AUTO and parameters.has_pages and not parameters.fp8_bounds:
+        _check_exact_bounds(parameters, compute_dtype(config.weights))
     check_supported(parameters, choice.config.num_hidden_layers, backend, backends)
     if config.tensor_parallel is not None:
         check_parallel(config.tensor_parallel, choice.config, parameters)
@@ -65,6 +68,16 @@ def resolve(
     resolved = draft.changed(config, model)
     _ = resolved.parameters  # derived here: numbers that do not fit are refused before any weights are fetched
     return resolved
+
+
+def _check_exact_bounds(parameters: PolicyParameters, dtype: str) -> None:
+    """Refuse bounds in 16 bits beside codes: rounded to nearest, they might promise less than a page holds."""
+    if dtype != "float32":
+        raise InputError(
+            f"fp8_bounds is false: page bounds of a cache in {parameters.kv_cache} are fp8 or float32, and this engine "
+            f"computes in {dtype}",
+            hint="leave fp8_bounds out, or --weights fp32",
+        )
 
 
 def for_source(resolved: ResolvedBuild, choice: ModelChoice, source: ModelSource) -> ResolvedBuild:
