@@ -68,6 +68,7 @@ def bad_numbers_of_compact() -> Iterator[Bad]:
     yield from outside(name, "page_size", 1, INT32, largest=INT32)
     yield from outside(name, "fp8_bounds", 0, 1, largest=INT32)
     yield from outside(name, "by_length", 0, 1, largest=INT32)
+    yield from outside(name, "reserved", 0, 0, largest=INT32)
     yield from outside(name, "prompt_length", 1, 2**20, largest=INT64)
     yield from outside(name, "prompt_budget", 1, 24, largest=INT64)
     for stride in ("kv_stride_batch", "kv_stride_head", "kv_stride_token"):
