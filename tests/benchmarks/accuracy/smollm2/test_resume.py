@@ -23,7 +23,7 @@ def test_our_side_goes_on_from_what_it_wrote(tmp_path):
     path = resume.restore_ours(before, tmp_path)
     with Results(path, {**before["settings"], "tasks_version": VERSION}) as results:
         cells = list(results.cells.values())
-    after = json.loads(json.dumps([bench._compact(cell.to_json()) for cell in cells]))
+    after = json.loads(json.dumps([bench.compact(cell.to_json()) for cell in cells]))
     figures = ("accuracy", "negative_log_likelihood", "standard_error")  # of the scores, which are compared
     for ours, cell in zip(after, before["cells"], strict=True):
         assert {name: ours.get(name) for name in ours.keys() | cell.keys() if name not in figures} == {
