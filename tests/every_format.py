@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.operators.stored_tables import FORMATS
+from tests.stored_tables import FORMATS
 
 EXTRA = pytest.mark.exhaustive
 DIFFERENT = (

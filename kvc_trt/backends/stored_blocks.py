@@ -45,7 +45,7 @@ def _exact_inputs(by_output: Mapping[str, NodeProto], name: str, site: CacheSite
     while True:
         assert node.domain == KVC_DOMAIN, f"{node.op_type} stores no keys"
         schema = operators()[node.op_type]
-        names = (one.name for one in schema.in_format(site.parameters.cache_format).inputs)
+        names = (one.name for one in schema.for_numbers({one.name: one.i for one in node.attribute}).inputs)
         given = dict(zip(names, node.input, strict=True))
         exact = {one.name for one in schema.inputs if one.stored is None}
         for keys, values in (_NEW, _OF_PROMPT):

@@ -16,7 +16,7 @@ from kvc_trt.contexts.handoff import largest_handoff, read_handoff, write_handof
 from kvc_trt.errors import HandoffRefused, InputError
 from kvc_trt.models.cache_formats import CACHE_FORMATS, VECTOR_FORMATS
 from tests.contexts.conftest import packing_without_graphs, random_context
-from tests.operators.stored_tables import stored
+from tests.stored_tables import stored
 
 NOT_FINITE = (np.nan, -np.nan, np.inf, -np.inf)
 

@@ -19,8 +19,8 @@ from tests.contexts.conftest import packing_without_graphs, random_context
 from tests.contexts.test_continuing import OTHER, PROMPT, session_of, state_of, steps, through_a_file
 from tests.every_format import DIFFERENT, in_formats
 from tests.every_policy import EVERY
-from tests.operators.stored_tables import FORMATS
 from tests.runtime.scheduling import finish
+from tests.stored_tables import FORMATS
 
 POLICIES = (*EVERY, "rocketkv, bounds in fp8", "quest, bounds in fp8")
 

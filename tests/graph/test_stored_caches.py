@@ -18,7 +18,7 @@ from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE, updated
 from tests import every_policy
 from tests.graph.small_models import LLAMA, open_session, prompts_of
-from tests.operators.stored_tables import FORMATS, gathered, parts_of, read_back
+from tests.stored_tables import FORMATS, gathered, parts_of, read_back
 
 OTHERS = ("hybrid", "streaming-llm", "keydiff", "expected-attention", "h2o", "tova", "snapkv", "snapkv++")
 CASES = [(policy, form) for policy in ("full", "rocketkv") for form in FORMATS]

@@ -17,7 +17,7 @@ from kvc_trt.operators.emitter import Emitter
 from kvc_trt.operators.registry import OPERATORS
 from kvc_trt.operators.schema import CACHE_FORMAT
 from tests.graph.small_models import normal, open_session
-from tests.operators.stored_tables import FORMATS, read_back, stored, unpacked
+from tests.stored_tables import FORMATS, read_back, stored, unpacked
 
 LARGEST = np.finfo(np.float32).max
 

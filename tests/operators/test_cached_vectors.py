@@ -14,7 +14,7 @@ from kvc_trt.models.cache_formats import CACHE_FORMATS, VECTOR_FORMATS
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators.cached_vectors import CachedVectors, cached_vectors
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
-from tests.operators.stored_tables import FORMATS, parts_of, stored, unpacked
+from tests.stored_tables import FORMATS, parts_of, stored, unpacked
 
 SPREADS = (1e-30, 1e-4, 1.0, 1e4, 1e30)
 

@@ -23,7 +23,8 @@ from kvc_trt.operators.compaction.store_tokens import STORE_TOKENS
 from kvc_trt.operators.compaction.tova import COMPACT_TOVA
 from kvc_trt.operators.schema import Operator
 from tests.graph.small_models import SingleNode, normal
-from tests.operators.stored_tables import FORMATS, gathered, parts_of, read_back, stored_node
+from tests.operators.stored_node import stored_node
+from tests.stored_tables import FORMATS, gathered, parts_of, read_back
 
 HEADS, WINDOW, LENGTH, BUDGET, CAPACITY, PAGE, SINKS, RECENT = 4, 8, 128, 40, 60, 3, 2, 16
 LENGTHS = np.array([128, 100, 40, 9, 1])

@@ -22,8 +22,8 @@ from kvc_trt.operators.schema import CACHE_FORMAT
 from kvc_trt.operators.shapes import HeadShape, Layout
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE, updated
 from tests.graph.small_models import SingleNode, normal
-from tests.operators.stored_tables import FORMATS, parts_names, parts_of, read_back, stored, unpacked
 from tests.rounding import assert_close
+from tests.stored_tables import FORMATS, parts_names, parts_of, read_back, stored, unpacked
 
 HEADS, KV_HEADS, CAPACITY, PAGE = 4, 2, 40, 4
 UPDATED = updated(K_CACHE), updated(V_CACHE)

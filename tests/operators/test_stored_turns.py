@@ -24,17 +24,9 @@ from kvc_trt.operators.turns.join_block import JOIN_BLOCK, JOIN_IN_ORDER
 from kvc_trt.operators.turns.replace import K_KEPT, REPLACE_CACHE, V_KEPT
 from kvc_trt.operators.turns.ring import COMPACT_RING
 from tests.graph.small_models import normal
-from tests.operators.stored_tables import (
-    FORMATS,
-    gathered,
-    parts_names,
-    parts_of,
-    read_back,
-    stored,
-    stored_node,
-    unpacked,
-)
+from tests.operators.stored_node import stored_node
 from tests.rounding import assert_close
+from tests.stored_tables import FORMATS, gathered, parts_names, parts_of, read_back, stored, unpacked
 
 HEADS, CAPACITY, BLOCK, PAGE, BUDGET, RECENT = 4, 30, 11, 3, 20, 6
 STORED, NEW = np.array([0, 19, 7, 12]), np.array([3, 11, 1, 8])

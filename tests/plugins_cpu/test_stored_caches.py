@@ -15,10 +15,10 @@ from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.schema import CACHE_FORMAT
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
-from tests.operators.stored_tables import FORMATS, parts_of, stored
 from tests.plugins_cpu.libraries import ANY_INSTRUCTIONS, use_at_most
 from tests.plugins_cpu.native_node import NativeNode
 from tests.rounding import assert_close
+from tests.stored_tables import FORMATS, parts_of, stored
 
 LARGEST = np.finfo(np.float32).max
 

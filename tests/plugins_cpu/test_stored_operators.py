@@ -15,9 +15,9 @@ from tests.graph.small_models import SingleNode
 from tests.operators import test_stored_compaction as compaction
 from tests.operators import test_stored_steps as steps
 from tests.operators import test_stored_turns as turns
-from tests.operators.stored_tables import FORMATS, gathered, parts_names
 from tests.plugins_cpu.native_node import NativeNode
 from tests.rounding import assert_close
+from tests.stored_tables import FORMATS, gathered, parts_names
 
 SIZES = pytest.mark.parametrize("size", [24, 32, 96])
 KV_HEADS = pytest.mark.parametrize("kv_heads", [1, 2])

@@ -15,8 +15,8 @@ from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.schema import CACHE_FORMAT, Operator
 from kvc_trt.operators.schema import Tensor as Schema
 from kvc_trt.reference import page_bounds
-from tests.operators.stored_tables import CACHES, parts_of, read_back
 from tests.plugins_cuda.cases import StepCase
+from tests.stored_tables import CACHES, parts_of, read_back
 
 POISON = -7
 """Byte of free slots: a NaN scale, so that any read of them shows."""

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from kvc_trt.kernels.library import KernelLibrary
-from tests.operators.stored_tables import FORMATS
 from tests.plugins_cuda.formats import StoredStep
 from tests.plugins_cuda.mutants import CALLED, RARELY_INLINED, Mutants, Mutation
 from tests.plugins_cuda.test_cache_formats import check_dense, dense_case
+from tests.stored_tables import FORMATS
 
 pytestmark = pytest.mark.slow
 

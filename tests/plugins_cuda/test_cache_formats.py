@@ -20,11 +20,11 @@ from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.verify.rankings.index_lists import IndexComparison
 from tests.near_ties import compare_selection
-from tests.operators.stored_tables import FORMATS
 from tests.plugins_cuda.cases import DTYPES, FP8, StepCase, step_case
 from tests.plugins_cuda.checks import assert_close, assert_same_bits, attend_exactly, truncates
 from tests.plugins_cuda.formats import StoredStep, assert_equal_bytes, bounds_of, code_of, read
 from tests.plugins_cuda.redzones import Guarded
+from tests.stored_tables import FORMATS
 
 EXTREMES = (
     0.0,

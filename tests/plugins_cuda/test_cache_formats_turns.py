@@ -14,12 +14,12 @@ from kvc_trt.operators.schema import Operator
 from kvc_trt.operators.turns.append_block import APPEND_BLOCK, RAISE_BOUNDS
 from kvc_trt.operators.turns.join_block import JOIN_BLOCK, JOINED_KEYS, JOINED_VALUES
 from kvc_trt.operators.turns.replace import K_KEPT, REPLACE_CACHE, V_KEPT
-from tests.operators.stored_tables import FORMATS
 from tests.plugins_cuda.cases import DTYPES, FP8, compact_case
 from tests.plugins_cuda.checks import assert_same_bits
 from tests.plugins_cuda.formats import assert_equal_bytes, bounds_of, code_of, parts, poisoned, read
 from tests.plugins_cuda.test_compact_turn import turn_case
 from tests.plugins_cuda.test_turn import BlockCase, block_case
+from tests.stored_tables import FORMATS
 
 SIZES = (24, 64, 160)
 

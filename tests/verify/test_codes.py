@@ -24,7 +24,7 @@ from kvc_trt.verify.engine_run import observe
 from kvc_trt.verify.ladder import verify
 from kvc_trt.verify.questions.prompts import prompt_lengths, random_prompts
 from tests.every_policy import CASES, parameters_of
-from tests.operators.stored_tables import FORMATS
+from tests.stored_tables import FORMATS
 from tests.verify.conftest import MODEL
 
 SIZE = MODEL.head_size

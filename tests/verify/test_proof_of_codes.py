@@ -8,7 +8,7 @@ import pytest
 from kvc_trt.verify import engine_run
 from kvc_trt.verify.proofs import replay
 from kvc_trt.verify.reference_run import reference_run
-from tests.operators.stored_tables import FORMATS
+from tests.stored_tables import FORMATS
 from tests.verify.test_proof_replay import lists_at, only_digests, proof_from, swapped, with_lists
 
 POLICIES = ("rocketkv", "snapkv-gqa", "hybrid", "sparq")

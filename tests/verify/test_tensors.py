@@ -27,8 +27,8 @@ from kvc_trt.operators.schema import part_names
 from kvc_trt.verify.codes.parts import CACHES, stored_parts
 from kvc_trt.verify.rankings.index_lists import IndexComparison
 from kvc_trt.verify.rungs import tensor_differences, tensor_runners
-from tests.operators.stored_tables import parts_of
 from tests.small_model import SMALL
+from tests.stored_tables import parts_of
 
 POLYGRAPHY = Path(sys.executable).parent / "polygraphy"
 

@@ -15,7 +15,6 @@ from kvc_trt.backends.tensorrt.lowering import PLUGINS, lower
 from kvc_trt.kernels import use_library
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.kernels.ops import kvc
-from kvc_trt.kernels.parameters import whole as with_every_input
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.compaction.compact import COMPACT, COMPACT_TURN
 from kvc_trt.operators.dimensions import INT32_MAX
@@ -94,7 +93,7 @@ def malformed_fields(operator: Operator) -> Iterator[Malformed]:
         return Malformed(operator.name, tuple(fields), reason)
 
     yield make([*whole, RawField("more", "INT32", (1,))], f"number of fields: expected {count}, found {count + 1}")
-    for index, field in enumerate(with_every_input(operator).attributes):
+    for index, field in enumerate(operator.whole.attributes):
         before, after, value = whole[:index], whole[index + 1 :], good[field.name]
 
         def replaced(reason: str, *, name=field.name, kind="INT32", values=(value,), before=before, after=after):

@@ -7,10 +7,8 @@ import torch
 
 from kvc_trt import reference
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS, VectorFormat
-from kvc_trt.operators.schema import CACHE_FORMAT, Tensor, part_names
-from kvc_trt.operators.shapes import HeadShape, Layout
+from kvc_trt.operators.schema import Tensor, part_names
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
-from tests.graph.small_models import SingleNode
 
 CACHES = K_CACHE, V_CACHE
 FORMATS = tuple(name for name in CACHE_FORMATS if name != AUTO)
@@ -61,10 +59,3 @@ def unpacked(codes: np.ndarray, vector: VectorFormat) -> np.ndarray:
         return codes
     byte = codes.view(np.uint8)
     return np.stack([byte & 15, byte >> 4], axis=-1).reshape(*codes.shape[:-1], -1).view(np.int8)
-
-
-def stored_node(operator, form: str, numbers, size: int, dtype: str = "float32", **layout_numbers) -> SingleNode:
-    """Return an operator over caches of that format, whose heads have `size` channels."""
-    own, fp8 = CACHE_FORMATS[form], bool(numbers.get("fp8_bounds", True))
-    layout = Layout(HeadShape(None, None, size), dtype=dtype, fp8_bounds=fp8, cache_format=own, numbers=layout_numbers)
-    return SingleNode(operator.body(layout), {**numbers, CACHE_FORMAT.name: own.code})
