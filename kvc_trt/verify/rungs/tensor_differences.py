@@ -192,7 +192,8 @@ class Judge:
                 )
                 for before, after, vector, exact in new
             )
-        stored, listed = StoredTokens(self._sites, {self.graph: [[block]]}), side.get(f"indices.{site.name}")
+        stored, name = StoredTokens(self._sites, {self.graph: [[block]]}), f"indices.{site.name}"
+        listed = side[name] if name in side else None  # noqa: SIM401 (Polygraphy's results have no `get`)
         kept = {} if listed is None else {block.cache: listed}
         stored.after_prompt(_Shown(side), side, kept, self.batch.prompt_lengths)
         return not stored.found.wrong
