@@ -50,6 +50,8 @@ def shapes_of(operator, engine):
         "v": (BATCH, groups, PROMPT, size),
         "q_window": (BATCH, heads, parameters.window, size),
         "prompt_lengths": (BATCH,),
+        "prompt_budgets": (BATCH,),
+        "pool_kernels": (BATCH,),
         "query": (BATCH, heads, size),
         "k_new": (BATCH, groups, size),
         "v_new": (BATCH, groups, size),

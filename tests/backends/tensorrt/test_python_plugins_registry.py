@@ -13,6 +13,7 @@ import pytest
 
 from kvc_trt.backends.tensorrt.lowering import PLUGINS, lower
 from kvc_trt.operators.registry import KERNEL_OPERATORS
+from kvc_trt.operators.schema import BY_LENGTH
 from tests.backends.tensorrt import rtx
 from tests.backends.tensorrt.plugin_cases import BY_NAME, graph_fields, malformed, raw
 from tests.backends.tensorrt.weightless import weightless_graphs, weights_as_inputs
@@ -53,7 +54,8 @@ def request_of(operator: str, fields) -> dict:
 def test_python_plugins_register_once_and_leave_nothing_behind(ask):
     answer = ask()
     expected = {
-        operator.name: ["1", [[one.name, "INT32"] for one in operator.attributes]] for operator in KERNEL_OPERATORS
+        operator.name: ["1", [[one.name, "INT32"] for one in operator.whole.attributes]]
+        for operator in KERNEL_OPERATORS
     }
     assert answer["creators"] == expected
     first = KERNEL_OPERATORS[0].name
@@ -65,8 +67,10 @@ def test_python_plugins_register_once_and_leave_nothing_behind(ask):
 def test_fields_of_the_graphs_make_plugins_in_both_phases(ask):
     found = graph_fields()
     answer = ask(*(request_of(name, raw(dict(fields))) for name, fields in found))
-    for (_, fields), made in zip(found, answer["created"], strict=True):
-        assert made == {"created": True, "capable": True, "fields": {name: [value] for name, value in fields}}
+    by_length = {operator.name: {BY_LENGTH.name: [0]} for operator in KERNEL_OPERATORS if operator.by_length}
+    for (operator, fields), made in zip(found, answer["created"], strict=True):
+        expected = by_length.get(operator, {}) | {name: [value] for name, value in fields}
+        assert made == {"created": True, "capable": True, "fields": expected}
 
 
 def test_every_malformed_field_makes_none_and_says_why(ask):

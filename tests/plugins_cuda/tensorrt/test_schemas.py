@@ -45,6 +45,11 @@ def plugin_nodes(graphs) -> list[tuple[onnx.ModelProto, onnx.NodeProto]]:
     return [(model, node) for model, node in nodes if node.domain == KVC_DOMAIN and node.op_type in PLUGINS]
 
 
+def called(node: onnx.NodeProto) -> Operator:
+    """The operator in the form that a node's attributes name."""
+    return PLUGINS[node.op_type].for_numbers({a.name: a.i for a in node.attribute})
+
+
 def body_of(model: onnx.ModelProto, name: str) -> onnx.FunctionProto:
     return next(body for body in model.functions if body.name == name)
 
@@ -54,7 +59,7 @@ def test_the_nodes_of_every_policy_carry_these_fields_and_no_others(graphs):
     assert {node.op_type for _, node in nodes} == set(PLUGINS) - OF_TURNS
     for _, node in nodes:
         attributes = {a.name: a for a in node.attribute if a.name not in PLUGIN_ATTRIBUTES}
-        fields = {one.name: one for one in PLUGINS[node.op_type].attributes}
+        fields = {one.name: one for one in called(node).attributes}
         assert set(attributes) == set(fields)
         for name, field in fields.items():
             # The parser makes one INT32 of an INT and keeps the low half, whatever the high half is.
@@ -72,7 +77,7 @@ def test_the_nodes_name_the_namespace_and_version_of_the_creators(graphs):
 def test_every_node_has_the_tensors_that_its_plugin_expects(graphs):
     """TensorRT refuses a node whose outputs are not as many as the plugin's."""
     for model, node in plugin_nodes(graphs):
-        operator, body = PLUGINS[node.op_type], body_of(model, node.op_type)
+        operator, body = called(node), body_of(model, node.op_type)
         assert len(node.input) == len(operator.inputs)
         assert len(node.output) == len(operator.outputs)
         assert list(body.output) == [tensor.name for tensor in operator.outputs]
@@ -88,7 +93,7 @@ def test_tensors_have_the_types_and_ranks_that_onnx_infers(graphs):
             for node in model.graph.node:
                 if node.domain != KVC_DOMAIN or node.op_type not in PLUGINS:
                     continue
-                operator, attributes = PLUGINS[node.op_type], {a.name: a.i for a in node.attribute}
+                operator, attributes = called(node), {a.name: a.i for a in node.attribute}
                 for name, row in zip([*node.input, *node.output], operator.tensors, strict=True):
                     expected = ONNX_TYPES.get(operator.element_of(row, attributes), onnx.TensorProto.FLOAT)
                     assert types[name].elem_type == expected, (node.name, row.name)
