@@ -130,7 +130,7 @@ class TestChanged:
 
     @pytest.mark.parametrize(("cache", "step"), [(0, 0), (1, 0), (0, 3), (1, ANSWER - 1)])
     def test_lists(self, cache, step, engine, honest):
-        available = 200 if step == 0 else 143 + step
+        available = 200 if step == 0 else 123 + step
         changed = with_lists(honest, cache, step, swapped(lists_at(honest, cache, step), available))
         assert list(changed.problems()) == []
         report = engine.replay(changed)
@@ -218,11 +218,11 @@ class TestChanged:
     @pytest.mark.parametrize(
         ("lists", "problem"),
         [
-            (np.arange(143)[None], "lists of 1 heads, expected 2"),
-            (np.tile(np.arange(142), (2, 1)), "head 0: 142 tokens were taken, expected 143"),
-            (np.tile(np.arange(200), (2, 1)), "head 0: all 200 tokens were taken, expected 143"),
-            (np.tile(np.arange(58, 201), (2, 1)), "names tokens that are not there"),
-            (np.tile(np.arange(143)[::-1], (2, 1)), "does not ascend"),
+            (np.arange(123)[None], "lists of 1 heads, expected 2"),
+            (np.tile(np.arange(122), (2, 1)), "head 0: 122 tokens were taken, expected 123"),
+            (np.tile(np.arange(200), (2, 1)), "head 0: all 200 tokens were taken, expected 123"),
+            (np.tile(np.arange(78, 201), (2, 1)), "names tokens that are not there"),
+            (np.tile(np.arange(123)[::-1], (2, 1)), "does not ascend"),
         ],
     )
     def test_lists_that_cannot_be(self, lists, problem, engine, honest):
@@ -231,10 +231,10 @@ class TestChanged:
         assert problem in report.problems[0]
 
 
-@pytest.mark.parametrize("lists", [np.full((1, 4), 2**31 - 2), np.tile(np.arange(10**6, 10**6 + 143), (2, 1))])
+@pytest.mark.parametrize("lists", [np.full((1, 4), 2**31 - 2), np.tile(np.arange(10**6, 10**6 + 123), (2, 1))])
 def test_lists_that_cannot_be_are_named_beside_a_true_digest_too(lists, engine, honest):
     """Another list differs, so that all of them would be forced on the reference."""
-    other = with_lists(honest, 1, 2, swapped(lists_at(honest, 1, 2), 145))
+    other = with_lists(honest, 1, 2, swapped(lists_at(honest, 1, 2), 125))
     first = dataclasses.replace(other.caches[0], kept_lists=encode(lists))
     report = engine.replay(dataclasses.replace(other, caches=(first, other.caches[1])))
     assert "cache 0, step 0: the lists are not those of the digest" in report.problems
@@ -244,9 +244,9 @@ def test_lists_that_cannot_be_are_named_beside_a_true_digest_too(lists, engine, 
 
 
 def test_a_policy_that_does_nothing_is_named_by_its_digest(engine, honest):
-    everything = with_lists(honest, 1, 2, np.tile(np.arange(145), (2, 1)))
+    everything = with_lists(honest, 1, 2, np.tile(np.arange(125), (2, 1)))
     report = engine.replay(only_digests(everything))
-    assert report.problems == ("cache 1, step 2: all 145 tokens were taken, where rocketkv chooses",)
+    assert report.problems == ("cache 1, step 2: all 125 tokens were taken, where rocketkv chooses",)
 
 
 def test_differences_within_rounding_are_near_ties(engine, honest, monkeypatch):

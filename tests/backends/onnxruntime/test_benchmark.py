@@ -90,5 +90,7 @@ def test_prefill_memory_is_linear_in_the_prompt(program):
 def test_the_record_says_what_computes_the_engines_operators(make_program, library, monkeypatch, precision, expected):
     """Native operators have caches of float32 alone."""
     monkeypatch.setenv(VARIABLE, str(library))
-    benchmark = BACKEND.benchmark(make_program("full", precision), RunOptions(threads=1))
+    program = make_program("full", precision)
+    engine = dataclasses.replace(program, model=dataclasses.replace(program.model, dtype=program.dtype))
+    benchmark = BACKEND.benchmark(engine, RunOptions(threads=1))
     assert benchmark.describe()["operators"].startswith(expected)
