@@ -32,7 +32,7 @@ class KernelOperator:
 
     def run(self, **inputs):
         schema, device = operators()[self.name], self.library.device_type
-        given = {one.name: torch.from_numpy(np.array(inputs[one.name], order="C")).to(device) for one in schema.inputs}
+        given = {name: torch.from_numpy(np.array(table, order="C")).to(device) for name, table in inputs.items()}
         made = self.library.compute(schema, {**given, **self.operator.attributes})
         return [(made[one.name] if one.alias is None else given[one.alias]).cpu().numpy() for one in schema.outputs]
 
