@@ -73,6 +73,10 @@ def test_engines_are_opened_once_per_room(tiny):
     tiny.announce([variant], room)
     first = tiny.open(variant, room)
     assert tiny.open(variant, room) is first
+    tiny.announce([variant, Variant("hybrid", 32)], room)
+    assert tiny.open(variant, room) is first
+    tiny.announce([Variant("hybrid", 32)], room)
+    assert (variant, room) not in tiny._open
     tiny.announce([variant], Room(72, 8))
     assert tiny.open(variant, room) is not first
 

@@ -4,7 +4,8 @@
 
 Asks SmolLM2-135M-Instruct the questions of `benchmarks.accuracy.smollm2.stages`, with the same samples: a needle in the
 prompt, the same asked after compaction, the same as plain text, one of several keys, and the likelihood of a summary.
-One prefill serves every method, budget and format. What is measured is kept in build/accuracy/, some questions at a
+One prefill serves every method and budget in one format; formats are asked in turn, because the engines of all of them
+would take 18 GB. What is measured is kept in build/accuracy/, some questions at a
 time, so a run that was stopped goes on where it was. Writes benchmarks/results/formats-answers.json.
 """
 
@@ -14,9 +15,10 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 from benchmarks import machine, store
-from benchmarks.accuracy.formats.divergence import METHODS, in_every_format
+from benchmarks.accuracy.formats.divergence import METHODS, in_format
 from benchmarks.accuracy.smollm2.grid import MODEL, SEED, compact
 from benchmarks.accuracy.smollm2.stages import BUDGETS, CORE, LONGEST_ANSWERS, SAMPLES, Stage
 from benchmarks.accuracy.spent import Spent, record_of
@@ -25,6 +27,7 @@ from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.measure import QuestionDraw, measure
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
+from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.progress import progress_on
 from kvc_trt.tasks.dataset import VERSION
 
@@ -32,9 +35,9 @@ NAME = "formats-answers"
 GROUPS = ("needles", "late-needles", "plain", "keys", "likelihood")
 
 
-def stage(name: str) -> Stage:
-    """Return a group's questions, asked of every method in every format."""
-    return replace(CORE[name], policies=tuple(in_every_format(METHODS)))
+def stage(name: str, form: str) -> Stage:
+    """Return a group's questions, asked of every method in one format."""
+    return replace(CORE[name], policies=tuple(in_format(METHODS, form)))
 
 
 def measured(model: PolicyEngines, names: Sequence[str], samples: int, until: float | None) -> list[Cell]:
@@ -43,9 +46,9 @@ def measured(model: PolicyEngines, names: Sequence[str], samples: int, until: fl
     draw, progress = QuestionDraw(samples, SEED, LONGEST_ANSWERS), progress_on()
     path = machine.ROOT / "build" / "accuracy" / NAME / RESULTS_FILE
     with Results(path, {**settings, "tasks_version": VERSION}) as results:
-        for name in names:
-            progress.note(f"group {name}")
-            asked = stage(name)
+        for name, form in product(names, CACHE_FORMATS):
+            progress.note(f"group {name} in {form}")
+            asked = stage(name, form)
             measure(model, asked.variants, asked.groups, draw, results, progress, until=until)
         return list(results.cells.values())
 

@@ -4,7 +4,7 @@
 
 A prompt is a piece of the Python language's own documentation, which is part of every Python (`pydoc_data.topics`). Its
 next 256 tokens are fed one by one to the whole cache and to each other one, and their distributions of the next token
-are compared (`kvc_trt.accuracy.faithfulness`). One prefill serves all caches. Writes
+are compared (`kvc_trt.accuracy.faithfulness`). One prefill serves all caches in one format. Writes
 benchmarks/results/formats-divergence.json after every few prompts; a run goes on where the last one of the same commit
 and machine stopped.
 """
@@ -54,8 +54,12 @@ def variants(methods: Sequence[str] = METHODS, budgets: Sequence[int] = BUDGETS)
 
 def in_every_format(methods: Sequence[str]) -> list[str]:
     """Return the names under which methods are compared, each in every format."""
-    forms = [f":kv_cache={form}" if form != AUTO else "" for form in CACHE_FORMATS]
-    return [method + form for method in methods for form in forms]
+    return [name for method in methods for form in CACHE_FORMATS for name in in_format([method], form)]
+
+
+def in_format(methods: Sequence[str], form: str) -> list[str]:
+    """Return the names under which methods are compared in one format."""
+    return [method if form == AUTO else f"{method}:kv_cache={form}" for method in methods]
 
 
 def plain_text() -> str:
@@ -94,19 +98,25 @@ def _compared(
     model: PolicyEngines, asked: Sequence[Question], some: range, length: int, room: Room
 ) -> list[dict[str, Any]]:
     """Return one record per prompt: every cache's figures, in the order of `variants`."""
-    whole, *others = variants()
-    model.announce([whole, *others], room)
     given = [asked[place] for place in some]
-    records: list[dict[str, Any]] = [
-        {"length": length, "prompt": place, "tokens": hashlib.sha256(str(one).encode()).hexdigest()[:12], "caches": []}
-        for place, one in zip(some, given, strict=True)
-    ]
-    of_whole = _along(model, whole, room, given)
-    for variant in (whole, *others):
-        size, found = of_whole if variant == whole else _along(model, variant, room, given)
-        for record, pair in zip(records, zip(of_whole[1], found, strict=True), strict=True):
-            record["caches"].append({"row_bytes": size, **asdict(compare(*pair))})
-    return records
+    whole = variants()[0]
+    model.announce([whole], room)
+    expected = _along(model, whole, room, given)[1]
+    found: dict[Variant, list[dict[str, Any]]] = {}
+    for form in CACHE_FORMATS:
+        together = [one for one in variants() if one.settings.get("kv_cache", AUTO) == form]
+        model.announce(together, room)
+        for one in together:
+            size, logits = _along(model, one, room, given)
+            figures = [compare(*pair) for pair in zip(expected, logits, strict=True)]
+            found[one] = [{"row_bytes": size, **asdict(each)} for each in figures]
+    return [
+        {
+            "length": length, "prompt": place, "tokens": hashlib.sha256(str(one).encode()).hexdigest()[:12],
+            "caches": [found[variant][number] for variant in variants()],
+        }
+        for number, (place, one) in enumerate(zip(some, given, strict=True))
+    ]  # fmt: skip
 
 
 def _along(

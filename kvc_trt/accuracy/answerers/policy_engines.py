@@ -73,9 +73,9 @@ class PolicyEngines:
         }
 
     def announce(self, variants: Sequence[Variant], room: Room) -> None:
-        """Engines of other rooms are closed; those of this one say what they will read of prefill."""
+        """All other engines are closed; these say what they will read of prefill."""
         self._prefills.forget()
-        self._open = {key: answerer for key, answerer in self._open.items() if key[1] == room}
+        self._open = {key: answerer for key, answerer in self._open.items() if key[1] == room and key[0] in variants}
         self._runner.forget()
         for variant in variants:
             with contextlib.suppress(InputError):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kvc_trt import reference
 from kvc_trt.models.cache_formats import FP8, VectorFormat
+from kvc_trt.operators.cached_vectors import CachedVectors
 from kvc_trt.operators.schema import Tensor, part_names
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 
@@ -53,10 +54,7 @@ def read_parts(parts: Sequence[Array], form: VectorFormat) -> NDArray[np.float32
 
 def unpacked(codes: Array, form: VectorFormat) -> Array:
     """Return codes INT8 [...,D], one for each channel."""
-    if form.code_bits == 8:
-        return codes
-    byte = codes.view(np.uint8)
-    return np.stack([byte & 15, byte >> 4], axis=-1).reshape(*codes.shape[:-1], -1).view(np.int8)
+    return CachedVectors((codes,), form).codes()
 
 
 def parts_by_name(tensor: Tensor, form: VectorFormat | None, tensors: Mapping[str, Array], suffix: str) -> list[Array]:
