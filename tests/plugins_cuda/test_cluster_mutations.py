@@ -29,6 +29,7 @@ def without(name: str, file: str, what: str, context: str, instead: str = "") ->
     return Mutation(f"without_{name}", file, context, context.replace(what, instead))
 
 
+STORE = "store_token<false>(entry, append.keys.from(cache), append.values.from(cache), slot, size)"
 MUTATIONS = (
     Mutation("control", STEP, "if (row.length > 0) {", "if (0 < row.length) {"),
     without("the_barrier_before_staging", STEP, BARRIER, f"{BARRIER}  // the channels"),
@@ -93,7 +94,7 @@ MUTATIONS = (
     Mutation("tokens_of_the_first_block", STEP, "(task.start + page) * params.page_size", "page * params.page_size"),
     Mutation("every_block_appends", STEP, "page / chunk == cluster_rank()", "true"),
     Mutation("the_first_block_appends", STEP, "page / chunk == cluster_rank()", "cluster_rank() == 0"),
-    Mutation("bounds_are_not_raised", STEP, "joined.raise(entry.key());", ""),
+    Mutation("bounds_are_not_raised", STEP, f"joined.raise({STORE});", f"{STORE};"),
     Mutation(
         "only_the_first_block_fills_the_list", STEP, "cluster_rank() * kScoreThreads + static_cast", "static_cast"
     ),

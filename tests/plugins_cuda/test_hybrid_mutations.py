@@ -91,7 +91,7 @@ MUTATIONS = (
     without_barrier("before_keys_in_memory_are_counted", SELECT, BARRIER),
     Mutation("the_last_page_is_not_selected", SELECT, END, END.replace(" + 1", "")),
     Mutation("nothing_past_the_end_of_selected", SELECT, "slot < width;", "slot < count;"),
-    Mutation("bounds_are_not_raised", PREPARE, "    joined.raise(entry.key());\n", ""),
+    Mutation("bounds_are_not_raised", PREPARE, "    joined.raise(key);\n", ""),
     Mutation(
         "bounds_of_the_page_behind", PREPARE, "(row.length - 1) / params.page_size", "row.length / params.page_size"
     ),
