@@ -4,11 +4,11 @@
     python -m benchmarks.kernels --batches 1 --contexts 32768 --budgets 512 --operations hybrid dense
     KVC_TRT_KERNELS=$PWD/build/libkvc_kernels.so python -m benchmarks.kernels
 
-One layer of Llama-3.1-8B in bf16 under RocketKV, and the step alone at `--points` under any policy; every constant
-comes from kvc_trt.policies. Calls run in a CUDA graph from a cold L2 cache (gpu/timing.py); bytes and floors are
-formulas (traffic.py), the floor by this GPU's own copy bandwidth. What does not fit the GPU's memory, and what
-the GPU throttled, is listed as not measured, with the reason, and what failed as failed; the exit status is then 1. The
-result goes to benchmarks/results/kernels.json, point by point (points.py).
+One layer of Llama-3.1-8B in bf16 under RocketKV, and the step alone at `--points` under any policy, over caches in a
+format dense attention too; every constant comes from kvc_trt.policies. Calls run in a CUDA graph from a cold L2 cache
+(gpu/timing.py); bytes and floors are formulas (traffic.py), the floor by this GPU's own copy bandwidth. What does not
+fit the GPU's memory, and what the GPU throttled, is listed as not measured, with the reason, and what failed as failed;
+the exit status is then 1. The result goes to benchmarks/results/kernels.json, point by point (points.py).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Point:
     def identity(self) -> dict[str, Any]:
         """What tells its entry from the others."""
         found = {"name": self.name, "batch": self.case.batch, "context": self.case.context}
-        if self.name in NEEDS_BUDGET:
+        if self.name in NEEDS_BUDGET or self.case.is_in_format:
             found |= {"budget": self.case.budget, "policy": self.case.policy}
         return found
 
@@ -69,7 +69,10 @@ def points(options: argparse.Namespace) -> Iterator[Point]:
             for budget in budgets:
                 yield Point(name, Case(batch, context, budget, options.dtype))
     for single in options.points:
-        yield Point("hybrid", Case(single.batch, single.context, single.budget, options.dtype, single.policy))
+        case = Case(single.batch, single.context, single.budget, options.dtype, single.policy)
+        yield Point("hybrid", case)
+        if case.is_in_format:
+            yield Point("dense", case)
 
 
 def figures(traffic: Traffic, median_us: float, bandwidth: float) -> dict[str, float]:
@@ -85,8 +88,11 @@ def figures(traffic: Traffic, median_us: float, bandwidth: float) -> dict[str, f
 
 
 def memory_needed(point: Point, sets: int) -> int:
-    """Bytes of all sets of tensors; building the bounds of a set takes as much again as its keys and values."""
-    return (sets + 1) * tensor_bytes(point.operation, point.case) * (2 if point.name == "hybrid" else 1)
+    """Bytes of all sets of tensors; building the bounds of a set takes as much again as its keys and values.
+
+    Codes are made from fp32: that takes twenty times the memory of the smallest."""
+    sets += 20 if point.case.is_in_format else 1
+    return sets * tensor_bytes(point.operation, point.case) * (2 if point.name == "hybrid" else 1)
 
 
 def measured(point: Point, gpu: Gpu, bandwidth: float, options: argparse.Namespace) -> Mapping[str, Any]:

@@ -18,9 +18,14 @@ from benchmarks.gpu.timing import Call
 from benchmarks.kernels.cases import HEAD_SIZE, Case
 from kvc_trt.kernels.library import CompactResult, KernelLibrary, empty_outputs
 from kvc_trt.kernels.ops import numbers_of
+from kvc_trt.models.cache_formats import VectorFormat
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.compaction.compact import COMPACT
 from kvc_trt.operators.dimensions import stored_pages
+from kvc_trt.operators.schema import CACHE_FORMAT, part_names, vector_of
+from kvc_trt.operators.tensors import K_CACHE, V_CACHE
+from kvc_trt.reference import store
 from kvc_trt.reference.bounds import fp8_codes
 
 Maker = Callable[[KernelLibrary, Case, int], list[Call]]
@@ -52,8 +57,8 @@ def hybrid(library: KernelLibrary, case: Case, sets: int) -> list[Call]:
     def call() -> Call:
         query, new, keys, values = _step(library.device_type, case, parameters.capacity)
         bounds = page_bounds(keys, case.entries, parameters.page_size, fp8=parameters.fp8_bounds)
-        step = query, new, new, keys, values, bounds, lengths
-        return lambda: library.hybrid_attention(*step, **numbers, with_selected=False)
+        step = _arguments(case, query, new, keys, values, lengths) | {"bounds": bounds} | numbers
+        return lambda: library.compute(HYBRID_ATTENTION, step, without=("selected",))
 
     return [call() for _ in range(sets)]
 
@@ -63,8 +68,8 @@ def dense(library: KernelLibrary, case: Case, sets: int) -> list[Call]:
     lengths = torch.full((case.batch,), case.dense_entries - 1, device=library.device_type)
 
     def call() -> Call:
-        query, new, keys, values = _step(library.device_type, case, case.context)
-        return lambda: library.dense_attention(query, new, new, keys, values, lengths)
+        step = _arguments(case, *_step(library.device_type, case, case.context), lengths)
+        return lambda: library.compute(DENSE_ATTENTION, step)
 
     return [call() for _ in range(sets)]
 
@@ -134,6 +139,29 @@ def page_bounds(keys: Tensor, entries: int, page_size: int, *, fp8: bool) -> Ten
     both[:, :, :entries, size:] = -keys[:, :, :entries]
     maxima = both.view(batch, heads, pages, page_size, 2 * size).amax(3).transpose(2, 3).contiguous()
     return fp8_codes(maxima) if fp8 else maxima
+
+
+def _arguments(
+    case: Case, query: Tensor, new: Tensor, keys: Tensor, values: Tensor, lengths: Tensor
+) -> dict[str, Tensor | int]:
+    """What all steps are given, by name; keys and values [B,G,C,D] as the case's cache stores them."""
+    given = {"query": query, "k_new": new, "v_new": new, "cache_lengths": lengths}
+    for tensor, table in ((K_CACHE, keys), (V_CACHE, values)):
+        vector = vector_of(tensor, case.cache_format)
+        parts = [table] if vector is None else _stored(table, vector)
+        given |= zip(part_names(tensor, vector), parts, strict=True)
+    return given | {CACHE_FORMAT.name: case.cache_format.code}
+
+
+def _stored(table: Tensor, vector: VectorFormat) -> list[Tensor]:
+    """Codes as bytes, scales, and minima where there are some."""
+    made = store(table, format=vector.name)
+    codes, scales = made.codes.view(torch.int8), made.scales
+    if vector.code_bits == 4:
+        codes = codes[..., ::2] | codes[..., 1::2] << 4
+    if vector.scale_bytes == 1:
+        scales = scales.view(torch.int8)
+    return [codes, scales] if made.minima is None else [codes, scales, made.minima]
 
 
 def _step(device: str, case: Case, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kvc_trt import policies
 from kvc_trt.config import parse_settings
 from kvc_trt.methods.base.parameters import DEFAULT, PolicyParameters
+from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS, CacheFormat
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.presets import load_preset
 from kvc_trt.profile.traffic import entries_cached
@@ -21,6 +22,8 @@ ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 OPERATIONS = ("compact", "hybrid", "dense")
 FP8 = f"{DEFAULT}:fp8_bounds=true"
 """The default policy with bounds of pages in fp8."""
+IN_FORMAT = {name: f"{DEFAULT}:kv_cache={name}" for name in CACHE_FORMATS if name != AUTO}
+"""The default policy over caches in each format by its name; bounds of pages are in fp8."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,21 @@ class Case:
     def parameters(self) -> PolicyParameters:
         """The policy's constants for prompts of this length and this token budget."""
         return resolved(self.policy, MODEL, self.budget, self.prompt)
+
+    @property
+    def cache_format(self) -> CacheFormat:
+        """How the cache stores keys and values."""
+        return self.parameters.cache_format
+
+    @property
+    def is_in_format(self) -> bool:
+        """Whether the cache holds codes, which other kernels read."""
+        return self.cache_format.keys is not None
+
+    @property
+    def pair_bytes(self) -> int:
+        """Bytes of the key and the value of one token and KV head in the cache."""
+        return self.cache_format.bytes_per_token(HEAD_SIZE, self.item_bytes)
 
     @property
     def bound_bytes(self) -> int:
@@ -101,4 +119,5 @@ def resolved(policy: str, model: ModelConfig, budget: int, prompt: int) -> Polic
 def tensor_bytes(operation: str, case: Case) -> int:
     """Bytes of the keys and values that one call is given: what a benchmark has to rotate over, or flush."""
     tokens = {"compact": case.prompt, "hybrid": case.parameters.capacity, "dense": case.context}[operation]
-    return 2 * case.batch * KV_HEADS * tokens * HEAD_SIZE * case.item_bytes
+    pair = 2 * HEAD_SIZE * case.item_bytes if operation == "compact" else case.pair_bytes
+    return case.batch * KV_HEADS * tokens * pair

@@ -14,8 +14,12 @@ import torch
 from benchmarks.kernels.cases import HEAD_SIZE, Case
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.kernels.ops import numbers_of
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.compaction.compact import COMPACT
+from kvc_trt.operators.dimensions import groups_of
+from kvc_trt.operators.schema import CACHE_FORMAT, FLOAT16, INT8, parts_of
+from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 
 
 @dataclass(frozen=True)
@@ -60,24 +64,38 @@ def _compact(library: KernelLibrary, case: Case) -> None:
 
 def _hybrid(library: KernelLibrary, case: Case) -> None:
     parameters = case.parameters
-    query, new, cache, lengths = _step(case, parameters.capacity)
     bounds = _empty(case, case.batch, case.kv_heads, 2 * HEAD_SIZE, parameters.stored_pages(case.dtype))
     if parameters.fp8_bounds:
         bounds = torch.empty_like(bounds, dtype=torch.int8)
-    step = query, new, new, cache, torch.empty_like(cache), bounds, lengths
-    library.hybrid_attention(*step, **numbers_of(HYBRID_ATTENTION, parameters))
+    step = _step(case, parameters.capacity) | {"bounds": bounds} | numbers_of(HYBRID_ATTENTION, parameters)
+    library.compute(HYBRID_ATTENTION, step)
 
 
 def _dense(library: KernelLibrary, case: Case) -> None:
-    query, new, cache, lengths = _step(case, case.context)
-    library.dense_attention(query, new, new, cache, torch.empty_like(cache), lengths)
+    library.compute(DENSE_ATTENTION, _step(case, case.context))
 
 
-def _step(case: Case, capacity: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    query = _empty(case, case.batch, case.heads, HEAD_SIZE)
+def _step(case: Case, capacity: int) -> dict[str, torch.Tensor | int]:
+    """What all steps are given, by name: query, new token, cache and lengths."""
     new = _empty(case, case.batch, case.kv_heads, HEAD_SIZE)
-    cache = _empty(case, case.batch, case.kv_heads, capacity, HEAD_SIZE)
-    return query, new, cache, torch.zeros(case.batch, dtype=torch.int64)
+    lasts = {"D": HEAD_SIZE, "D/2": HEAD_SIZE // 2, "groups": groups_of(HEAD_SIZE), "1": 1}
+    types = {INT8: torch.int8, FLOAT16: torch.float16}
+    cache = {
+        part.name: torch.empty(
+            (case.batch, case.kv_heads, capacity, lasts[part.shape[-1]]),
+            dtype=types.get(part.element, getattr(torch, case.dtype)),
+        )
+        for tensor in (K_CACHE, V_CACHE)
+        for part in parts_of(tensor, case.cache_format)
+    }
+    return {
+        "query": _empty(case, case.batch, case.heads, HEAD_SIZE),
+        "k_new": new,
+        "v_new": torch.empty_like(new),
+        **cache,
+        "cache_lengths": torch.zeros(case.batch, dtype=torch.int64),
+        CACHE_FORMAT.name: case.cache_format.code,
+    }
 
 
 def _empty(case: Case, *shape: int) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from benchmarks.kernels.cases import FP8
+from benchmarks.kernels.cases import FP8, IN_FORMAT
 from kvc_trt import policies
 
 
@@ -28,8 +28,9 @@ POINTS = (
     SweepPoint("quest-matched", 1, 32768, 512),
     SweepPoint(FP8, 8, 32768, 512),
     SweepPoint(FP8, 32, 32768, 512),
+    *(SweepPoint(policy, batch, 32768, 2048) for policy in IN_FORMAT.values() for batch in (8, 32)),
 )
-"""Points of every sweep that its lists do not contain: the pages of an uncompressed cache, and bounds in fp8."""
+"""Points of every sweep that its lists do not contain: the pages of an uncompressed cache, bounds in fp8, formats."""
 
 
 def count(text: str) -> int:

@@ -2,7 +2,8 @@
 
 Symbols: B batch, H query heads, G KV heads, D head size, W window, n prompt tokens, C capacity, P pages, m entries of a
 row, k tokens that a step reads, r channels that score pages, e bytes of an element. A byte counts as often as the
-algorithm needs it: K twice in a compaction (the statistics of a row must be known before its votes are), else once.
+algorithm needs it: K twice in a compaction (the statistics of a row must be known before its votes are), else once. Of
+caches in a format codes, scales and minima count.
 """
 
 from __future__ import annotations
@@ -67,11 +68,15 @@ def _compact(case: Case) -> dict[str, Traffic]:
     """Two passes over K [B,G,n,D], pooling and selection of the votes [B,G,n], and the gathering of what is kept."""
     parameters, heads = case.parameters, case.batch * KV_HEADS
     kept = parameters.kept_of(case.prompt)
-    moved = 2 * (kept + parameters.capacity) * HEAD_SIZE * case.item_bytes
+    moved = 2 * kept * HEAD_SIZE * case.item_bytes + parameters.capacity * case.pair_bytes
     bounds = 2 * parameters.stored_pages(case.dtype) * HEAD_SIZE * case.bound_bytes
-    gather = Traffic(heads * (moved + bounds + INDEX * parameters.capacity))
+    gather = {
+        "gather_in_format" if case.is_in_format else "gather_cache": Traffic(
+            heads * (moved + bounds + INDEX * parameters.capacity)
+        )
+    }
     if not case.is_compacted:
-        return {"gather_cache": gather}
+        return gather
     keys = Traffic(
         heads * case.prompt * HEAD_SIZE * case.item_bytes,
         2 * case.batch * HEADS * parameters.window * case.prompt * HEAD_SIZE,
@@ -82,7 +87,7 @@ def _compact(case: Case) -> dict[str, Traffic]:
         "observation_votes": keys + votes,
         "pool_votes": votes + votes,
         "select_prompt": votes,
-        "gather_cache": gather,
+        **gather,
     }
 
 
@@ -94,27 +99,35 @@ def _hybrid(case: Case) -> dict[str, Traffic]:
     scores = Traffic(case.batch * HEADS * pages * FLOAT)
     selected = Traffic(heads * INDEX * parameters.selected_width)
     return {
-        "prepare_step": Traffic(heads * raised) + _append(case),
+        _of_cache("prepare_step", case): Traffic(heads * raised) + _append(case),
         "page_scores": Traffic(heads * bounds) + scores,
         "select_tokens": scores + selected,
-        "sparse_attention": _attention(case, case.tokens_read),
+        _of_cache("sparse_attention", case): _attention(case, case.tokens_read),
     }
 
 
 def _dense(case: Case) -> dict[str, Traffic]:
     """Append, then attention over the uncompressed cache."""
-    return {"append": _append(case), "sparse_attention": _attention(case, case.dense_entries)}
+    return {
+        _of_cache("append", case): _append(case),
+        _of_cache("sparse_attention", case): _attention(case, case.dense_entries),
+    }
+
+
+def _of_cache(kernel: str, case: Case) -> str:
+    """The name of a step's kernel that stores or reads keys and values."""
+    return f"{kernel}_in_format" if case.is_in_format else kernel
 
 
 def _append(case: Case) -> Traffic:
     """K and V of one token, read and written."""
-    return Traffic(4 * case.batch * KV_HEADS * HEAD_SIZE * case.item_bytes)
+    return Traffic(case.batch * KV_HEADS * (2 * HEAD_SIZE * case.item_bytes + case.pair_bytes))
 
 
 def _attention(case: Case, tokens: int) -> Traffic:
     """K and V of the tokens, query and output; two products."""
-    elements = 2 * KV_HEADS * tokens * HEAD_SIZE + 2 * HEADS * HEAD_SIZE
-    return Traffic(case.batch * elements * case.item_bytes, 4 * case.batch * HEADS * tokens * HEAD_SIZE)
+    row = KV_HEADS * tokens * case.pair_bytes + 2 * HEADS * HEAD_SIZE * case.item_bytes
+    return Traffic(case.batch * row, 4 * case.batch * HEADS * tokens * HEAD_SIZE)
 
 
 def _intermediate_bytes(case: Case) -> dict[str, int]:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.kernels.cases import FP8, MODEL, NEW_TOKENS, Case
+from benchmarks.kernels.cases import FP8, IN_FORMAT, MODEL, NEW_TOKENS, Case
 from benchmarks.predict.hardware import COPY_SHARE, EDGE_MICROSECONDS
+from kvc_trt.methods.base.parameters import DEFAULT
 from kvc_trt.profile.floor import ACCELERATORS, Accelerator, StepCost, floor_seconds
 from kvc_trt.profile.model_size import prefill_operations, weight_bytes
 from kvc_trt.profile.traffic import row_traffic
@@ -48,9 +49,8 @@ def bars(snapshot: Snapshot) -> Iterator[Bar]:
     """Every bar at the cases of the snapshot, on every GPU."""
     for gpu in ACCELERATORS:
         for call in snapshot["calls"]:
-            yield from {"hybrid": _step_bars, "dense": _dense_bars, "compact": _compaction_bars}[call["operation"]](
-                snapshot, call, gpu
-            )
+            of_call = {"hybrid": _step_bars, "dense": _dense_bars, "compact": _compaction_bars}[call["operation"]]
+            yield from (_format_bars if call["policy"] in IN_FORMAT.values() else of_call)(snapshot, call, gpu)
 
 
 def _step_bars(snapshot: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator[Bar]:
@@ -97,6 +97,18 @@ def _compaction_bars(_: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator[
         yield Bar("compaction, share of prefill at its floor", case_text(call), gpu.name, 3, True, "%", share, KERNELS)
 
 
+def _format_bars(snapshot: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator[Bar]:
+    """The attention kernel alone: what a format is for is fewer bytes, and it is what reads them."""
+    (own,) = _kernels(snapshot, call, "sparse_attention_in_format")
+    (exact,) = _kernels(snapshot, {**call, "policy": DEFAULT}, "sparse_attention")
+    predicted, in_16_bit = (one["gpus"][gpu.name]["predicted_us"] for one in (own, exact))
+    if call["operation"] == "hybrid":
+        share = 100 * predicted / in_16_bit
+        yield Bar("sparse attention, share of 16 bit", case_text(call), gpu.name, 60, True, "%", share, KERNELS)
+    elif call["policy"] == IN_FORMAT["fp8"]:
+        yield Bar("dense attention in fp8", case_text(call), gpu.name, 190, True, "us", predicted, KERNELS)
+
+
 def _case(call: Snapshot) -> Case:
     from benchmarks.predict.snapshot import BUDGETS, CONTEXT
 
@@ -106,7 +118,13 @@ def _case(call: Snapshot) -> Case:
 def case_text(entry: Snapshot) -> str:
     """The case of a call or a kernel in words; predictions of before know only the default policy."""
     budget = f", budget {entry['budget']}" if entry["budget"] else ""
-    return f"batch {entry['batch']}{budget}" + (", fp8 bounds" if entry.get("policy") == FP8 else "")
+    return f"batch {entry['batch']}{budget}{storage_text(entry)}"
+
+
+def storage_text(entry: Snapshot) -> str:
+    """How the cache of an entry differs from one in 16 bit, behind a comma."""
+    names = {FP8: ", fp8 bounds"} | {policy: f", cache in {name}" for name, policy in IN_FORMAT.items()}
+    return names.get(entry.get("policy", DEFAULT), "")
 
 
 def _kernels(snapshot: Snapshot, call: Snapshot, name: str) -> list[Snapshot]:

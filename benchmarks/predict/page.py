@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import machine, store
-from benchmarks.predict.bars import Bar, bars, case_text
+from benchmarks.predict.bars import Bar, bars, case_text, storage_text
 from kvc_trt.methods.base.parameters import DEFAULT
 from kvc_trt.profile.floor import ACCELERATORS
 
@@ -123,7 +123,7 @@ def _check_table(now: Entry) -> list[str]:
     rows = [
         [
             f"`{one['kernel']}`",
-            one["operation"],
+            one["operation"] + storage_text(one),
             *(_agreement(one.get(name, (0, 0))) for name in ("products", "exchanges", "barriers", "cluster_barriers")),
         ]
         for one in now["checks"]

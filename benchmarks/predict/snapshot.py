@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.kernels import launches as kernel_launches
-from benchmarks.kernels.cases import FP8, KV_HEADS, OPERATIONS, Case
+from benchmarks.kernels.cases import FP8, IN_FORMAT, KV_HEADS, OPERATIONS, Case
 from benchmarks.kernels.launches import Launch
 from benchmarks.kernels.traffic import Traffic, call_traffic, launch_traffic
 from benchmarks.predict import compile as compiled_kernels
@@ -36,7 +36,7 @@ Entry = dict[str, Any]
 
 
 def cases() -> Iterator[tuple[str, Case]]:
-    """Calls of the bars; what dense attention reads does not depend on the budget."""
+    """Calls of the bars; what dense attention reads does not depend on the budget. Formats at their own bars alone."""
     for budget in BUDGETS:
         for batch in BATCHES:
             yield "hybrid", Case(batch, CONTEXT, budget)
@@ -46,6 +46,9 @@ def cases() -> Iterator[tuple[str, Case]]:
     for budget in BUDGETS:
         for batch in BATCHES:
             yield "compact", Case(batch, CONTEXT, budget)
+    for policy in IN_FORMAT.values():
+        yield "dense", Case(8, CONTEXT, BUDGETS[0], policy=policy)
+        yield "hybrid", Case(BATCHES[-1], CONTEXT, BUDGETS[-1], policy=policy)
 
 
 def kernels_commit() -> str | None:
@@ -95,16 +98,18 @@ class Predictor:
 
     def checks(self) -> list[Entry]:
         """Collective operations: what the counts make of the machine code, beside what the emulation did itself."""
-        found: dict[tuple[str, str], Entry] = {}
-        for operation in OPERATIONS:
-            case = Case(1, CONTEXT, BUDGETS[0], kv_heads=1)
+        found: dict[tuple[str, str, str], Entry] = {}
+        one = Case(1, CONTEXT, BUDGETS[0], kv_heads=1)
+        in_formats = (("dense", replace(one, policy=policy)) for policy in IN_FORMAT.values())
+        for operation, case in (*((operation, one) for operation in OPERATIONS), *in_formats):
             for run in (run for device in DEVICES for run in self._executed(operation, case, device)):
                 _, done = self._work(run)
                 pairs = {
                     name: [round(getattr(done, name) * run.ctas), getattr(run, name)]
                     for name in ("products", "exchanges", "barriers", "cluster_barriers")
                 }
-                found.setdefault((operation, run.kernel), {"operation": operation, "kernel": run.kernel, **pairs})
+                identity = {"operation": operation, "kernel": run.kernel, "policy": case.policy}
+                found.setdefault((operation, run.kernel, case.policy), identity | pairs)
         return list(found.values())
 
     def _launches(self, operation: str, case: Case, device: str) -> list[Launch]:
@@ -171,7 +176,7 @@ def units(operation: str, kernel: str, case: Case) -> tuple[str, int]:
         return "prompt token", heads * case.prompt
     if operation == "dense":
         return "token", heads * case.dense_entries
-    if kernel == "sparse_attention":
+    if kernel.startswith("sparse_attention"):
         return "token", heads * case.tokens_read
     return "page", heads * -(-case.entries // case.parameters.page_size)
 
