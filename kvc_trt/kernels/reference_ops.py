@@ -81,9 +81,7 @@ def join_block(
     return keys, values, joined
 
 
-def join_tables(
-    pairs: Iterable[tuple[Tensor, Tensor]], cache_lengths: Tensor, lengths: Tensor
-) -> tuple[Tensor, ...]:
+def join_tables(pairs: Iterable[tuple[Tensor, Tensor]], cache_lengths: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
     """Do the same with each pair of new entries [B,G,M,.] and the table [B,G,C,.] of the stored ones."""
     found = []
     for new, cache in pairs:

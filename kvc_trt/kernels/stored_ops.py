@@ -21,7 +21,6 @@ from kvc_trt.operators.schema import Tensor as Schema
 from kvc_trt.operators.turns.replace import K_KEPT, V_KEPT
 
 Given = Mapping[str, Any]
-Result = Tensor | tuple[Tensor, ...] | None
 
 
 def compact(form: CacheFormat, given: Given) -> tuple[Tensor, ...]:
@@ -77,25 +76,28 @@ def replace_bounds(form: CacheFormat, given: Given) -> None:
     reference_ops.replace_bounds(**given)
 
 
-def hybrid_attention(form: CacheFormat, given: Given) -> Result:
+def hybrid_attention(form: CacheFormat, given: Given) -> tuple[Tensor, Tensor]:
     """Store a token, then select and attend over what the cache gives back."""
-    return _step(reference_ops.hybrid_attention, form, given)
+    output, selected = _step(reference_ops.hybrid_attention, form, given)
+    return output, selected
 
 
-def dense_attention(form: CacheFormat, given: Given) -> Result:
+def dense_attention(form: CacheFormat, given: Given) -> Tensor:
     """Store a token, then attend to all that the cache gives back."""
-    return _step(reference_ops.dense_attention, form, given)
+    output: Tensor = _step(reference_ops.dense_attention, form, given)
+    return output
 
 
 def rotated_hybrid_attention(form: CacheFormat, given: Given) -> tuple[Tensor, ...]:
     """`hybrid_attention` behind the rotary embedding; also the query."""
-    output, selected = _step(reference_ops.hybrid_attention, form, (token := _rotated(given)))
-    return output, selected, token["query"]
+    token = _rotated(given)
+    return *hybrid_attention(form, token), token["query"]
 
 
 def rotated_dense_attention(form: CacheFormat, given: Given) -> tuple[Tensor, ...]:
     """`dense_attention` behind the rotary embedding; also the query."""
-    return _step(reference_ops.dense_attention, form, (token := _rotated(given))), token["query"]
+    token = _rotated(given)
+    return dense_attention(form, token), token["query"]
 
 
 def _rotated(given: Given) -> dict[str, Any]:

@@ -148,7 +148,7 @@ class Operator:
     """The format of the caches that it is over; None: they hold vectors as they are."""
 
     def in_format(self, form: CacheFormat) -> Operator:
-        """Return the operator over caches of a format; itself if that is `auto` or its own, or if it depends on none."""
+        """Return the operator over caches of a format; itself if that is `auto` or its own, or if none changes it."""
         return self if not self.stores or form.keys is None or form == self.form else _in_format(self, form)
 
     def with_lengths(self) -> Operator:

@@ -174,8 +174,9 @@ VALUES = st.one_of(
 
 @ONE_MORE
 @given(
-    form=st.sampled_from(sorted(VECTOR_FORMATS)), size=st.sampled_from([2, 8, 24, 32, 64, 72]), power=st.integers(-140, 90),
-    seed=st.integers(0, 10_000), some=st.lists(VALUES, max_size=5), dtype=st.sampled_from(DTYPES),
+    form=st.sampled_from(sorted(VECTOR_FORMATS)), size=st.sampled_from([2, 8, 24, 32, 64, 72]),
+    power=st.integers(-140, 90), seed=st.integers(0, 10_000), some=st.lists(VALUES, max_size=5),
+    dtype=st.sampled_from(DTYPES),
 )  # fmt: skip
 def test_parts_are_those_of_the_reference(form, size, power, seed, some, dtype):
     """Bit for bit, and so is what is read of them; a vector that is not finite is NaN in all channels."""

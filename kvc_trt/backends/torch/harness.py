@@ -104,7 +104,8 @@ class TorchHarness(Harness):
         ):
             counts[operator.name] = nodes, partial(call, operator.in_format(form), numbers_of(operator, parameters))
         found = [TorchOperator(name, nodes, body, device) for name, (nodes, body) in counts.items() if nodes]
-        return found if form.keys is None else [*found, *self._stores()]
+        stores = [] if form.keys is None else self._stores()
+        return [*found, *stores]
 
     def _stores(self) -> list[TorchOperator]:
         """Return what stores whole prompts in a format, one for each capacity."""

@@ -13,7 +13,6 @@ from kvc_trt import policies
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.backends.torch import device as device_module
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
-from kvc_trt.backends.torch.model import decoder
 from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.cli.main import run as run_command
 from kvc_trt.engine.program import twin_program

@@ -63,10 +63,11 @@ class TorchDecoder(Projections):
     """The computation around the kernels, in the type and on the device of the weights; caches have `cache_dtype`.
 
     `expose` names values that each run stores in `exposed`: keys.L and values.L of a prompt or a turn, q_window.L and
-    indices.L of compaction, query.L, key.L, value.L, attended.L and selected.L of a step. `elementwise` has the functions between the products,
-    `dense_attention` attends in layers that read their whole cache (None: our kernel), `block` is the tokens per block
-    of prefill. With `turns`, prefill also returns what a turn needs. `twin_of` are the parameters of the engine whose
-    dense twin this is: what that engine runs by nodes, the twin does too, so that both agree bit for bit.
+    indices.L of compaction, query.L, key.L, value.L, attended.L and selected.L of a step. `elementwise` has the
+    functions between the products, `dense_attention` attends in layers that read their whole cache (None: our kernel),
+    `block` is the tokens per block of prefill. With `turns`, prefill also returns what a turn needs. `twin_of` are the
+    parameters of the engine whose dense twin this is: what that engine runs by nodes, the twin does too, so that both
+    agree bit for bit.
     """
 
     def __init__(
@@ -231,7 +232,8 @@ class TorchDecoder(Projections):
         inputs = query, keys, values, *self._caches(layer, state)
         attended: Tensor
         if not uses_pages(self.parameters, layer):
-            attended = (self._dense_attention or self._operation(DENSE_ATTENTION))(*inputs, cache_lengths)
+            attend: Any = self._dense_attention or self._operation(DENSE_ATTENTION)
+            attended = attend(*inputs, cache_lengths)
             return attended
         paged = *inputs, state[f"bounds.{layer}"], cache_lengths
         if f"selected.{layer}" in self._expose:
@@ -308,8 +310,8 @@ class TorchDecoder(Projections):
         if not self._expose.intersection((f"key.{layer}", f"value.{layer}")):
             return
         if self._rotates:
-            (joined, *angles), (heads, kv_heads) = made, self._heads
-            made = rotated_token(joined.view(len(joined), heads + 2 * kv_heads, -1), *angles, heads)
+            (joined, cosines, sines), (heads, kv_heads) = made, self._heads
+            made = rotated_token(joined.view(len(joined), heads + 2 * kv_heads, -1), cosines, sines, heads)
         for name, part in zip(("key", "value"), made[1:], strict=True):
             for step, own in enumerate(part.to(self.cache_dtype).chunk(count)):
                 self.exposed[of_token(f"{name}.{layer}", step, count)] = own.clone()

@@ -78,8 +78,15 @@ class Operators:
         if self.kernels and operator.kernel is not None:
             return self._kernel(operator, numbers)
         if self.kernels and operator.name == STORE_TOKENS.name:
-            return lambda inputs: store_whole(*inputs, numbers[CAPACITY.name], self.layout.cache_format)
+            return self._store(numbers[CAPACITY.name])
         return self._body(operator, numbers, [name in wanted for name in node.output])
+
+    def _store(self, capacity: int) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
+        def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            keys, values, lengths = inputs
+            return store_whole(keys, values, lengths, capacity, self.layout.cache_format)
+
+        return run
 
     def _kernel(self, operator: Operator, numbers: Mapping[str, int]) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
         names = [tensor.name for tensor in operator.inputs]
