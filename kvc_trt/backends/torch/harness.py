@@ -22,7 +22,7 @@ from kvc_trt.backends.torch.device import from_numpy, to_numpy
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
 from kvc_trt.backends.torch.model.prompt_attention import prefill_attention
 from kvc_trt.backends.torch.model.weights import TorchWeights
-from kvc_trt.backends.torch.model.whole_prompts import store_whole
+from kvc_trt.backends.torch.whole_prompts import store_whole
 from kvc_trt.engine.program import twin_program
 from kvc_trt.graph.state import cache_sites, uses_pages
 from kvc_trt.kernels.loading import current_library

@@ -22,8 +22,8 @@ from kvc_trt.backends.torch.model.prefetch import weight_prefetch
 from kvc_trt.backends.torch.model.projections import Projections
 from kvc_trt.backends.torch.model.prompt_attention import last_queries, prefill_attention
 from kvc_trt.backends.torch.model.turn import take_turns
-from kvc_trt.backends.torch.model.whole_prompts import store_whole
 from kvc_trt.backends.torch.nodes.caches import State, runs_by_nodes
+from kvc_trt.backends.torch.whole_prompts import store_whole
 from kvc_trt.graph.state import cache_sites, uses_pages
 from kvc_trt.kernels.ops import numbers_of, operation
 from kvc_trt.kernels.reference_ops import rotated_token

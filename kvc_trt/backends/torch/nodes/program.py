@@ -16,8 +16,8 @@ from onnx import AttributeProto, helper, numpy_helper
 from torch import Tensor
 
 from kvc_trt.backends.torch.device import from_numpy
-from kvc_trt.backends.torch.model.whole_prompts import store_whole
 from kvc_trt.backends.torch.nodes.standard_operations import IN_PLACE, OPERATIONS, Attributes
+from kvc_trt.backends.torch.whole_prompts import store_whole
 from kvc_trt.graph.rewrites.prune import read_names
 from kvc_trt.kernels.ops import argument_names
 from kvc_trt.kernels.ops import call as call_kernel
