@@ -186,3 +186,9 @@ def test_what_a_16_bit_engine_stores_is_rounded_to_16_bits_first(make_program):
     executor.insert(executor.prefill(np.full((1, 9), 5), np.array([9])), 0, 0)
     executor.decode(np.array([7]), np.array([9]), np.full((3, 1), 9))
     assert {executor.decoder.exposed[name].dtype for name in ("key.0", "keys.0")} == {torch.bfloat16}
+
+
+def test_attention_of_others_is_refused_in_a_format(make_program):
+    executor = TorchExecutor(make_program("full", kv_cache="int8"), dense_attention=print, device="cpu")
+    with pytest.raises(ValueError, match="dense_attention reads exact caches; expected kv_cache auto, found int8"):
+        executor.load()

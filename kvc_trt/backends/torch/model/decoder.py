@@ -76,6 +76,8 @@ class TorchDecoder(Projections):
         dense_attention: DenseAttention | None = None, block: int = PREFILL_BLOCK, turns: bool = False,
         twin_of: PolicyParameters | None = None,
     ) -> None:  # fmt: skip
+        if dense_attention is not None and parameters.cache_format.keys is not None:
+            raise ValueError(f"dense_attention reads exact caches; expected kv_cache auto, found {parameters.kv_cache}")
         super().__init__(config, weights, parameters.max_sequence_len, elementwise, block)
         self.parameters, self.cache_dtype = parameters, cache_dtype
         self.exposed: dict[str, Tensor] = {}
