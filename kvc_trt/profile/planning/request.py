@@ -76,6 +76,8 @@ def _row(
     try:
         config = with_defaults(BuildConfig(**given, policy=name, kv_cache=kv_cache), choice)
         parameters = resolve_parameters(config, choice.config)
+        if filled.backend != "auto":
+            check_supported(parameters, choice.config.num_hidden_layers, filled.backend, backends())
     except InputError as error:
         return {"policy": name, "kv_cache": kv_cache, "not_applicable": error.message}
     itemsize, sequence = cache_itemsize(weights), parameters.max_sequence_len
