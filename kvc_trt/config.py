@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from kvc_trt.errors import InputError, did_you_mean
-from kvc_trt.methods.base.constants import CacheFormatName, Count, Positive
+from kvc_trt.methods.base.constants import CacheFormatName, Count, PoolKind, Positive
 from kvc_trt.methods.base.inputs import OVERRIDES
 from kvc_trt.methods.base.parameters import DEFAULT
 from kvc_trt.validation import OwnSchema, parse_assignments, read_mapping, validated
@@ -65,6 +65,7 @@ class BuildConfig(OwnSchema):
     top_r: Positive | None = None
     top_k: Positive | None = None
     pool_kernel: Positive | Literal["auto"] | None = None
+    pool_kind: PoolKind | None = None
     window: Positive | None = None
     skip_layers: Count | None = None
     sinks: Count | None = None

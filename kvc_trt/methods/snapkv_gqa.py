@@ -5,7 +5,8 @@ RocketKV's appendix: the prompt keeps the token budget less the tokens that will
 most the budget. After a turn of a conversation, stored and new tokens compete for the prompt budget by the same rule.
 
 Deviations from SnapKV: the votes of a group are summed before pooling and the cache keeps its KV heads (the original
-selects per query head and repeats keys and values, which multiplies the cache by the group size). Max-pooling, width 7.
+selects per query head and repeats keys and values, which multiplies the cache by the group size). Max-pooling of width
+7, unless `pool_kind` and `pool_kernel` are set.
 """
 
 from __future__ import annotations

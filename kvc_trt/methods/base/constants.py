@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Positions = Literal["original", "cache"]
+PoolKind = Literal["max", "avg"]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Positive = Annotated[int, Field(ge=1, le=INT32_MAX)]
@@ -27,7 +28,7 @@ CacheFormatName = Annotated[str, Field(pattern=f"^({'|'.join(CACHE_FORMATS)})$")
 ADDED_LATER = frozenset(
     (
         "future_positions", "max_conversation_len", "fp8_bounds", "kv_cache", "by_length", "long_prompt",
-        "short_pool_kernel",
+        "short_pool_kernel", "pool_kind",
     )
 )  # fmt: skip
 """Fields that engines built earlier do not record; they mean their defaults there."""
@@ -95,6 +96,8 @@ class Constants:
     """With `by_length`: the length from which `pool_kernel` holds; `short_pool_kernel` holds below it."""
     short_pool_kernel: Count = 0
     """0 where every prompt is pooled by `pool_kernel`."""
+    pool_kind: PoolKind = "max"
+    """How the votes of the last queries spread to neighbours: their maximum or their average."""
 
     @property
     def cache_format(self) -> CacheFormat:

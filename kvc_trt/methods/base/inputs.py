@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from kvc_trt.errors import InputError
+from kvc_trt.methods.base.constants import PoolKind
 from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.prompt_eviction import PromptEviction
@@ -17,13 +18,13 @@ MINIMUM_TOKEN_BUDGET = 16
 DEFAULT_WINDOW = 32
 
 EVERY_POLICY = ("skip_layers", "max_conversation_len", "kv_cache")
-EVICTION = ("prompt_budget", "window", "pool_kernel")
+EVICTION = ("prompt_budget", "window", "pool_kernel", "pool_kind")
 BY_LENGTH = ("by_length",)
 SELECTION = ("page_size", "top_r", "top_k", "dense_until", "fp8_bounds")
 OVERRIDES = (
-    "prompt_budget", "page_size", "top_r", "top_k", "pool_kernel", "window", "skip_layers", "sinks", "recent",
-    "future_positions", "positions", "reallocate", "layer_budget", "squeeze_share", "layer_budgets", "dense_until",
-    "max_conversation_len", "head_scores", "fp8_bounds", "kv_cache", "by_length",
+    "prompt_budget", "page_size", "top_r", "top_k", "pool_kernel", "pool_kind", "window", "skip_layers", "sinks",
+    "recent", "future_positions", "positions", "reallocate", "layer_budget", "squeeze_share", "layer_budgets",
+    "dense_until", "max_conversation_len", "head_scores", "fp8_bounds", "kv_cache", "by_length",
 )  # fmt: skip
 """Derived numbers of a policy that can be set by hand, in the order of a plan."""
 CHOICES: dict[str, tuple[object, ...]] = {
@@ -32,6 +33,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "fp8_bounds": (True, False),
     "kv_cache": tuple(CACHE_FORMATS),
     "by_length": (True, False),
+    "pool_kind": get_args(PoolKind),
 }
 
 
@@ -79,6 +81,7 @@ def constants(
         "prompt_budget": inputs.max_input_len,
         "window": DEFAULT_WINDOW,
         "pool_kernel": 1,
+        "pool_kind": inputs.choice("pool_kind", "max"),
         "page_size": 1,
         "top_r": inputs.model.head_size,
         "top_k": capacity,
