@@ -12,6 +12,7 @@ from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.methods.base.constants import CacheFormatName, Count, PoolKind, Positive
 from kvc_trt.methods.base.inputs import OVERRIDES
 from kvc_trt.methods.base.parameters import DEFAULT
+from kvc_trt.methods.base.token_budget import PERCENT
 from kvc_trt.validation import OwnSchema, parse_assignments, read_mapping, validated
 
 DERIVED_NUMBERS = tuple(name for name in OVERRIDES if name not in ("dense_until", "head_scores"))
@@ -38,7 +39,8 @@ class BuildConfig(OwnSchema):
     model: str = Field(min_length=1)
     """A preset's name, a Hugging Face directory or a GGUF file."""
     policy: str = DEFAULT
-    token_budget: Positive | None = None
+    token_budget: Positive | Annotated[str, Field(pattern=PERCENT)] | None = None
+    """Tokens, or a share of the longest prompt ("20%"), which SnapKV takes of each prompt."""
     max_input_len: Positive | None = None
     max_output_len: Positive | None = None
     max_batch_size: Positive = 8

@@ -27,8 +27,8 @@ from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.base.prompt_eviction import Entry, PromptEviction
 from kvc_trt.methods.full import DENSE
-from kvc_trt.methods.snapkv_gqa import POOL_KERNEL, TABLE_1
-from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, ByWindow, evict_then_dense
+from kvc_trt.methods.snapkv_gqa import TABLE_1, by_budget_or_share
+from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, ByWindow
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,9 +93,9 @@ class ObservedPerQueryHead(PromptEviction):
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
-    """Derive prompt budget = (token budget - new tokens) / query heads per KV head."""
+    """Derive prompt budget = (token budget - new tokens) / query heads per KV head, or the share of each prompt."""
     prompt_budget = (inputs.budget - inputs.max_output_len) // inputs.model.group_size
-    parameters = evict_then_dense(inputs, prompt_budget, POOL_KERNEL, OBSERVED_PER_QUERY_HEAD)
+    parameters = by_budget_or_share(inputs, prompt_budget, OBSERVED_PER_QUERY_HEAD)
     return replace(parameters, per_query_head=True)
 
 

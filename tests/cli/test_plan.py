@@ -40,6 +40,18 @@ def test_json_is_alone_on_stdout(capsys):
     assert sources["page_size"] == "derived"
 
 
+def test_a_budget_in_percent_says_so(capsys):
+    command = ["plan", "--model", "llama3.1-8b", "--max-input-len", "32640", "--token-budget", "20%"]
+    assert run([*command, "--policy", "snapkv-gqa", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["policy"]["token_budget"], plan["policy"]["prompt_budget"]) == (6528, 32 + 6521)
+    sources = {choice["name"]: choice["source"] for choice in plan["choices"]}
+    assert sources["token_budget"] == "20% of the longest prompt"
+    assert sources["prompt_budget"] == "the longest prompt's; each keeps its own share"
+    assert run([*command, "--compare"]) == 0
+    assert "token budget 6,528" in capsys.readouterr().out
+
+
 def test_nothing_heavy_is_imported():
     script = f"""
 import sys

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from kvc_trt.methods.base.rocketkv_budget import budgets_by_length
+from kvc_trt.methods.base.token_budget import budgets_by_share
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS, CacheFormat
 from kvc_trt.operators.dimensions import INT32_MAX, stored_pages
 
@@ -28,7 +29,7 @@ CacheFormatName = Annotated[str, Field(pattern=f"^({'|'.join(CACHE_FORMATS)})$")
 ADDED_LATER = frozenset(
     (
         "future_positions", "max_conversation_len", "fp8_bounds", "kv_cache", "by_length", "long_prompt",
-        "short_pool_kernel", "pool_kind",
+        "short_pool_kernel", "pool_kind", "prompt_share",
     )
 )  # fmt: skip
 """Fields that engines built earlier do not record; they mean their defaults there."""
@@ -98,6 +99,9 @@ class Constants:
     """0 where every prompt is pooled by `pool_kernel`."""
     pool_kind: PoolKind = "max"
     """How the votes of the last queries spread to neighbours: their maximum or their average."""
+    prompt_share: Share = 0.0
+    """With `by_length`: the share that a prompt keeps of its tokens before the window; 0 where the token budget and the
+    split say how many it keeps."""
 
     @property
     def cache_format(self) -> CacheFormat:
@@ -119,8 +123,12 @@ class Constants:
         """With `by_length`: the tokens that a prompt of n tokens keeps, INT64 [max_input_len + 1]."""
         import numpy as np
 
-        derived = self.max_input_len, self.token_budget, self.max_output_len, self.split, self.window
-        return np.minimum(budgets_by_length(*derived), self.prompt_budget)
+        if self.prompt_share:
+            own = budgets_by_share(self.max_input_len, self.prompt_share, self.window)
+        else:
+            derived = self.max_input_len, self.token_budget, self.max_output_len, self.split, self.window
+            own = budgets_by_length(*derived)
+        return np.minimum(own, self.prompt_budget)
 
     @property
     def budgets_of_turns(self) -> NDArray[np.int64]:
