@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from kvc_trt.errors import InputError, did_you_mean
-from kvc_trt.methods.base.constants import CacheFormatName, Count, PoolKind, Positive
+from kvc_trt.methods.base.constants import LARGEST_CAP, CacheFormatName, Count, PoolKind, Positive
 from kvc_trt.methods.base.inputs import OVERRIDES
 from kvc_trt.methods.base.parameters import DEFAULT
 from kvc_trt.methods.base.token_budget import PERCENT
@@ -83,6 +83,8 @@ class BuildConfig(OwnSchema):
     """duo-attention: file with one score per KV head and layer; the best heads keep everything."""
     layer_budget: Literal["uniform", "squeeze", "squeeze-online"] | None = None
     squeeze_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    squeeze_cap: Annotated[float, Field(ge=1, le=LARGEST_CAP)] | None = None
+    """squeeze-online: the most that a layer keeps of a prompt, in prompt budgets.  [default: 2]"""
     layer_budgets: list[Positive] | None = None
     """The measurements of a build with `layer_budget: squeeze`."""
     calibration: str | None = None

@@ -191,7 +191,7 @@ class ObservedAttention(ScoredEviction):
 
     @override
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """Write KvcCompact; if budgets are set per prompt, keep twice the budget with its ranks for `trim`."""
+        """Write KvcCompact; if budgets are set per prompt, keep what a layer may get with its ranks for `trim`."""
         if prompt.rule.squeeze_share is None:
             prompt.compact(self.operators_of(prompt.rule)[0], bounds=bounds)
         else:

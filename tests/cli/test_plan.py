@@ -155,7 +155,8 @@ def test_an_engine_of_the_host_has_its_copies_rows_and_prefixes_told(capsys, mon
         (["policy=h2o", "skip_layers=2"], ["layers 0-1: 32,896 slots", "layers 2-31: 513 slots"]),
         (["policy=snapkv"], ["896.0"]),  # four query heads per KV head, 96 prompt tokens and 128 new ones each
         (["layer_budget=squeeze"], ["layer budgets: measured on calibration prompts"]),
-        (["layer_budget=squeeze-online"], ["layer budgets: set for each prompt, 3,0", "room for twice that"]),
+        (["layer_budget=squeeze-online"], ["layer budgets: set for each prompt, 3,0", "room for 2 times that"]),
+        (["layer_budget=squeeze-online", "squeeze_cap=3.5"], ["room for 3.5 times that"]),
     ],
 )
 def test_layers_that_differ_are_told_apart(settings, lines, capsys):

@@ -23,8 +23,8 @@ BY_LENGTH = ("by_length",)
 SELECTION = ("page_size", "top_r", "top_k", "dense_until", "fp8_bounds")
 OVERRIDES = (
     "prompt_budget", "page_size", "top_r", "top_k", "pool_kernel", "pool_kind", "window", "skip_layers", "sinks",
-    "recent", "future_positions", "positions", "reallocate", "layer_budget", "squeeze_share", "layer_budgets",
-    "dense_until", "max_conversation_len", "head_scores", "fp8_bounds", "kv_cache", "by_length",
+    "recent", "future_positions", "positions", "reallocate", "layer_budget", "squeeze_share", "squeeze_cap",
+    "layer_budgets", "dense_until", "max_conversation_len", "head_scores", "fp8_bounds", "kv_cache", "by_length",
 )  # fmt: skip
 """Derived numbers of a policy that can be set by hand, in the order of a plan."""
 CHOICES: dict[str, tuple[object, ...]] = {

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 TokenBudget: TypeAlias = "int | str | None"
 """Tokens; a share such as "20%"; None for policies that need none."""
 PERCENT = r"^[0-9]{1,3}(\.[0-9]{1,6})?%$"
-_UP_TO_ROUNDING = 1 + 2.0**-40
-"""29% of 100 tokens are 29, although the product of the two floats is less."""
+UP_TO_ROUNDING = 1 + 2.0**-40
+"""Lets a number that is an integer up to rounding be that integer: 29% of 100 tokens are 29, although the product of
+the two floats is less, and the last bit of a `pow` may differ between machines."""
 
 
 def share_of(budget: TokenBudget) -> float | None:
@@ -38,7 +39,7 @@ def share_of(budget: TokenBudget) -> float | None:
 def tokens_of(budget: TokenBudget, max_input_len: int) -> int | None:
     """Return a budget in tokens: in percent, that share of the longest prompt, rounded down."""
     share = share_of(budget)
-    return budget if share is None else int(max_input_len * share * _UP_TO_ROUNDING)  # type: ignore[return-value]
+    return budget if share is None else int(max_input_len * share * UP_TO_ROUNDING)  # type: ignore[return-value]
 
 
 @lru_cache(maxsize=64)
@@ -50,7 +51,7 @@ def budgets_by_share(longest: int, share: float, window: int) -> NDArray[np.int6
     import numpy as np
 
     before = np.maximum(np.arange(longest + 1, dtype=np.int64) - window, 0)
-    chosen = np.floor(before * share * _UP_TO_ROUNDING).astype(np.int64)
+    chosen = np.floor(before * share * UP_TO_ROUNDING).astype(np.int64)
     kept: NDArray[np.int64] = np.minimum(np.arange(longest + 1), window) + np.minimum(chosen, before)
     kept.flags.writeable = False
     return kept
