@@ -43,7 +43,8 @@ class Variant:
 
         Nor has one whose settings name a budget, in percent for example: `streaming-llm:token_budget=20%`."""
         found = cls(policy, token_budget)
-        return cls(policy, None) if found.name == BASELINE or "token_budget" in found.settings else found
+        own = any(one.startswith("token_budget=") for one in policy.split(":")[1:])
+        return cls(policy, None) if found.name == BASELINE or own else found
 
     @property
     def name(self) -> str:
