@@ -327,6 +327,7 @@ bench-serving: native smollm2 triton-env dynamo-env aiperf-env
 # An hour of mixed load on a real server whose processes are killed (docs/results/reliability.md).
 soak: smollm2 dynamo-env
 	$(RUN)/python -m benchmarks.soak --in-process --minutes 15
+	$(DYNAMO)/bin/python -m benchmarks.soak.gateway
 	$(RUN)/python -m benchmarks.soak --dynamo $(DYNAMO) $(ARGUMENTS)
 	$(RUN)/python -m benchmarks.soak --page
 

@@ -20,7 +20,12 @@ BOTH = r"^([^\n]* \([^\n]*\))\n  whole +([\d.]+) MiB  right  .*?\n  compressed +
 
 
 @pytest.mark.slow
-def test_two_caches_of_a_chat_model_answer_what_the_whole_one_answers(smollm2_gguf, tmp_path, monkeypatch, capsys):
+def test_two_caches_of_a_chat_model_answer_what_the_whole_one_answers(
+    smollm2_gguf, tmp_path, monkeypatch, capsys, pytestconfig
+):
+    every = (ROOT / "docs" / "demo" / "island-questions.txt").read_text(encoding="utf-8").splitlines()
+    questions = every if pytestconfig.option.everything else every[:4]
+    (tmp_path / "questions.txt").write_text("\n".join(questions) + "\n")
     place = load_preset("smollm2-135m-instruct").file.place()
     place.parent.mkdir(parents=True)
     shutil.copyfile(smollm2_gguf, place)
@@ -28,7 +33,7 @@ def test_two_caches_of_a_chat_model_answer_what_the_whole_one_answers(smollm2_gg
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m kvc_trt "$@"\n')
     command.chmod(0o700)
     environment = {**os.environ, "KVC_TRT": str(command), "DEMO": str(tmp_path / "engines" / "chat")}
-    environment["PYTHON"] = sys.executable
+    environment |= {"PYTHON": sys.executable, "QUESTIONS": str(tmp_path / "questions.txt")}
     done = subprocess.run(
         ["sh", "docs/demo/chat.sh"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=3600
     )
@@ -41,7 +46,6 @@ def test_two_caches_of_a_chat_model_answer_what_the_whole_one_answers(smollm2_gg
     assert len(ordinary) >= 1, "ordinary questions that the whole cache answers"
     assert all(ratio > 1.9 for _, ratio in (needle, *ordinary)), "bytes"
     answered, asked = re.search(r"^The whole cache answers (\d+) of (\d+) questions right", done.stdout, re.M).groups()
-    questions = (ROOT / "docs" / "demo" / "island-questions.txt").read_text(encoding="utf-8").splitlines()
     assert (int(answered), int(asked)) == (len(shown), len(questions))
     assert "right  The secret code of the blue warehouse is 4817" in re.search("compressed .*", done.stdout)[0]
     assert re.search(r"^Of \d+ answers of the compressed cache \d+ equal .* \d+ are right", done.stdout, re.M)

@@ -28,13 +28,11 @@ from benchmarks.soak.outcomes import DIFFERENT, LOST, UNEXPLAINED
 from benchmarks.soak.run import Record, Soak
 from benchmarks.soak.server import ROWS, Server
 
-NAME, IN_PROCESS = "soak", "soak-in-process"
-
 
 def main() -> None:
     arguments = _parser().parse_args()
     if arguments.page:
-        page.write(store.recorded(NAME, "make soak"), store.recorded(IN_PROCESS, "make soak"))
+        page.write(*(store.recorded(name, "make soak") for name in (page.SERVER, page.IN_PROCESS, page.GATEWAY)))
         return
     if arguments.in_process:
         _soak_scheduler(arguments)
@@ -44,7 +42,7 @@ def main() -> None:
     place = _place(arguments)
     built = {name: engines.build(kind, place) for name, kind in catalogue.ENGINES.items()}
     head = {**_head(arguments), "clients": arguments.clients, "rows": ROWS}
-    path = _path(NAME, head, least=30)
+    path = _path(page.SERVER, head, least=30)
     others = Others()
 
     def write(record: Record) -> None:
@@ -65,7 +63,7 @@ def _soak_scheduler(arguments: argparse.Namespace) -> None:
     head = _head(arguments)
     others = Others()
     found = soak_scheduler(engine, 60 * arguments.minutes, arguments.seed)
-    path = store.write(_path(IN_PROCESS, head, least=5), {**head, "others_share": others.share(), **found})
+    path = store.write(_path(page.IN_PROCESS, head, least=5), {**head, "others_share": others.share(), **found})
     for one in found["examples"]:
         print(one)
     whole = found["rows_free"] == found["rows"] and found["thread_lives"] and not found["without_an_end"]

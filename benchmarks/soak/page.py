@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.page import DOCS, Marks, measured_by, paragraph, table
 from benchmarks.soak.outcomes import BROKEN, BUSY, DIFFERENT, EQUAL, LEFT, LOST, REFUSED, UNEXPLAINED
 
 PAGE = DOCS / "reliability.md"
+SERVER, IN_PROCESS, GATEWAY = "soak", "soak-in-process", "soak-gateway"
+"""The names of the results."""
 MARKS = Marks.of("soak/page.py")
 _MUST_NOT = (DIFFERENT, UNEXPLAINED, LOST)
+_LOOKS = 8
 _COLUMNS = (EQUAL, DIFFERENT, REFUSED, BUSY, LEFT, BROKEN, UNEXPLAINED, LOST)
 
 
-def write(server: Mapping[str, Any], in_process: Mapping[str, Any]) -> None:
+def write(server: Mapping[str, Any], in_process: Mapping[str, Any], gateway: Mapping[str, Any]) -> None:
     """Write the part into the page."""
-    MARKS.replace(PAGE, text(server, in_process))
+    MARKS.replace(PAGE, text(server, in_process, gateway))
 
 
-def text(server: Mapping[str, Any], in_process: Mapping[str, Any]) -> str:
+def text(server: Mapping[str, Any], in_process: Mapping[str, Any], gateway: Mapping[str, Any]) -> str:
     """Return the part."""
     sections = [
         "### The server", _head(server, f"{server['clients']} clients"), _requests(server["requests"]), _rows(server),
         _memory(server["memory"]),
         "### A scheduler in a process", _head(in_process, "6 callers"), _requests(in_process["requests"]),
         _left(in_process), _memory(in_process["memory"]),
+        "### The gateway alone", _head(gateway, f"{gateway['clients']} clients"), _asked(gateway["requests"]),
+        _heap(gateway["looks"]),
     ]  # fmt: skip
     return "\n\n".join(sections)
 
@@ -87,3 +92,17 @@ def _memory(memory: Mapping[str, Mapping[str, float]]) -> str:
     ]  # fmt: skip
     heads = ["process", "MiB per hour (95 %)", "minutes fitted", "first MiB", "last MiB", "peak MiB"]
     return table(heads, rows)
+
+
+def _asked(requests: Mapping[str, int]) -> str:
+    kinds = ", ".join(f"{kind} {count:,}" for kind, count in requests.items())
+    return paragraph(f"Requests to a frontend that answers at once: {kinds}.")
+
+
+def _heap(looks: Sequence[Mapping[str, float]]) -> str:
+    shown = [looks[round(place * (len(looks) - 1) / (_LOOKS - 1))] for place in range(_LOOKS)]
+    rows = [
+        [f"{one['requests']:,}", *(f"{one[name]:.1f}" for name in ("resident_mib", "in_use_mib", "free_mib"))]
+        for one in shown
+    ]
+    return table(["requests so far", "resident MiB", "of the heap in use, MiB", "of the heap free, MiB"], rows)

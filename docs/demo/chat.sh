@@ -6,6 +6,7 @@ KVC_TRT=${KVC_TRT:-kvc-trt}
 PYTHON=${PYTHON:-python3}
 DEMO=${DEMO:-engines/chat}
 MODEL=smollm2-135m-instruct
+QUESTIONS=${QUESTIONS:-docs/demo/island-questions.txt}
 LENGTHS="--max-input-len 1536 --max-output-len 64"
 
 show() {
@@ -26,6 +27,6 @@ show build --model "$MODEL" --policy full $LENGTHS --no-verify --force -o "$DEMO
 show build --model "$MODEL" --policy rocketkv --token-budget 128 $LENGTHS --no-verify --force -o "$DEMO"
 # The summary goes to stderr, and belongs to what is shown.
 show run "$DEMO" --chat "What is the capital of France?" --stream 2>&1
-set -- docs/demo/both_caches.py "$DEMO-whole" "$DEMO" docs/demo/island.txt docs/demo/island-questions.txt
+set -- docs/demo/both_caches.py "$DEMO-whole" "$DEMO" docs/demo/island.txt "$QUESTIONS"
 printf '\n$ python %s\n' "$*"
 "$PYTHON" "$@"

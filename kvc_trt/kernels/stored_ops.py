@@ -71,11 +71,6 @@ def replace_cache(form: CacheFormat, given: Given) -> None:
     given["slot_positions"].copy_(given["positions_kept"])
 
 
-def replace_bounds(form: CacheFormat, given: Given) -> None:
-    """Overwrite the bounds of a cache's pages, in place; they have the same form in every format."""
-    reference_ops.replace_bounds(**given)
-
-
 def hybrid_attention(form: CacheFormat, given: Given) -> tuple[Tensor, Tensor]:
     """Store a token, then select and attend over what the cache gives back."""
     output, selected = _step(reference_ops.hybrid_attention, form, given)

@@ -69,7 +69,7 @@ class Attribute:
 
 _LAST_FORMAT = max(form.code for form in CACHE_FORMATS.values())
 CACHE_FORMAT = Attribute("cache_format", 0, _LAST_FORMAT, "how keys and values are stored", bits=32)
-BY_LENGTH = Attribute("by_length", 0, 1, "1: each row has numbers of its own", bits=32)
+BY_LENGTH = Attribute("by_length", 0, 1, "1: each row has its own prompt_budgets and pool_kernels", bits=32)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ WINDOW = Tensor(
 )
 PROMPT_KEYS = Tensor("k", CACHE, ("B", "G", "S", "D"), "after RoPE, by the strides above")
 PROMPT_VALUES = Tensor("v", CACHE, ("B", "G", "S", "D"), "same strides")
-STORED_LENGTHS = Tensor("cache_lengths", INT64, ("B",), "min(n, prompt_budget)")
+STORED_LENGTHS = Tensor("cache_lengths", INT64, ("B",), "min(n, the row's budget)")
 INDICES = Tensor("indices", INT32, ("B", "G", "C"), "prompt position of each slot, ascending; -1 past the row's end")
 
 PAGE_SIZE = Attribute("page_size", 1, INT32_MAX, "tokens of a page", bits=32)

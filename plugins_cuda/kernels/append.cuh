@@ -145,13 +145,14 @@ __device__ __forceinline__ float store_token(const TokenChannel<T>& entry, const
                                              const VectorTable& values, int64_t slot, int head_size) {
     if constexpr (kInFormat) {
         KVC_SHARED(float, token, 2 * KVC_LARGEST_HEAD_SIZE);
-        const SharedSpan<float> key = token.part(0, KVC_LARGEST_HEAD_SIZE);
-        const SharedSpan<float> value = token.part(KVC_LARGEST_HEAD_SIZE, KVC_LARGEST_HEAD_SIZE);
-        entry.widen_to(key, value);
+        const auto of_warp = [&](int warp) {  // chosen by its offset: a choice between two spans takes local memory
+            return token.part(warp * KVC_LARGEST_HEAD_SIZE, KVC_LARGEST_HEAD_SIZE);
+        };
+        const SharedSpan<float> key = of_warp(0);
+        entry.widen_to(key, of_warp(1));
         __syncthreads();
-        if (warp_index() < 2) {
-            const bool is_key = warp_index() == 0;
-            store_shared_vector(is_key ? key : value, head_size, (is_key ? keys : values).from(slot));
+        if (const int warp = warp_index(); warp < 2) {
+            store_shared_vector(of_warp(warp), head_size, (warp == 0 ? keys : values).from(slot));
         }
         __syncthreads();
         return static_cast<int>(threadIdx.x) < head_size ? key[threadIdx.x] : 0.0f;

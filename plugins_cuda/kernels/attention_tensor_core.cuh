@@ -453,7 +453,8 @@ private:
     // Of heads 2t, 2t+1.
     float maximum_[2] = {-INFINITY, -INFINITY};
     float sum_[2] = {};
-    // [block][i]: channels 64 block + 8 group + 2i, + 1 (upper and lower half) of heads 2t, 2t+1
+    // [block][i]: channels 64 block + 8 group + 2i, + 1 (upper and lower half) of heads 2t, 2t+1; for values in int4
+    // 64 block + 32 (i / 2) + 8 (group % 4) + 4 (group / 4) + i % 2, + 2
     float output_[kBlocks][4][4] = {};
     float offsets_[kGroups][2] = {};  // int4: what the minima of a group of values add; a lane's share of the tokens
 };

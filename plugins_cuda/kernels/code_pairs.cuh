@@ -21,7 +21,7 @@ using ChannelUnit = std::conditional_t<kFormat == VectorFormat::kExact, uint4,
 
 namespace stored {
 
-// Twice the number from which on integers below 128 are in the last bits of T, and twice that with bit 7 set.
+// In both halves the number of T whose last seven bits add the integers below 128 to it.
 template <class T>
 inline constexpr uint32_t kInteger = std::is_same_v<T, half_t> ? 0x64006400u : 0x43004300u;
 

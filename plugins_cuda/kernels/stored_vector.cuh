@@ -184,9 +184,9 @@ __device__ __forceinline__ void widen_four(const char* codes, VectorNumbers numb
     }
 }
 
-// Eight channels of a vector of `head_size` in each lane, NaN or not: by all lanes of a warp. Lanes past the head have
-// zeros. Writes what `to` has of the vector, nothing where it has no address of codes, and puts what is read back of the
-// vector in the place of the channels.
+// Stores a vector of `head_size`, of which each lane has eight channels, NaN or not; all lanes of a warp call it, and lanes
+// past the head have zeros. Writes what `to` has of the vector, nothing where it has no address of codes, and replaces the
+// channels by what is read back of them.
 __device__ __forceinline__ void store_vector(float (&channels)[kLaneChannels], int head_size, const VectorTable& to) {
     const int lane = lane_index();
     const bool inside = lane * kLaneChannels < head_size;

@@ -298,7 +298,7 @@ inline void check_numbers(const KvcReplaceBoundsParams& p) {
                   {"kv_heads", p.kv_heads, 1, 65535},
                   {"pages", p.pages, 1, 1048576},
                   {"channels", p.channels, 32, 512}});
-    check_ranges({{"fp8_bounds", p.fp8_bounds, 0, 1}, {"cache_format", p.cache_format, 0, 4}});
+    check_ranges({{"fp8_bounds", p.fp8_bounds, 0, 1}, {"reserved", p.reserved, 0, 0}});
     check_multiple("channels", p.channels, 16);
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 
 import pytest
 
@@ -13,6 +14,7 @@ from benchmarks.soak.clients import Answer, Client, ask, same
 from benchmarks.soak.in_process import ROWS, soak
 from benchmarks.soak.memory import by_minute, growth
 from benchmarks.soak.outcomes import BROKEN, DIFFERENT, EQUAL, LOST, UNEXPLAINED, Outcomes
+from tests.serving.dynamo.served import PYTHON, ROOT, require_environment
 
 
 @pytest.fixture(scope="module")
@@ -122,5 +124,21 @@ def test_equal_seeds_ask_the_same():
 
 
 def test_the_page_is_that_of_its_results():
-    server, in_process = (store.recorded(name, "make soak") for name in ("soak", "soak-in-process"))
-    assert page.MARKS.inside(page.PAGE) == page.text(server, in_process)
+    results = (store.recorded(name, "make soak") for name in (page.SERVER, page.IN_PROCESS, page.GATEWAY))
+    assert page.MARKS.inside(page.PAGE) == page.text(*results)
+
+
+@pytest.mark.dynamo
+@pytest.mark.slow
+def test_a_gateway_alone_answers_every_kind_of_request_and_keeps_nothing_of_them():
+    require_environment()
+    script = "import json; from benchmarks.soak.gateway import measure; print(json.dumps(measure(0.1, 0)))"
+    told = subprocess.run([PYTHON, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=90)
+    assert told.returncode == 0, told.stderr[-3000:]
+    found = json.loads(told.stdout)
+    assert set(found["requests"]) == {
+        "client that leaves", "document", "long prompt", "malformed", "refused", "stream",
+    }  # fmt: skip
+    middle, last = found["looks"][len(found["looks"]) // 2], found["looks"][-1]
+    kept = (last["in_use_mib"] - middle["in_use_mib"]) * 2**20
+    assert kept < 300 * (last["requests"] - middle["requests"]) + 2**20

@@ -150,7 +150,10 @@ def test_contexts_of_before_still_fit():
     written = {"hybrid": "a98a3c8c63d67435", "h2o": "1a48b6281aecc8d4", "full": "ae20cc5fae2cb780"}
     assert {policy: digest_of(recorded(parameters_of(policy)))[:16] for policy in written} == written
     parameters = parameters_of("hybrid")
-    later = {"fp8_bounds": True, "kv_cache": "int8", "by_length": True, "long_prompt": 9, "short_pool_kernel": 3}
+    later = {
+        "fp8_bounds": True, "kv_cache": "int8", "by_length": True, "long_prompt": 9, "short_pool_kernel": 3,
+        "pool_kind": "avg", "prompt_share": 0.2, "squeeze_cap": 3.5,
+    }  # fmt: skip
     assert set(recorded(parameters)) == {field.name for field in dataclasses.fields(parameters)} - set(later)
     for name, value in later.items():
         assert recorded(dataclasses.replace(parameters, **{name: value}))[name] == value

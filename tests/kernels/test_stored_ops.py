@@ -6,6 +6,7 @@ The checks are those of the kernels (`tests/plugins_cuda`), which take a library
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvc_trt.kernels import use_library
-from kvc_trt.kernels.library import CompactResult
+from kvc_trt.kernels.library import CompactResult, KernelLibrary
 from kvc_trt.kernels.ops import call, kvc, operation
 from kvc_trt.kernels.rotated import LIBRARY_OPERATORS, ROTATED_DENSE_ATTENTION
 from kvc_trt.kernels.stored_parts import StoredTables, parts_of, read_parts
@@ -52,12 +53,9 @@ class ThroughTorch:
 
 
 @pytest.fixture(params=["reference", "emulation"])
-def ops(request: pytest.FixtureRequest) -> Iterator[ThroughTorch]:
+def ops(request: pytest.FixtureRequest, emulation: KernelLibrary) -> Iterator[ThroughTorch]:
     """`torch.ops.kvc`, computed by the reference and by the emulated kernels."""
-    if request.param == "reference":
-        yield ThroughTorch()
-        return
-    with use_library(request.getfixturevalue("emulation").path):
+    with use_library(emulation.path) if request.param == "emulation" else nullcontext():
         yield ThroughTorch()
 
 

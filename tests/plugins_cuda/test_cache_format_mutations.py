@@ -75,7 +75,7 @@ MUTATIONS = (
         "rows.slot(rows.first + group_ + 8 * half), group)",
     ),
     Mutation("every_channel_is_of_group_0", FMA, "min(channel(i) / kGroupChannels, table.groups - 1)", "0"),
-    Mutation("the_value_is_the_key", APPEND, "store_shared_vector(is_key ? key : value,", "store_shared_vector(key,"),
+    Mutation("the_value_is_the_key", APPEND, "store_shared_vector(of_warp(warp),", "store_shared_vector(key,"),
 )
 MUTANTS = Mutants("src/dense_attention.cu", MUTATIONS, RARELY_INLINED, others=(CALLED,))
 

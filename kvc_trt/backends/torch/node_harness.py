@@ -25,7 +25,7 @@ from kvc_trt.graph.state import CacheSite
 from kvc_trt.methods.base.graph_context import of_token
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
-from kvc_trt.operators.compaction.compact import COMPACT
+from kvc_trt.operators.compaction.compact import BY_WINDOW
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -61,11 +61,9 @@ class NodeHarness(TorchHarness):
 
     @override
     def compactions(self) -> list[Watched]:
-        """Return the nodes that write lists of kept positions; only a KvcCompact is judged by its inputs."""
+        """Return the nodes that write kept positions; only lists by the last queries are judged by inputs."""
         return [
-            Watched(
-                site.cache, tuple(node.input[:3]) if node.op_type == COMPACT.name else (), (f"indices.{site.name}",)
-            )
+            Watched(site.cache, tuple(node.input[:3]) if node.op_type in BY_WINDOW else (), (f"indices.{site.name}",))
             for site, node in self._writers(self._graphs.prompt, "indices")
         ]
 

@@ -22,7 +22,7 @@ from kvc_trt.files.unfinished import remove_own
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-GRACE_SECONDS = 1.5
+GRACE_SECONDS = 1.0
 INTERRUPTED, TERMINATED = 130, 143
 _EXIT_CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 _SHOW_CURSOR = b"\x1b[?25h"

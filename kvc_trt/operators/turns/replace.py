@@ -62,7 +62,6 @@ REPLACE_BOUNDS = Operator(
     outputs=(updated(BOUNDS),),
     attributes=(FP8_BOUNDS,),
     write=_write_bounds,
-    stores=True,
     kernel=Kernel("kvc_replace_bounds", "KvcReplaceBoundsParams"),
     native=False,
 )

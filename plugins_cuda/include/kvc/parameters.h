@@ -49,7 +49,7 @@ typedef struct KvcCompactParams {
     int32_t pool_kernel;           /* odd, in 1..4095: width of the max-pooling over scores */
     int32_t page_size;             /* 1..2^31-1: tokens of a page */
     int32_t fp8_bounds;            /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
-    int32_t by_length;             /* 0..1: 1: each row has numbers of its own */
+    int32_t by_length;             /* 0..1: 1: each row has its own prompt_budgets and pool_kernels */
     int32_t cache_format;          /* 0..4: how keys and values are stored */
     int32_t reserved;              /* 0 */
     int64_t prompt_length;         /* S in 1..2^20 */
@@ -71,7 +71,7 @@ typedef struct KvcCompactParams {
     void* v_scale;                 /* [B,G,C,groups], fp16 or bytes of exponents, in formats */
     void* v_minimum;               /* [B,G,C,groups], fp16, in int4; groups is 1 in other formats */
     void* bounds;                  /* [B,G,2D,P], page maxima of K, then of -K; or null */
-    int64_t* cache_lengths;        /* [B], min(n, prompt_budget) */
+    int64_t* cache_lengths;        /* [B], min(n, the row's budget) */
     int32_t* indices;              /* [B,G,C], prompt position of each slot, ascending; -1 past the row's end */
 } KvcCompactParams;
 
@@ -87,7 +87,7 @@ typedef struct KvcCompactTurnParams {
     int32_t pool_kernel;           /* odd, in 1..4095: width of the max-pooling over scores */
     int32_t page_size;             /* 1..2^31-1: tokens of a page */
     int32_t fp8_bounds;            /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
-    int32_t by_length;             /* 0..1: 1: each row has numbers of its own */
+    int32_t by_length;             /* 0..1: 1: each row has its own prompt_budgets and pool_kernels */
     int32_t cache_format;          /* 0..4: how keys and values are stored */
     int32_t reserved;              /* 0 */
     int64_t prompt_length;         /* S in 1..2^20 */
@@ -111,7 +111,7 @@ typedef struct KvcCompactTurnParams {
     void* v_scale;                 /* [B,G,C,groups], fp16 or bytes of exponents, in formats */
     void* v_minimum;               /* [B,G,C,groups], fp16, in int4; groups is 1 in other formats */
     void* bounds; /* [B,G,2D,P], page maxima of K, then of -K; empty pages: the lowest finite value; or null */
-    int64_t* cache_lengths; /* [B], min(n, prompt_budget) */
+    int64_t* cache_lengths; /* [B], min(n, the row's budget) */
     int32_t* indices;       /* [B,G,C], kept entries of k, ascending; -1 past the row's end */
 } KvcCompactTurnParams;
 
@@ -228,7 +228,7 @@ typedef struct KvcReplaceBoundsParams {
     int32_t kv_heads;      /* G in 1..65535 */
     int32_t channels;      /* 2D in 32..512, a multiple of 16 */
     int32_t fp8_bounds;    /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
-    int32_t cache_format;  /* 0..4: how keys and values are stored */
+    int32_t reserved;      /* 0 */
     int64_t pages; /* P in 1..2^20, ceil(C / page_size), in 16 bit rounded up to a multiple of 8, in fp8 of 16 */
     void* bounds;  /* [B,G,2D,P], page maxima of K, then of -K; empty pages: the lowest finite value */
     const void* bounds_kept; /* [B,G,2D,P], the bounds from now on */

@@ -2,7 +2,9 @@
  *
  * Symbols: B batch, G KV heads, D head size, C capacity, M tokens of a block, P pages as in parameters.h. All tensors are
  * contiguous. A row's new tokens come first in its block; `lengths` gives their number. A length out of range counts as
- * the nearest value in range, and a token without a slot is dropped. */
+ * the nearest value in range, and a token without a slot is dropped.
+ * In a cache format the block's keys and values are exact. kvc_append_block stores them, kvc_join_block stores them and
+ * moves what is stored already, and kvc_raise_bounds takes each as the cache will read it back. */
 #ifndef KVC_TURN_H
 #define KVC_TURN_H
 
