@@ -143,7 +143,7 @@ def test_a_document_that_says_another_format_than_its_tensors_is_refused():
 
 
 def test_a_document_of_auto_names_no_format():
-    """Readers of before know no such key, and files of before have none."""
+    """Earlier versions know no such key, and their files have none."""
     auto, other = (header_of(random_context(packing_of_format(form), 9, 0)) for form in (AUTO, "int4"))
     assert "kv_cache" not in auto.model_dump()
     assert "kv_cache" not in auto.model_dump_json()
