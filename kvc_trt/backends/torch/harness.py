@@ -155,7 +155,7 @@ class TorchHarness(Harness):
         ]
 
     def _tokens_of(self, graph: str) -> int:
-        """Return the tokens of a row that one run stores in caches of a format, as one; 0 where there is no run."""
+        """Return how many keys of a row one run shows apart: each of a draft's, else one block; 0 without a format."""
         exists = getattr(self._engine, f"{graph}_graph") is not None
         if not exists or self._engine.parameters.cache_format.keys is None:
             return 0

@@ -18,7 +18,7 @@ from kvc_trt.graph.cache_graphs import ROTARY_TABLES, CacheGraphs
 from kvc_trt.graph.cache_nodes import layout_of
 from kvc_trt.graph.rewrites.prune import read_names
 from kvc_trt.graph.state import StateTensor, state_tensors
-from kvc_trt.methods.base.graph_context import of_token
+from kvc_trt.methods.base.graph_context import of_any_token, of_token
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -147,7 +147,7 @@ class CacheOperations:
         if (kind, layer) not in self._programs:
             nodes = write(layer)
             seen = read_names(nodes).union(*(node.output for node in nodes))
-            exposed = sorted(seen.intersection(name.partition(".token")[0] for name in self._expose))
+            exposed = sorted(seen.intersection(map(of_any_token, self._expose)))
             self._programs[kind, layer] = NodeProgram(nodes, [*outputs, *exposed], operators, exposed=exposed)
         return self._programs[kind, layer]
 
