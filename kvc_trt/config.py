@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from kvc_trt.errors import InputError, did_you_mean
-from kvc_trt.methods.base.constants import CacheFormatName, Count, Positive
+from kvc_trt.methods.base.constants import LARGEST_CAP, CacheFormatName, Count, PoolKind, Positive
 from kvc_trt.methods.base.inputs import OVERRIDES
 from kvc_trt.methods.base.parameters import DEFAULT
+from kvc_trt.methods.base.token_budget import PERCENT
 from kvc_trt.validation import OwnSchema, parse_assignments, read_mapping, validated
 
 DERIVED_NUMBERS = tuple(name for name in OVERRIDES if name not in ("dense_until", "head_scores"))
@@ -38,7 +39,8 @@ class BuildConfig(OwnSchema):
     model: str = Field(min_length=1)
     """A preset's name, a Hugging Face directory or a GGUF file."""
     policy: str = DEFAULT
-    token_budget: Positive | None = None
+    token_budget: Positive | Annotated[str, Field(pattern=PERCENT)] | None = None
+    """Tokens, or a share of the longest prompt ("20%"), which SnapKV takes of each prompt."""
     max_input_len: Positive | None = None
     max_output_len: Positive | None = None
     max_batch_size: Positive = 8
@@ -65,6 +67,7 @@ class BuildConfig(OwnSchema):
     top_r: Positive | None = None
     top_k: Positive | None = None
     pool_kernel: Positive | Literal["auto"] | None = None
+    pool_kind: PoolKind | None = None
     window: Positive | None = None
     skip_layers: Count | None = None
     sinks: Count | None = None
@@ -80,6 +83,8 @@ class BuildConfig(OwnSchema):
     """duo-attention: file with one score per KV head and layer; the best heads keep everything."""
     layer_budget: Literal["uniform", "squeeze", "squeeze-online"] | None = None
     squeeze_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    squeeze_cap: Annotated[float, Field(ge=1, le=LARGEST_CAP)] | None = None
+    """squeeze-online: the most that a layer keeps of a prompt, in prompt budgets.  [default: 2]"""
     layer_budgets: list[Positive] | None = None
     """The measurements of a build with `layer_budget: squeeze`."""
     calibration: str | None = None

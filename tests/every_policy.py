@@ -38,6 +38,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "quest, bounds in fp8": {"fp8_bounds": True},
     "rocketkv, bounds in fp8": {"fp8_bounds": True},
     "h2o, a budget for each layer": {"layer_budget": "squeeze"},
+    "snapkv, averages": {"pool_kind": "avg"},
+    "snapkv-gqa, averages": {"pool_kind": "avg"},
 }
 """The forms that the tests of every policy compare too: those that no kernel serves."""
 OTHER_FORMS: dict[str, dict[str, Any]] = {
@@ -50,6 +52,9 @@ OTHER_FORMS: dict[str, dict[str, Any]] = {
     "expected-attention-hybrid, a budget for each layer": {"layer_budget": "squeeze"},
     "streaming-llm, a budget for each layer": {"layer_budget": "squeeze"},
     "tova, a budget for each layer": {"layer_budget": "squeeze"},
+    "rocketkv, averages": {"pool_kind": "avg"},
+    "rocketkv-mt, averages": {"pool_kind": "avg"},
+    "snapkv++, averages and budgets from the prompt": {"pool_kind": "avg", "layer_budget": "squeeze-online"},
 }
 """The forms that single tests compare."""
 EVERY = tuple(one.name for one in policies.describe() if not policies.named(one.name).selection.oracle)

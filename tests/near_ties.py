@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvc_trt.methods.base.constants import PoolKind
 from kvc_trt.methods.hybrid import ByPages
 from kvc_trt.methods.rankings.ranking import Prompts, Step
 from kvc_trt.methods.snapkv_plus_plus import ByWindow
@@ -12,11 +13,11 @@ from kvc_trt.verify.rankings.index_lists import IndexComparison, compare_kept, c
 
 def compare_compaction(
     q_window: np.ndarray, keys: np.ndarray, prompt_lengths: np.ndarray, expected: np.ndarray, actual: np.ndarray,
-    *, pool_kernel: int, truncates: bool = False,
+    *, pool_kernel: int, pool_kind: PoolKind = "max", truncates: bool = False,
 ) -> IndexComparison:  # fmt: skip
     """Kept prompt positions `actual` [B, G, >=C] against the reference's `expected` [B, G, C]."""
     prompts = Prompts((q_window,), keys, keys, prompt_lengths)
-    return compare_kept(ByWindow(pool_kernel), prompts, expected, actual, truncates=truncates)
+    return compare_kept(ByWindow(pool_kernel, pool_kind=pool_kind), prompts, expected, actual, truncates=truncates)
 
 
 def compare_selection(

@@ -11,7 +11,8 @@ import torch
 
 from kvc_trt import reference
 from kvc_trt.kernels import reference_ops
-from kvc_trt.operators.compaction.compact import COMPACT, COMPACT_TURN
+from kvc_trt.methods.base.constants import PoolKind
+from kvc_trt.operators.compaction.compact import COMPACT, COMPACT_AVERAGE, COMPACT_AVERAGE_TURN, COMPACT_TURN
 from kvc_trt.operators.schema import Operator
 from kvc_trt.reference.turn import compact_turn
 from tests.near_ties import compare_compaction
@@ -28,17 +29,22 @@ class Rows:
     """The inputs of KvcCompact, or with `window_lengths` of KvcCompactTurn, whose rows differ."""
 
     inputs: dict[str, np.ndarray]
+    pool_kind: PoolKind = "max"
 
     @property
     def operator(self) -> Operator:
-        return COMPACT_TURN if "window_lengths" in self.inputs else COMPACT
+        of_prompts, of_turns = (
+            (COMPACT, COMPACT_TURN) if self.pool_kind == "max" else (COMPACT_AVERAGE, COMPACT_AVERAGE_TURN)
+        )
+        return of_turns if "window_lengths" in self.inputs else of_prompts
 
     def expected(self, rows: slice = slice(None)) -> reference.Compacted:
         """What the reference keeps of some of the rows."""
         tensors = {name: torch.from_numpy(array[rows]) for name, array in self.inputs.items()}
         tables = [tensors[name].float() for name in ("q_window", "k", "v")]
-        numbers = {"prompt_budget": tensors["prompt_budgets"], "pool_kernel": tensors["pool_kernels"]}
-        if self.operator is COMPACT:
+        numbers: dict[str, Any] = {"prompt_budget": tensors["prompt_budgets"], "pool_kernel": tensors["pool_kernels"]}
+        numbers["pool_kind"] = self.pool_kind
+        if "window_lengths" not in self.inputs:
             return reference.compact(*tables, tensors["prompt_lengths"], **numbers)
         return compact_turn(*tables, tensors["prompt_lengths"], tensors["window_lengths"], **numbers)
 
@@ -92,7 +98,9 @@ def check(rows: Rows, found: dict[str, np.ndarray], *, bounds: bool = True, loos
         q_window = given["q_window"][one, :, WINDOW - count :]
         tables = q_window, given["k"][one], given["prompt_lengths"][one]
         lists = expected.indices[one].numpy(), indices[one, :, :kept]
-        compared = compare_compaction(*tables, *lists, pool_kernel=int(kernel), truncates=loose)
+        compared = compare_compaction(
+            *tables, *lists, pool_kernel=int(kernel), pool_kind=rows.pool_kind, truncates=loose
+        )
         assert not compared.wrong, compared.wrong
     where, stored = np.maximum(indices, 0)[..., None], indices[..., None] >= 0
     for name in ("k", "v"):

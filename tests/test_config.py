@@ -33,6 +33,7 @@ def test_an_unknown_key_names_the_file_the_key_and_the_nearest_one():
     ("key", "value"),
     [
         ("token_budget", "64"),
+        ("token_budget", "x%"),
         ("token_budget", 64.5),
         ("token_budget", -1),
         ("token_budget", True),

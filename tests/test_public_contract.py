@@ -20,7 +20,7 @@ from kvc_trt.models.presets import load_preset
 SIGNATURES = {
     policies.resolve: "policy, *, model, token_budget, max_input_len, max_output_len, split='adaptive', **overrides",
     reference.append: "keys, values, page_min, page_max, lengths, k_new, v_new, *, page_size, fp8=False",
-    reference.compact: "q_window, keys, values, prompt_lengths, *, prompt_budget, pool_kernel",
+    reference.compact: "q_window, keys, values, prompt_lengths, *, prompt_budget, pool_kernel, pool_kind='max'",
     reference.dense_attention: "query, keys, values, lengths",
     reference.exact_topk: "query, keys, values, lengths, *, top_k, dense_until=0, per_query_head=True",
     reference.heavy_hitter_attention: "query, keys, values, lengths, scores, *, heavy, recent",
@@ -93,6 +93,7 @@ def test_types_and_shapes(dtype: torch.dtype) -> None:
         ({"prompt_lengths": torch.tensor([S + 1, 5])}, r"prompt_lengths.*13.*expected|prompt_lengths.*expected.*13"),
         ({"prompt_budget": 2}, r"prompt_budget is 2.*expected"),
         ({"pool_kernel": 4}, r"pool_kernel is 4.*expected"),
+        ({"pool_kind": "mean"}, r"pool_kind is 'mean'; expected 'max' or 'avg'"),
     ],
     ids=lambda case: next(iter(case)) if isinstance(case, dict) else "",
 )

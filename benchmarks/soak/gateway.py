@@ -73,6 +73,7 @@ class Server:
         self._asking, answering = spawn.Pipe()
         self._process = spawn.Process(target=serve, args=(answering, *arguments), daemon=True)
         self._process.start()
+        answering.close()  # the process has its own: if it ends, so does this wait
         self.port = int(self._asking.recv())
 
     def memory(self) -> dict[str, float]:

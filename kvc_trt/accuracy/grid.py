@@ -31,7 +31,7 @@ SHORTEST = 256
 
 @dataclass(frozen=True)
 class Variant:
-    """One policy at one token budget; None is a policy without one (full)."""
+    """One policy at one token budget; None is a policy without one (full), or with one of its own settings."""
 
     policy: str
     """A policy, with settings of its own after colons: `hybrid:page_size=16`."""
@@ -39,9 +39,12 @@ class Variant:
 
     @classmethod
     def of(cls, policy: str, token_budget: int | None) -> Variant:
-        """Return the variant of a policy at this budget, which a policy that keeps everything does not have."""
+        """Return the variant of a policy at this budget, which a policy that keeps everything does not have.
+
+        Nor has one whose settings name a budget, in percent for example: `streaming-llm:token_budget=20%`."""
         found = cls(policy, token_budget)
-        return cls(policy, None) if found.name == BASELINE else found
+        own = any(one.startswith("token_budget=") for one in policy.split(":")[1:])
+        return cls(policy, None) if found.name == BASELINE or own else found
 
     @property
     def name(self) -> str:
@@ -87,7 +90,7 @@ def variants(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
         others = [one for one in Variant(name, None).settings if one != "kv_cache"]
         if bare == BASELINE and others:
             raise InputError(f"{name}: {BASELINE} is what the others are compared with, and takes no {others[0]}")
-        chosen += [Variant(name, budget) for budget in ((None,) if bare == BASELINE else sorted(set(budgets)))]
+        chosen += [Variant.of(name, budget) for budget in sorted(set(budgets))]
     return list(dict.fromkeys(chosen))
 
 

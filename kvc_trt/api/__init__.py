@@ -20,7 +20,7 @@ def build(
     model: str | None = None,
     *,
     policy: str | None = None,
-    token_budget: int | None = None,
+    token_budget: int | str | None = None,
     max_input_len: int | None = None,
     max_output_len: int | None = None,
     max_batch_size: int | None = None,

@@ -84,7 +84,8 @@ def lengths_to_try(parameters: PolicyParameters) -> list[int]:
 
 def attention_only(model: ModelConfig, parameters: PolicyParameters, dtype: str, state_bytes: int) -> ModelConfig:
     """Return a model with this attention and little else, with enough layers for `state_bytes` of caches."""
-    slot = 2 * model.num_key_value_heads * model.head_size * numpy_dtype(dtype).itemsize
+    itemsize = numpy_dtype(dtype).itemsize
+    slot = model.num_key_value_heads * parameters.cache_format.bytes_per_token(model.head_size, itemsize)
     layers = max(1, min(model.num_hidden_layers, state_bytes // (slot * parameters.capacity)))
     narrow: dict[str, Any] = {
         "hidden_size": 32,

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 from cloup import option, option_group
 
+from kvc_trt.cli.option_types import TokensOrPercent
 from kvc_trt.models.cache_formats import CACHE_FORMATS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -28,7 +29,12 @@ def policy_options(*more: Decorator[Any]) -> Decorator[Any]:
     return option_group(
         "KV-cache policy",
         option("--policy", help="Its name (`kvc-trt policies`).  [default: the preset's, or rocketkv]"),
-        option("--token-budget", type=int, help="K/V pairs that one step may read per layer and KV head."),
+        option(
+            "--token-budget",
+            type=TokensOrPercent(),
+            help="K/V pairs that one step may read per layer and KV head, or that share of the longest prompt (20%); "
+            "snapkv: of each prompt.",
+        ),
         option("--max-input-len", type=int, help="Longest prompt in tokens."),
         option("--max-output-len", type=int, help="Most tokens generated per prompt."),
         option(

@@ -9,6 +9,7 @@ import click
 import cloup
 
 from kvc_trt.backends.run_options import PREFILL_PRECISIONS
+from kvc_trt.methods.base.token_budget import PERCENT
 
 
 class Counts(click.ParamType):  # type: ignore[type-arg]  # generic only in recent versions of click
@@ -60,6 +61,22 @@ class CountOrByName(click.ParamType):  # type: ignore[type-arg]  # as above
                 f"{value!r} is neither a positive number nor a list such as lines=8,passkey=16", parameter, context
             )
         return {name: int(count) for name, _, count in pairs}
+
+
+class TokensOrPercent(click.ParamType):  # type: ignore[type-arg]  # as above
+    """A number of tokens, or a percentage of a prompt."""
+
+    name = "N|N%"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> int | str:
+        """The number, or the percentage as it is written; fails for anything else."""
+        text = str(value).strip()
+        if re.fullmatch(PERCENT, text):
+            return text
+        try:
+            return int(text)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number of tokens nor a percentage such as 20%", parameter, context)
 
 
 class Bandwidth(click.ParamType):  # type: ignore[type-arg]  # as above

@@ -21,8 +21,8 @@ _EXPONENTS: Mapping[str, int] = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32
 """Type -> its bits of the exponent: all of them are set in NaN and infinities, and in no other number."""
 _AT_A_TIME = 1 << 18
 """Bytes that are looked at at once; they stay in a processor's cache."""
-_LARGEST_EXPONENT = 247
-"""The byte that `fp8` has for the largest float32."""
+_LARGEST_EXPONENT, _FIRST_BEYOND = 247, 0x78
+"""The byte that `fp8` has for the largest float32, and the first code, without its sign, that is no float32 with it."""
 
 
 class Impossible(NamedTuple):
@@ -44,7 +44,22 @@ def impossible(context: Context) -> str | None:
         for found, among in _never_in(name, context.tensors):
             if any(map(among, _pieces(tensor))):
                 return f"tensor {name} holds {found}"
+        exponents = context.tensors.get(_named(name, "_scale"))
+        if exponents is not None and exponents.dtype == np.int8 and _any_beyond(tensor, exponents):
+            return f"tensor {name} holds numbers beyond any float32"
     return None
+
+
+def _named(codes: str, end: str) -> str:
+    """Return the name of the scales or minima of a tensor of codes."""
+    kind, _, cache = codes.partition(".")
+    return f"{kind}{end}.{cache}"
+
+
+def _any_beyond(codes: Array, exponents: Array) -> bool:
+    """Return whether a vector of `fp8` reads back as an infinity; codes [...,n,D], exponents [...,n,1]."""
+    largest = codes[exponents.view(np.uint8)[..., 0] == _LARGEST_EXPONENT]
+    return bool(np.any(largest.view(np.uint8) & 0x7F >= _FIRST_BEYOND))
 
 
 def _not_finite(dtype: str) -> Impossible:
@@ -77,7 +92,7 @@ def _never_in(name: str, tensors: Mapping[str, Array]) -> Iterator[Impossible]:
     ends = ("", "_scale", "_minimum")
     place = next((place for place in (2, 1) if kind.endswith(ends[place])), 0)
     codes = kind.removesuffix(ends[place])
-    scales, minima = (tensors.get(f"{codes}{end}.{cache}") for end in ends[1:])
+    scales, minima = (tensors.get(_named(f"{codes}.{cache}", end)) for end in ends[1:])
     if scales is not None:
         vector = FP8 if scales.dtype == np.int8 else INT8 if minima is None else INT4
         yield from _OF_FORMAT[vector][place]

@@ -48,8 +48,8 @@ class StoredTensor(NamedTuple):
 def write_context(path: Path, context: Context, *, replace: bool = False) -> None:
     """Write a context to a new file; with `replace` over an old one.
 
-    Raises InputError for a path that cannot be a new file and for a context that holds NaN or infinities,
-    UnsupportedEnvironment for a disk that is full.
+    Raises InputError for a path that cannot be a new file and for a context that no engine can have made
+    (`contexts/content.py`: NaN, infinities, impossible codes), UnsupportedEnvironment for a disk that is full.
     """
     _check_content(path, context)
     tensors = {LOGITS: context.logits, **context.tensors}

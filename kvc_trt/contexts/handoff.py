@@ -80,7 +80,7 @@ def check_handoff(handoff: Handoff, packing: RowPacking, prompt: Sequence[int]) 
 def read_handoff(handoff: Handoff, packing: RowPacking, content: Bytes) -> Context:
     """Return the context in the first bytes of `content` [n], copied.
 
-    HandoffRefused where the checksum differs, and where a tensor holds NaN or infinities.
+    HandoffRefused where the checksum differs, and for tensors that no engine can have made (`contexts/content.py`).
     """
     if hashlib.sha256(content[: handoff.nbytes].data).hexdigest() != handoff.checksum:
         raise HandoffRefused(

@@ -41,8 +41,8 @@ class ContextHeader(OwnSchema):
     tokens: Digest
 
     @model_serializer(mode="wrap")
-    def _without_the_format_of_before(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the format that contexts of before have, which readers of before do not know."""
+    def _omit_default_format(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `kv_cache` where it is the default, since readers of earlier versions do not know it."""
         fields: dict[str, Any] = written(self)
         return {name: value for name, value in fields.items() if (name, value) != ("kv_cache", AUTO)}
 

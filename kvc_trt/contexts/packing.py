@@ -38,8 +38,8 @@ SHORT_NAMES = {K_CACHE.name: "k", V_CACHE.name: "v"}
 
 Cache: TypeAlias = "tuple[CacheSite, Mapping[str, StateTensor]]"
 """A cache and its state tensors by kind: k_cache, v_cache, and what its selection carries."""
-BEFORE_CONTEXTS = frozenset(("future_positions", "max_conversation_len"))
-"""Parameters that engines of before lack and contexts of before have."""
+OLDER_THAN_CONTEXTS = frozenset(("future_positions", "max_conversation_len"))
+"""Parameters that older engines lack, and that every context has."""
 LONGEST_NAME = 200
 """Characters of a name in a fingerprint, all of them printable ASCII."""
 
@@ -129,7 +129,7 @@ def fingerprint_of(engine: EngineDirectory) -> Fingerprint:
 
 def recorded(parameters: PolicyParameters) -> dict[str, Any]:
     """Return what tells parameters apart, without the defaults of what the first contexts did not know."""
-    unknown = ADDED_LATER - BEFORE_CONTEXTS
+    unknown = ADDED_LATER - OLDER_THAN_CONTEXTS
     fields = ((field, getattr(parameters, field.name)) for field in dataclasses.fields(parameters))
     return {field.name: one for field, one in fields if field.name not in unknown or one != field.default}
 

@@ -40,6 +40,8 @@ def _missing_kernel(rule: PolicyParameters) -> str | None:
     eviction, selection = rule.eviction, rule.selection
     if eviction.operators is None or any(operator.kernel is None for operator in eviction.operators):
         return f"kernel for prompt eviction {eviction.name}"
+    if any(operator.kernel is None for operator in eviction.operators_of(rule) or ()):
+        return f"kernel for pool_kind {rule.pool_kind}, only for {PolicyParameters.pool_kind}"
     if any(operator.kernel is None for operator in selection.operators):
         return f"kernel for decode selection {selection.name}"
     if rule.per_query_head or rule.reallocate or rule.sinks or rule.positions != "original":

@@ -3,38 +3,42 @@
 On CUDA tensors they call the CUDA library; on CPU tensors the emulated library if one was chosen (KVC_TRT_KERNELS,
 `kvc_trt.kernels.use_library`), otherwise the reference. Result shapes depend only on shapes and numbers, so the
 operators trace under `torch.compile` and replay in a CUDA graph. No operator has a gradient. An operator with an
-optional output has a second form that does not write it: `hybrid_attention_without_selected`.
+optional output has a second form that does not write it: `hybrid_attention_without_selected`. Over caches in a format,
+an operator is another one, with the parts of keys and values: `hybrid_attention_int8`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kvc_trt.kernels import reference_ops
+from kvc_trt.kernels import reference_ops, stored_ops
 from kvc_trt.kernels.c_library import KernelLibraryError
 from kvc_trt.kernels.library import KernelLibrary, empty_outputs
 from kvc_trt.kernels.loading import VARIABLE, current_library
 from kvc_trt.kernels.rotated import LIBRARY_OPERATORS
-from kvc_trt.operators.schema import Operator
+from kvc_trt.models.cache_formats import CACHE_FORMATS, CacheFormat
+from kvc_trt.operators.schema import CACHE_FORMAT, Operator
 
 Result = Tensor | tuple[Tensor, ...] | None
 """None if an operator only updates state."""
 
 
 def operator_name(operator: Operator) -> str:
-    """Return the operator's name in `torch.ops.kvc`: "kvc_compact" becomes `compact`."""
+    """Return the operator's name in `torch.ops.kvc`: "kvc_compact" becomes `compact`, in int8 `compact_int8`."""
     assert operator.kernel is not None
-    return operator.kernel.operation.removeprefix("kvc_")
+    name = operator.kernel.operation.removeprefix("kvc_")
+    return name if operator.form is None else f"{name}_{operator.form.name}"
 
 
 def argument_names(operator: Operator) -> tuple[str, ...]:
-    """Return the names of the inputs, then of the attributes that the kernel takes."""
+    """Return the names of the inputs, then of the attributes that the kernel takes; the format is in its name."""
     assert operator.kernel is not None
-    numbers = (one.name for one in operator.attributes if one.name not in operator.kernel.ignored)
+    left_out = {*operator.kernel.ignored, CACHE_FORMAT.name}
+    numbers = (one.name for one in operator.attributes if one.name not in left_out)
     return (*(tensor.name for tensor in operator.inputs), *numbers)
 
 
@@ -62,25 +66,40 @@ def schema(operator: Operator, without: Collection[str] = ()) -> str:
     return f"{form_name(operator, without)}({', '.join(tensors + numbers)}) -> {returned}"
 
 
-def _implementation(operator: Operator, without: Collection[str]) -> Callable[..., Result]:
+def _implementation(operator: Operator, form: CacheFormat, without: Collection[str]) -> Callable[..., Result]:
     """Return the implementation, which calls a library's kernel or the reference."""
-    name, names, kernel = operator_name(operator), _every_argument(operator), operator.kernel
+    own, kernel, computed = operator.in_format(form), operator.kernel, _by_reference(operator, form)
     assert kernel is not None
+    names, numbers = _every_argument(own), _format_number(own)
     # These must not be copied; the others may be, to make them contiguous.
-    not_copied = {tensor.name for tensor in operator.state} | set(kernel.strided)
+    not_copied = {tensor.name for tensor in own.state} | set(kernel.strided)
 
     def run(*arguments: Any) -> Result:
         given = _given(names, arguments)
-        for tensor in operator.inputs:
+        for tensor in own.inputs:
             if tensor.name not in not_copied:
                 given[tensor.name] = given[tensor.name].contiguous()
         library = _library_for(arguments[0])
         if library is None:
-            result: Result = getattr(reference_ops, name)(**given)
-            return _without(operator, result, without)
-        return _result(tuple(library.compute(operator, given, without=without).values()))
+            return _without(own, computed(given), without)
+        return _result(tuple(library.compute(operator, {**given, **numbers}, without=without).values()))
 
     return run
+
+
+def _by_reference(operator: Operator, form: CacheFormat) -> Callable[[Mapping[str, Any]], Result]:
+    """Return the function from an operator's arguments by name to its result that the reference computes."""
+    name = operator_name(operator)
+    if operator.in_format(form) is operator:
+        exact: Callable[..., Result] = getattr(reference_ops, name)
+        return lambda given: exact(**given)
+    stored: Callable[..., Result] = getattr(stored_ops, name)
+    return lambda given: stored(form, given)
+
+
+def _format_number(operator: Operator) -> dict[str, int]:
+    """Return the attribute that names an operator's format, which its name in `torch.ops.kvc` stands for."""
+    return {} if operator.form is None else {CACHE_FORMAT.name: operator.form.code}
 
 
 def _every_argument(operator: Operator) -> tuple[str, ...]:
@@ -95,10 +114,10 @@ def _given(names: Sequence[str], arguments: Sequence[Any]) -> dict[str, Any]:
 
 def _shapes(operator: Operator, without: Collection[str]) -> Callable[..., Result]:
     """Return the meta function: empty tensors in the shapes of the results."""
-    names = _every_argument(operator)
+    names, numbers = _every_argument(operator), _format_number(operator)
 
     def made(*arguments: Any) -> Result:
-        given = _given(names, arguments)
+        given = {**_given(names, arguments), **numbers}
         return _without(operator, _result(tuple(empty_outputs(operator, given).values())), without)
 
     return made
@@ -132,15 +151,23 @@ def _register() -> Any:
     """Define the operators and their implementations; they exist as long as the returned object."""
     torch_library: Any = torch.library  # PyTorch leaves these functions untyped
     library = torch_library.Library("kvc", "DEF")
-    forms: list[tuple[Operator, tuple[str, ...]]] = [(operator, ()) for operator in LIBRARY_OPERATORS]
-    forms += [(operator, optional_outputs(operator)) for operator in LIBRARY_OPERATORS if optional_outputs(operator)]
-    for operator, without in forms:
-        name, implementation = form_name(operator, without), _implementation(operator, without)
-        library.define(schema(operator, without), tags=(torch.Tag.needs_fixed_stride_order,))
+    for operator, form, without in _forms():
+        own = operator.in_format(form)
+        name, implementation = form_name(own, without), _implementation(operator, form, without)
+        library.define(schema(own, without), tags=(torch.Tag.needs_fixed_stride_order,))
         for device in ("CPU", "CUDA"):
             library.impl(name, implementation, device)
-        torch_library.register_fake(f"kvc::{name}", _shapes(operator, without), lib=library)
+        torch_library.register_fake(f"kvc::{name}", _shapes(own, without), lib=library)
     return library
+
+
+def _forms() -> Iterator[tuple[Operator, CacheFormat, tuple[str, ...]]]:
+    """Yield each operator, the formats that change it, and the outputs that a form of it does not write."""
+    for operator in LIBRARY_OPERATORS:
+        for form in CACHE_FORMATS.values():
+            if form.keys is None or operator.in_format(form) is not operator:
+                for without in {(), optional_outputs(operator)}:
+                    yield operator, form, without
 
 
 _registered = _register()
@@ -149,14 +176,21 @@ kvc: Any = torch.ops.kvc
 
 
 def numbers_of(operator: Operator, rule: object) -> dict[str, int]:
-    """The attributes that an operator's kernel takes, by name, as `rule` (a policy's parameters) has them."""
+    """The attributes that an operator's kernel takes, by name, as `rule` (a policy's parameters) has them.
+
+    They are the same in every format."""
     return {name: getattr(rule, name) for name in argument_names(operator)[len(operator.inputs) :]}
+
+
+def operation(operator: Operator, form: CacheFormat, without: Collection[str] = ()) -> Any:
+    """The registered operator over caches of a format, without some of its optional outputs."""
+    return getattr(kvc, form_name(operator.in_format(form), without))
 
 
 def call(operator: Operator, numbers: Mapping[str, int], **inputs: Tensor) -> tuple[Tensor, ...]:
     """All outputs of an operator in its order, state that was updated in place included.
 
-    `inputs` may be those by length too."""
+    The operator may be that of a format (`Operator.in_format`). `inputs` may be those by length too."""
     made = getattr(kvc, operator_name(operator))(**inputs, **numbers)
     fresh = iter(made if isinstance(made, tuple) else () if made is None else (made,))
     return tuple(next(fresh) if one.alias is None else inputs[one.alias] for one in operator.outputs)

@@ -6,7 +6,7 @@ and the results rounded back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -47,10 +47,16 @@ def append_block(
     k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, cache_lengths: Tensor, lengths: Tensor
 ) -> None:
     """Store a block's tokens at slots cache_lengths[b] and after, in place; those without a slot are dropped."""
-    for b, (stored, count) in enumerate(_rows(cache_lengths, lengths, k_cache.shape[2], k_new.shape[2])):
-        end = min(stored + count, k_cache.shape[2])
-        k_cache[b, :, stored:end] = k_new[b, :, : end - stored]
-        v_cache[b, :, stored:end] = v_new[b, :, : end - stored]
+    append_tables(((k_new, k_cache), (v_new, v_cache)), cache_lengths, lengths)
+
+
+def append_tables(pairs: Iterable[tuple[Tensor, Tensor]], cache_lengths: Tensor, lengths: Tensor) -> None:
+    """Do the same with each pair of new entries [B,G,M,.] and the table [B,G,C,.] that stores them."""
+    for new, table in pairs:
+        slots = table.shape[2]
+        for b, (stored, count) in enumerate(_rows(cache_lengths, lengths, slots, new.shape[2])):
+            end = min(stored + count, slots)
+            table[b, :, stored:end] = new[b, :, : end - stored]
 
 
 def raise_bounds(
@@ -71,13 +77,20 @@ def join_block(
     k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, cache_lengths: Tensor, lengths: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return stored and new keys and values [B,G,C+M,D], zero past a row's end, and the rows' lengths [B]."""
-    (batch, heads, block, size), slots = k_new.shape, k_cache.shape[2]
-    keys, values = (k_new.new_zeros(batch, heads, slots + block, size) for _ in range(2))
-    rows = _rows(cache_lengths, lengths, slots, block)
-    for b, (stored, count) in enumerate(rows):
-        for table, cache, new in ((keys, k_cache, k_new), (values, v_cache, v_new)):
+    keys, values, joined = join_tables(((k_new, k_cache), (v_new, v_cache)), cache_lengths, lengths)
+    return keys, values, joined
+
+
+def join_tables(pairs: Iterable[tuple[Tensor, Tensor]], cache_lengths: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
+    """Do the same with each pair of new entries [B,G,M,.] and the table [B,G,C,.] of the stored ones."""
+    found = []
+    for new, cache in pairs:
+        rows = _rows(cache_lengths, lengths, cache.shape[2], new.shape[2])
+        table = torch.zeros_like(torch.cat([cache, new], dim=2))
+        for b, (stored, count) in enumerate(rows):
             table[b, :, : stored + count] = torch.cat([cache[b, :, :stored], new[b, :, :count]], dim=1)
-    return keys, values, cache_lengths.new_tensor([stored + count for stored, count in rows])
+        found.append(table)
+    return *found, cache_lengths.new_tensor([stored + count for stored, count in rows])
 
 
 def replace_cache(
@@ -110,7 +123,7 @@ def hybrid_attention(
     new = k_new[active], v_new[active]
     append_in_place(keys, values, page_min, page_max, slots, *new, page_size=page_size, fp8=bool(fp8_bounds))
     k_cache[active], v_cache[active] = keys, values
-    bounds[active] = channel_major(page_min, page_max, k_cache.dtype, fp8=bool(fp8_bounds))
+    bounds[active] = channel_major(page_min, page_max, query.dtype, fp8=bool(fp8_bounds))
     attended, chosen = reference.hybrid_attention(
         _widened(query[active]), _widened(keys), _widened(values), slots + 1, _widened(page_min), _widened(page_max),
         page_size=page_size, top_r=top_r, top_k=top_k, token_budget=token_budget, dense_until=dense_until,
@@ -218,9 +231,14 @@ def _compacted(
         v_cache[filled, :, :slots] = kept.values.to(v.dtype)
         indices[filled, :, :slots] = kept.indices
     stored = lengths.minimum(budgets)
-    extremes = reference.page_bounds(_widened(k_cache), stored, page_size, fp8=bool(fp8_bounds))
-    bounds = channel_major(*extremes, k.dtype, fp8=bool(fp8_bounds))
+    bounds = bounds_of(k_cache, stored, page_size, k.dtype, fp8_bounds)
     return CompactResult(k_cache, v_cache, bounds, stored, indices)
+
+
+def bounds_of(keys: Tensor, stored: Tensor, page_size: int, dtype: torch.dtype, fp8_bounds: int) -> Tensor:
+    """Return the bounds [B,G,2D,P] of the first `stored` [B] keys [B,G,C,D] of each row, for caches of `dtype`."""
+    extremes = reference.page_bounds(_widened(keys), stored, page_size, fp8=bool(fp8_bounds))
+    return channel_major(*extremes, dtype, fp8=bool(fp8_bounds))
 
 
 def _rows(cache_lengths: Tensor, lengths: Tensor, slots: int, block: int) -> list[tuple[int, int]]:

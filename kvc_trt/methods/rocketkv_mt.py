@@ -34,7 +34,6 @@ from kvc_trt.methods.hybrid import BestOfPages
 from kvc_trt.methods.rocketkv import ROCKETKV
 from kvc_trt.methods.rocketkv import resolve as resolve_rocketkv
 from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, ByWindow
-from kvc_trt.operators.compaction.compact import COMPACT_TURN
 from kvc_trt.operators.schema import CACHE, Tensor
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 from kvc_trt.operators.turns.append_block import APPEND_BLOCK
@@ -74,7 +73,7 @@ class AdmittedAnew(PromptEviction):
 
     @override
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """Write KvcCompact, and the whole prompt beside its result."""
+        """Write what SnapKV++ keeps, and the whole prompt beside it."""
         OBSERVED_ATTENTION.store(prompt, bounds=bounds)
         slots = prompt.rule.max_sequence_len
         if prompt.rule.cache_format.keys is not None:
@@ -89,7 +88,7 @@ class AdmittedAnew(PromptEviction):
 
     @override
     def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
-        """Append to the whole cache, attend to it, and write KvcCompactTurn over it."""
+        """Append to the whole cache, attend to it, and write the compaction of a turn over it."""
         start, count = turn.turn.positions, turn.batch.lengths
         tables = turn.append_to(*WHOLE, start)
         given = {
@@ -97,7 +96,8 @@ class AdmittedAnew(PromptEviction):
             "window_lengths": turn.turn.window_lengths, **turn.turn.by_length,
         }  # fmt: skip
         attended = turn.attend(tables, start)
-        turn.call(COMPACT_TURN, given, turn.compacted(COMPACT_TURN, bounds=bounds, indices="indices"))
+        operator = OBSERVED_ATTENTION.turns_operator(turn.rule)
+        turn.call(operator, given, turn.compacted(operator, bounds=bounds, indices="indices"))
         return attended
 
     @override

@@ -6,8 +6,9 @@ holds one list per query head.
 
 Shapes: keys and values are repeated to [B,H,C,D], so grouped-query attention saves nothing; with one query head per KV
 head it equals `snapkv-gqa`. A turn of a conversation compacts stored and new tokens by the same rule, with one list
-per query head. Deviations: max-pooling of width 7, as the paper's LongBench runs (the released
-code's default is an average of width 5); scores are float32; a prompt of exactly the budget is kept whole.
+per query head. The default is max-pooling of width 7, as in the paper's LongBench runs; `pool_kind` avg and
+`pool_kernel` 5 are the defaults of the released code. Deviations: scores are float32; a prompt of exactly the budget is
+kept whole.
 """
 
 from __future__ import annotations
@@ -26,9 +27,8 @@ from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.base.prompt_eviction import Entry, PromptEviction
 from kvc_trt.methods.full import DENSE
-from kvc_trt.methods.snapkv_gqa import POOL_KERNEL, TABLE_1
-from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, ByWindow, evict_then_dense
-from kvc_trt.operators.compaction.compact import COMPACT
+from kvc_trt.methods.snapkv_gqa import TABLE_1, by_budget_or_share
+from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, ByWindow
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +58,8 @@ class ObservedPerQueryHead(PromptEviction):
     @override
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
         keys, values = (repeat_heads(prompt.emit, prompt.config, part) for part in (prompt.keys, prompt.values))
-        replace(prompt, keys=keys, values=values).compact(COMPACT, bounds=bounds)
+        operator = OBSERVED_ATTENTION.operators_of(prompt.rule)[0]
+        replace(prompt, keys=keys, values=values).compact(operator, bounds=bounds)
 
     @override
     def new_entry(self, step: Entry) -> Entry:
@@ -88,13 +89,13 @@ class ObservedPerQueryHead(PromptEviction):
 
     def ranking(self, rule: Constants) -> ByWindow:
         """Return the ranking by the window's pooled attention."""
-        return ByWindow(rule.pool_kernel)
+        return OBSERVED_ATTENTION.ranking(rule)
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
-    """Derive prompt budget = (token budget - new tokens) / query heads per KV head."""
+    """Derive prompt budget = (token budget - new tokens) / query heads per KV head, or the share of each prompt."""
     prompt_budget = (inputs.budget - inputs.max_output_len) // inputs.model.group_size
-    parameters = evict_then_dense(inputs, prompt_budget, POOL_KERNEL, OBSERVED_PER_QUERY_HEAD)
+    parameters = by_budget_or_share(inputs, prompt_budget, OBSERVED_PER_QUERY_HEAD)
     return replace(parameters, per_query_head=True)
 
 

@@ -1,7 +1,7 @@
 """SnapKV++: RocketKV's first stage alone (arXiv 2502.14051, section 3.2).
 
 After prefill, each KV head keeps the `prompt_budget` prompt tokens that the last `window` queries attend to most: votes
-are summed over the query heads of its group and spread to neighbours by max-pooling. Generated tokens are never
+are summed over the query heads of its group and spread to neighbours by pooling. Generated tokens are never
 evicted. A step attends densely to everything kept.
 
 A turn of a conversation attends exactly to everything stored. If stored and new tokens together are more than the
@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from kvc_trt import reference
 from kvc_trt.errors import InputError
-from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.constants import Constants, PoolKind
 from kvc_trt.methods.base.graph_context import CacheLayer, PromptLayer
 from kvc_trt.methods.base.inputs import BY_LENGTH, DEFAULT_WINDOW, EVERY_POLICY, EVICTION, PolicyInputs, constants
 from kvc_trt.methods.base.isolated_runs import (
@@ -53,8 +53,9 @@ from kvc_trt.methods.base.scored_eviction import ScoredEviction, checked_prompt_
 from kvc_trt.methods.full import DENSE
 from kvc_trt.methods.rankings.ranking import ChosenList, PromptRanking, Prompts
 from kvc_trt.methods.rankings.rounding import Float64, Magnitude, lost_to_underflow, outside_tolerance
-from kvc_trt.operators.compaction.compact import COMPACT, COMPACT_TURN
-from kvc_trt.operators.compaction.ranked import COMPACT_RANKED, TRIM
+from kvc_trt.operators.compaction.compact import COMPACT, COMPACT_AVERAGE, COMPACT_AVERAGE_TURN, COMPACT_TURN
+from kvc_trt.operators.compaction.ranked import COMPACT_AVERAGE_RANKED, COMPACT_RANKED, TRIM
+from kvc_trt.operators.schema import Operator
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,12 +80,13 @@ class WindowScores(Magnitude):
 
 @dataclass(frozen=True)
 class ByWindow(PromptRanking):
-    """Prompt tokens ranked by the last queries' attention to them, spread by max-pooling."""
+    """Prompt tokens ranked by the last queries' attention to them, spread by pooling."""
 
     pool_kernel: int
     short_pool_kernel: int = 0
     """The kernel of texts shorter than `long_prompt` tokens."""
     long_prompt: int = 0
+    pool_kind: PoolKind = "max"
     proves_equal_inputs = True
     ranks_turns_alike = True
 
@@ -100,14 +102,18 @@ class ByWindow(PromptRanking):
         extra, missing = chosen.extra, chosen.missing
         (queries,) = prompts.observed_by(chosen)
         kernel = self.short_pool_kernel if prompts.tokens_of(chosen) < self.long_prompt else self.pool_kernel
-        scores = window_scores(queries, prompts.keys_of(chosen), kernel)
+        scores = window_scores(queries, prompts.keys_of(chosen), kernel, self.pool_kind)
         if max(extra.max(), missing.max()) >= scores.pooled.size:
             return f"the window must be kept, {missing.max()} is not"
         tolerance = scores.allowed(truncates=truncates, slack=slack)
         lost = 2 * scores.underflow  # by the executor that kept these tokens, and by the reference
+        if self.pool_kind == "avg":  # each of two sums of positive votes rounds `kernel` times
+            tolerance, lost = tolerance + kernel * 2.0**-23, kernel * lost
         problem = outside_tolerance(scores.pooled[extra], scores.pooled[missing], tolerance, lost)
         if problem is not None:
             return chosen.instead("kept", problem)
+        if self.pool_kind == "avg":
+            return None
         contenders = {int(j): _contenders(scores, int(j), tolerance, kernel) for j in (*extra, *missing)}
         for kept in extra:
             for dropped in missing:
@@ -128,7 +134,7 @@ def _contenders(scores: WindowScores, position: int, tolerance: float, kernel: i
     return {first + int(j) for j in np.flatnonzero(near)}
 
 
-def window_scores(q_window: Float64, keys: Float64, pool_kernel: int) -> WindowScores:
+def window_scores(q_window: Float64, keys: Float64, pool_kernel: int, pool_kind: PoolKind = "max") -> WindowScores:
     """Score the prompt of one KV head exactly (RocketKV, stage 1).
 
     q_window [g, W, D]: the last W queries of the group; keys [n, D]: the row's prompt, padding removed.
@@ -146,14 +152,16 @@ def window_scores(q_window: Float64, keys: Float64, pool_kernel: int) -> WindowS
 
     magnitude = float((np.abs(queries) @ np.abs(keys).T).max() / np.sqrt(head_size))
     underflow = lost_to_underflow(weights.shape[0] * window)
-    return WindowScores(summed, _max_pool(summed, pool_kernel), magnitude, head_size, underflow)
+    return WindowScores(summed, _pooled(summed, pool_kernel, pool_kind), magnitude, head_size, underflow)
 
 
-def _max_pool(values: Float64, kernel: int) -> Float64:
+def _pooled(values: Float64, kernel: int, kind: PoolKind) -> Float64:
+    """Give each position the maximum or the sum within the kernel around it: [n] -> [n]."""
     if not values.size:
         return values
-    padded = np.pad(values, kernel // 2, constant_values=-np.inf)
-    pooled: Float64 = np.lib.stride_tricks.sliding_window_view(padded, kernel).max(-1)
+    padded = np.pad(values, kernel // 2, constant_values=-np.inf if kind == "max" else 0)
+    around = np.lib.stride_tricks.sliding_window_view(padded, kernel)
+    pooled: Float64 = around.max(-1) if kind == "max" else around.sum(-1)
     return pooled
 
 
@@ -167,6 +175,14 @@ class ObservedAttention(ScoredEviction):
     trims = True
 
     @override
+    def operators_of(self, rule: Constants) -> tuple[Operator, ...]:
+        return self.operators if rule.pool_kind == "max" else (COMPACT_AVERAGE,)
+
+    @override
+    def turns_operator(self, rule: Constants) -> Operator:
+        return COMPACT_TURN if rule.pool_kind == "max" else COMPACT_AVERAGE_TURN
+
+    @override
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
@@ -175,11 +191,12 @@ class ObservedAttention(ScoredEviction):
 
     @override
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """Write KvcCompact; if budgets are set per prompt, keep twice the budget with its ranks for `trim`."""
+        """Write KvcCompact; if budgets are set per prompt, keep what a layer may get with its ranks for `trim`."""
         if prompt.rule.squeeze_share is None:
-            prompt.compact(COMPACT, bounds=bounds)
+            prompt.compact(self.operators_of(prompt.rule)[0], bounds=bounds)
         else:
-            prompt.compact(COMPACT_RANKED, prompt_budget=prompt.rule.most_kept)
+            ranked = COMPACT_RANKED if prompt.rule.pool_kind == "max" else COMPACT_AVERAGE_RANKED
+            prompt.compact(ranked, prompt_budget=prompt.rule.most_kept)
 
     @override
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
@@ -190,7 +207,7 @@ class ObservedAttention(ScoredEviction):
 
     @override
     def turn_runs(self) -> Mapping[str, TurnRun]:
-        return {COMPACT_TURN.name: _run_turn}
+        return {COMPACT_TURN.name: _run_turn, COMPACT_AVERAGE_TURN.name: _run_turn}
 
     @override
     def trim(self, cache: CacheLayer, budgets: Value, lengths: Value, *, bounds: bool) -> None:
@@ -200,28 +217,34 @@ class ObservedAttention(ScoredEviction):
 
     @override
     def describe(self, rule: Constants) -> str:
-        if not rule.short_pool_kernel:
-            return f"window {rule.window}, pool kernel {rule.pool_kernel}"
-        kernels = f"{rule.short_pool_kernel}, from {rule.long_prompt} tokens {rule.pool_kernel}"
-        return f"window {rule.window}, pool kernel {kernels}"
+        kernels = str(rule.pool_kernel)
+        if rule.short_pool_kernel:
+            kernels = f"{rule.short_pool_kernel}, from {rule.long_prompt} tokens {rule.pool_kernel}"
+        kind = ", averages" if rule.pool_kind == "avg" else ""
+        return f"window {rule.window}, pool kernel {kernels}{kind}"
 
     def ranking(self, rule: Constants) -> ByWindow:
         """Return the ranking by the window's pooled attention."""
-        return ByWindow(rule.pool_kernel, rule.short_pool_kernel, rule.long_prompt)
+        return ByWindow(rule.pool_kernel, rule.short_pool_kernel, rule.long_prompt, rule.pool_kind)
 
     @override
     def runs(self) -> Mapping[str, PromptRun]:
         """Return the isolated runs: compaction to a budget, and its two halves for a budget known later."""
-        return {COMPACT.name: _run_compact, COMPACT_RANKED.name: _run_ranked, TRIM.name: _run_trim}
+        alone: list[tuple[PromptRun, Operator]] = [
+            (_run_compact, COMPACT), (_run_compact, COMPACT_AVERAGE), (_run_ranked, COMPACT_RANKED),
+            (_run_ranked, COMPACT_AVERAGE_RANKED), (_run_trim, TRIM),
+        ]  # fmt: skip
+        return {operator.name: run for run, operator in alone}
 
 
 def _numbers(rule: Constants, tokens: Tensor, kept: Callable[[int], int]) -> dict[str, Any]:
     """Return budget and pool kernel of the reference's rows: the rule's, or those of texts of `tokens` [B]."""
+    kind = {"pool_kind": rule.pool_kind}
     if not rule.by_length:
-        return {"prompt_budget": rule.prompt_budget, "pool_kernel": rule.pool_kernel}
+        return {"prompt_budget": rule.prompt_budget, "pool_kernel": rule.pool_kernel, **kind}
     budgets = tokens.new_tensor([kept(count) for count in tokens.tolist()])
     kernels = tokens.new_tensor([rule.pool_kernel_of(count) for count in tokens.tolist()])
-    return {"prompt_budget": budgets, "pool_kernel": kernels}
+    return {"prompt_budget": budgets, "pool_kernel": kernels, **kind}
 
 
 def _run_compact(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
@@ -273,7 +296,8 @@ def _kept(case: PromptCase, rule: Constants, budget: int | Array, indices: Array
     inputs = float32(case.q_window), float32(case.k), float32(case.v), torch.from_numpy(case.prompt_lengths)
     budgets = budget if isinstance(budget, int) else torch.from_numpy(budget)
     kernels = torch.tensor([rule.pool_kernel_of(count) for count in case.prompt_lengths.tolist()])
-    expected = reference.compact(*inputs, prompt_budget=budgets, pool_kernel=kernels).indices.numpy()
+    numbers: dict[str, Any] = {"prompt_budget": budgets, "pool_kernel": kernels, "pool_kind": rule.pool_kind}
+    expected = reference.compact(*inputs, **numbers).indices.numpy()
     prompts = Prompts((case.q_window,), case.k, case.v, case.prompt_lengths)
     return KeptOfPrompt(prompts, expected, indices, OBSERVED_ATTENTION.ranking(rule))
 
@@ -318,7 +342,7 @@ def _ranked(case: PromptCase, rule: Constants) -> tuple[Array, Array]:
     from kvc_trt.reference.selection import best
 
     q, k, n = float32(case.q_window), float32(case.k), torch.from_numpy(case.prompt_lengths)
-    values = scores(q, k, n, pool_kernel=rule.pool_kernel).values
+    values = scores(q, k, n, pool_kernel=rule.pool_kernel, pool_kind=rule.pool_kind).values
     positions = torch.arange(k.shape[2])
     window = (positions >= n[:, None, None] - rule.window) & (positions < n[:, None, None])
     values = torch.where(window, torch.inf, values)

@@ -158,6 +158,12 @@ class LargestChannels(DecodeSelection):
         return entries * rule.top_r / (2 * head_size) + 0.5
 
     @override
+    def numbers_to_choose(self, rule: Constants, entries: int, head_size: int) -> int:
+        """Count the scale, and the minimum, of each group that may hold one of the `top_r` channels of every key."""
+        keys = rule.cache_format.keys
+        return 0 if keys is None else entries * min(rule.top_r, keys.groups(head_size)) * keys.number_bytes
+
+    @override
     def describe(self, rule: Constants) -> str:
         mean = ", the mean value in place of the others" if rule.reallocate else ""
         return f"and the current one, scored by {rule.top_r} of each key's channels{mean}"

@@ -30,10 +30,14 @@ class VectorFormat:
         """Return the size of a vector's codes in bytes."""
         return head_size * self.code_bits // 8
 
+    @property
+    def number_bytes(self) -> int:
+        """Size of the scale of a group, and of its minimum if it has one."""
+        return self.scale_bytes + (2 if self.grouped else 0)
+
     def bytes_per_vector(self, head_size: int) -> int:
         """Return the size of a stored vector in bytes, everything counted."""
-        numbers = self.scale_bytes + (2 if self.grouped else 0)
-        return self.code_bytes(head_size) + self.groups(head_size) * numbers
+        return self.code_bytes(head_size) + self.groups(head_size) * self.number_bytes
 
 
 INT8 = VectorFormat("int8", 8, 2)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Literal
 
 from kvc_trt.models.cache_formats import CACHE_FORMATS, format_of_code
@@ -144,15 +144,12 @@ class Operator:
     """The inputs that it has only where its attribute of that name is 1: numbers of each row by its own length."""
     stores: bool = False
     """True if it stores or reads vectors of a cache, so that what it computes depends on the cache's format."""
+    form: CacheFormat | None = None
+    """The format of the caches that it is over; None: they hold vectors as they are."""
 
     def in_format(self, form: CacheFormat) -> Operator:
-        """Return the operator over caches of a format; itself if that is `auto`, or if it does not depend on it."""
-        if not self.stores or form.keys is None:
-            return self
-        inputs, outputs = (
-            tuple(part for tensor in side for part in parts_of(tensor, form)) for side in (self.inputs, self.outputs)
-        )
-        return replace(self, inputs=inputs, outputs=outputs, attributes=(*self.attributes, CACHE_FORMAT))
+        """Return the operator over caches of a format; itself if that is `auto` or its own, or if none changes it."""
+        return self if not self.stores or form.keys is None or form == self.form else _in_format(self, form)
 
     def with_lengths(self) -> Operator:
         """Return the operator whose rows have numbers of their own; itself if it has no such inputs."""
@@ -302,6 +299,16 @@ class Operator:
     ) -> None:
         if set(found) != set(_names(expected)):
             raise ValueError(f"{self.name}: expected {kind} {', '.join(_names(expected))}, found {', '.join(found)}")
+
+
+@cache
+def _in_format(operator: Operator, form: CacheFormat) -> Operator:
+    inputs, outputs = (
+        tuple(part for tensor in side for part in parts_of(tensor, form))
+        for side in (operator.inputs, operator.outputs)
+    )
+    attributes = (*operator.attributes, CACHE_FORMAT)
+    return replace(operator, inputs=inputs, outputs=outputs, attributes=attributes, form=form)
 
 
 def parts_of(tensor: Tensor, form: CacheFormat) -> tuple[Tensor, ...]:

@@ -40,8 +40,9 @@ def _pairs(rule: PolicyParameters, entries: int, head_size: int, itemsize: int) 
         return float(entries)
     chosen_by = rule.selection.pairs_to_choose(rule, entries, head_size)
     element = 1 if rule.fp8_bounds or (rule.cache_format.keys and not rule.has_pages) else itemsize
-    share = 2 * head_size * element / rule.cache_format.bytes_per_token(head_size, itemsize)
-    return min(rule.most_read, entries) + chosen_by * share
+    pair = rule.cache_format.bytes_per_token(head_size, itemsize)
+    numbers = rule.selection.numbers_to_choose(rule, entries, head_size)
+    return min(rule.most_read, entries) + (2 * head_size * element * chosen_by + numbers) / pair
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Stored(NamedTuple):
     def values(self) -> Tensor:
         """Return the numbers that the codes stand for, float32 [..., D]; NaN in all channels of a vector that was not
         finite."""
-        scales = _POWERS[self.scales.long()] if self.codes.dtype == torch.float8_e4m3fn else self.scales.float()
+        scales = _powers(self.scales) if self.codes.dtype == torch.float8_e4m3fn else self.scales.float()
         grouped = _by_group(self.codes.float(), scales.shape[-1]) * scales[..., None]
         if self.minima is not None:
             grouped = grouped + self.minima.float()[..., None]
@@ -86,7 +86,7 @@ def _fp8(vectors: Tensor) -> Stored:
     # 448 is 1.75 * 2^8: adding what the mantissa of 1.75 lacks carries into the exponent of whatever is above.
     carried = (largest.view(torch.int32) + 0x1FFFFF) >> 23
     exponents = torch.where(largest > 0, (carried - 8).clamp(0, 254), _EXPONENT_BIAS)
-    scaled = vectors * _POWERS[2 * _EXPONENT_BIAS - exponents.long()][..., None]
+    scaled = vectors * _powers(2 * _EXPONENT_BIAS - exponents)[..., None]
     codes = scaled.clamp(-E4M3_LARGEST, E4M3_LARGEST).to(torch.float8_e4m3fn)
     return Stored(codes, exponents.to(torch.uint8), None)
 
@@ -103,6 +103,11 @@ def _int4(vectors: Tensor) -> Stored:
 def _by_group(vectors: Tensor, groups: int) -> Tensor:
     """Return `vectors` [..., D] as [..., groups, D / groups]."""
     return vectors.reshape(*vectors.shape[:-1], groups, vectors.shape[-1] // groups)
+
+
+def _powers(exponents: Tensor) -> Tensor:
+    """Return the powers of two that exponents plus 127 stand for, on their device."""
+    return _POWERS.to(exponents.device)[exponents.long()]
 
 
 def _scale(wanted: Tensor) -> Tensor:

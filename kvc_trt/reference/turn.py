@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from kvc_trt.reference import checks
 from kvc_trt.reference.bounds import append_in_place
-from kvc_trt.reference.compaction import Compacted, compact
+from kvc_trt.reference.compaction import Compacted, PoolKind, compact
 from kvc_trt.reference.dense import causal_attention
 
 
@@ -104,14 +104,14 @@ def append_block(
 
 def compact_turn(
     q_window: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, new_lengths: Tensor,
-    *, prompt_budget: int | Tensor, pool_kernel: int | Tensor,
+    *, prompt_budget: int | Tensor, pool_kernel: int | Tensor, pool_kind: PoolKind = "max",
 ) -> Compacted:  # fmt: skip
     """Keep `prompt_budget` of the stored and new tokens of every row that has more: `compact` over both, row by row.
 
     q_window [B,H,W,D]: the last W queries of the turn after RoPE, right-aligned; keys, values [B,G,T,D]: stored tokens,
     then new ones; lengths [B]: stored and new; new_lengths [B]. The last min(W, new_lengths[b]) queries of a row vote
     and their tokens are always kept; pooling runs over slots. Indices count slots of `keys`.
-    `prompt_budget` and `pool_kernel` may be integers [B], one per row, as in `compact`.
+    `prompt_budget` and `pool_kernel` may be integers [B], one per row, and `pool_kind` is one for all, as in `compact`.
     """
     window, batch = q_window.shape[2], len(keys)
     new = checks.lengths("new_lengths", new_lengths, batch, 1, keys.shape[2])
@@ -122,7 +122,7 @@ def compact_turn(
     for b, n in enumerate(new):
         one, voting = slice(b, b + 1), q_window[b : b + 1, :, window - min(window, n) :]
         numbers = {"prompt_budget": budgets[b], "pool_kernel": kernels[b]}
-        row = compact(voting, keys[one], values[one], lengths[one], **numbers)
+        row = compact(voting, keys[one], values[one], lengths[one], **numbers, pool_kind=pool_kind)
         missing = slots - row.indices.shape[2]
         rows.append((
             pad(row.keys, (0, 0, 0, missing)), pad(row.values, (0, 0, 0, missing)),

@@ -72,13 +72,14 @@ class Fingerprint:
         again = "it fits engines of equal weights, policy and settings; make it again with kvc-trt context save"
         if self.model != needed.model:
             raise InputError(f"{what} is of model {self.model_name}; this engine has {needed.model_name}", hint=again)
-        if self.policy_name == needed.policy_name and self.kv_cache != needed.kv_cache:
+        same_parameters = self.parameters == needed.parameters
+        if self.kv_cache != needed.kv_cache and (same_parameters or self.policy_name == needed.policy_name):
             raise InputError(
                 f"{what} has keys and values in format {self.kv_cache}; this engine has {needed.kv_cache}",
-                hint="make it again with this engine: kvc-trt context save, "
-                f"or build an engine that it fits: kvc-trt build --kv-cache {self.kv_cache}",
+                hint="make it again with this engine: kvc-trt context save, or build one with the settings that it "
+                f"was made with, --kv-cache {self.kv_cache} among them",
             )
-        if self.parameters != needed.parameters:
+        if not same_parameters:
             other = needed.policy_name
             differ = "has the same with other numbers" if self.policy_name == other else f"has {other}"
             raise InputError(f"{what} was made under policy {self.policy_name}; this engine {differ}", hint=again)

@@ -57,7 +57,7 @@ def run(
     steps: int,
     *,
     tokens: NDArray[np.int64] | None = None,
-    after_prefill: Callable[[Any], None] | None = None,
+    after_prefill: Callable[[], None] | None = None,
     before_step: Callable[[], None] | None = None,
     after_step: Observer | None = None,
 ) -> EngineRun:
@@ -69,10 +69,10 @@ def run(
     executor.allocate(rows)
     prefilled = executor.prefill(batch.input_ids, batch.prompt_lengths)
     _check_lengths(prefilled.cache_lengths, executor.limits.capacities)
-    if after_prefill is not None:
-        after_prefill(prefilled)
     for row in range(rows):
         executor.insert(prefilled, row, row)
+    if after_prefill is not None:
+        after_prefill()
     logits = np.empty((steps + 1, rows, executor.limits.vocab_size), np.float32)
     fed = np.empty((steps, rows), np.int64)
     logits[0] = prefilled.logits
@@ -128,7 +128,7 @@ def observe(
     found = Observed(tokens=stored)
     queries: dict[int, list[Array]] = {}
 
-    def after_prefill(prefilled: Any) -> None:
+    def after_prefill() -> None:
         for op in compactions:
             if op.inputs:
                 inputs = [executor.exposed(name) for name in op.inputs]
@@ -138,7 +138,7 @@ def observe(
                 )
             found.kept[op.cache] = executor.exposed(op.outputs[-1]).copy()
         if stored is not None:
-            stored.after_prompt(executor, prefilled.state, found.kept, batch.prompt_lengths)
+            stored.after_prompt(executor, executor.buffers, found.kept, batch.prompt_lengths)
 
     def before_step() -> None:
         if stored is not None:

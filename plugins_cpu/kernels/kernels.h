@@ -68,6 +68,7 @@ struct ObserveCall {
     int64_t window;
     int64_t head_size;
     int64_t reach;   ///< a vote spreads to the tokens at most this far to either side
+    bool adds;       ///< a token's rank is that of the sum of the votes that reach it, not of the largest
     float* scratch;  ///< observe_scratch(...) floats
 };
 

@@ -1,5 +1,5 @@
 // Votes of the last queries of a prompt: their softmax probabilities, summed over queries, then over the heads of the
-// group, then spread to neighbours by the maximum. Equal keys get equal votes, wherever they lie.
+// group, then spread to neighbours by the maximum or the sum. Equal keys get equal votes, wherever they lie.
 #include "kernels/observe.h"
 
 #include "kernels/multiply.h"
@@ -67,6 +67,16 @@ void spread(int32_t* ranks, int64_t count, int64_t reach) {
     if (covered < wanted) join(count, wanted - covered);
 }
 
+/// sums[i] = the `count` votes that are at most `reach` places from place i, added from the lowest place on.
+void add_up(const float* votes, int64_t count, int64_t reach, float* sums) {
+    for (int64_t token = 0; token < count; ++token) sums[token] = 0.0f;
+    const int64_t furthest = reach < count ? reach : count - 1;
+    for (int64_t distance = -furthest; distance <= furthest; ++distance) {
+        const int64_t first = distance < 0 ? -distance : 0, last = distance < 0 ? count : count - distance;
+        for (int64_t token = first; token < last; ++token) sums[token] += votes[token + distance];
+    }
+}
+
 }  // namespace
 
 void observe(const ObserveCall& call, int32_t* ranks) {
@@ -83,6 +93,12 @@ void observe(const ObserveCall& call, int32_t* ranks) {
             factors[index] = soften(weights + index * width, count + index + 1, width);
         }
         vote(weights, width, factors, call.window, count, votes);
+    }
+    if (call.adds) {
+        float* const sums = scores;  // as long as one query's scores, which nothing reads any more
+        add_up(votes, count, call.reach, sums);
+        for (int64_t token = 0; token < count; ++token) ranks[token] = rank_of(sums[token]);
+        return;
     }
     for (int64_t token = 0; token < count; ++token) ranks[call.reach + token] = rank_of(votes[token]);
     spread(ranks, count, call.reach);

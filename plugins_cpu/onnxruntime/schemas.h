@@ -11,7 +11,7 @@
 namespace kvc {
 
 /// The version of the interface that Python and the library share.
-inline constexpr int32_t kInterface = 1330069712;
+inline constexpr int32_t kInterface = 1674836809;
 
 inline constexpr const char* kDomain = "kvc";
 
@@ -286,6 +286,386 @@ inline constexpr Schema kKvcCompact[] = {
      false},
     {"KvcCompact_k8v4_fp8_bounds", kKvcCompact_k8v4_fp8_boundsInputs, kKvcCompact_k8v4_fp8_boundsOutputs,
      VectorFormat::kInt8, VectorFormat::kInt4, true}};
+
+// KvcCompact with average-pooling: pool_kernel and pool_kernels are its widths.
+inline constexpr TensorSpec kKvcCompactAverageInputs[] = {{"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+                                                          {"k", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+                                                          {"v", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+                                                          {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+                                                          {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+                                                          {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverageOutputs[] = {{"k_cache", ort::ElementType::kFloat, false, kShape_B_G_C_D},
+                                                           {"v_cache", ort::ElementType::kFloat, false, kShape_B_G_C_D},
+                                                           {"bounds", ort::ElementType::kFloat, true, kShape_B_G_2D_P},
+                                                           {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+                                                           {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr TensorSpec kKvcCompactAverage_fp8_boundsInputs[] = {
+    {"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+    {"k", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"v", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+    {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverage_fp8_boundsOutputs[] = {
+    {"k_cache", ort::ElementType::kFloat, false, kShape_B_G_C_D},
+    {"v_cache", ort::ElementType::kFloat, false, kShape_B_G_C_D},
+    {"bounds", ort::ElementType::kInt8, true, kShape_B_G_2D_P},
+    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr TensorSpec kKvcCompactAverage_int8Inputs[] = {
+    {"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+    {"k", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"v", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+    {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverage_int8Outputs[] = {
+    {"k_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"k_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_1},
+    {"v_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"v_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_1},
+    {"bounds", ort::ElementType::kFloat, true, kShape_B_G_2D_P},
+    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr TensorSpec kKvcCompactAverage_int8_fp8_boundsInputs[] = {
+    {"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+    {"k", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"v", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+    {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverage_int8_fp8_boundsOutputs[] = {
+    {"k_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"k_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_1},
+    {"v_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"v_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_1},
+    {"bounds", ort::ElementType::kInt8, true, kShape_B_G_2D_P},
+    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr TensorSpec kKvcCompactAverage_fp8Inputs[] = {
+    {"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+    {"k", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"v", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+    {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverage_fp8Outputs[] = {
+    {"k_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"k_scale", ort::ElementType::kInt8, false, kShape_B_G_C_1},
+    {"v_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"v_scale", ort::ElementType::kInt8, false, kShape_B_G_C_1},
+    {"bounds", ort::ElementType::kFloat, true, kShape_B_G_2D_P},
+    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr TensorSpec kKvcCompactAverage_fp8_fp8_boundsInputs[] = {
+    {"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+    {"k", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"v", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+    {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverage_fp8_fp8_boundsOutputs[] = {
+    {"k_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"k_scale", ort::ElementType::kInt8, false, kShape_B_G_C_1},
+    {"v_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"v_scale", ort::ElementType::kInt8, false, kShape_B_G_C_1},
+    {"bounds", ort::ElementType::kInt8, true, kShape_B_G_2D_P},
+    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr TensorSpec kKvcCompactAverage_int4Inputs[] = {
+    {"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+    {"k", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"v", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+    {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverage_int4Outputs[] = {
+    {"k_cache", ort::ElementType::kInt8, false, kShape_B_G_C_DOver2},
+    {"k_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"k_minimum", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"v_cache", ort::ElementType::kInt8, false, kShape_B_G_C_DOver2},
+    {"v_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"v_minimum", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"bounds", ort::ElementType::kFloat, true, kShape_B_G_2D_P},
+    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr TensorSpec kKvcCompactAverage_int4_fp8_boundsInputs[] = {
+    {"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+    {"k", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"v", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+    {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverage_int4_fp8_boundsOutputs[] = {
+    {"k_cache", ort::ElementType::kInt8, false, kShape_B_G_C_DOver2},
+    {"k_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"k_minimum", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"v_cache", ort::ElementType::kInt8, false, kShape_B_G_C_DOver2},
+    {"v_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"v_minimum", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"bounds", ort::ElementType::kInt8, true, kShape_B_G_2D_P},
+    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr TensorSpec kKvcCompactAverage_k8v4Inputs[] = {
+    {"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+    {"k", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"v", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+    {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverage_k8v4Outputs[] = {
+    {"k_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"k_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_1},
+    {"v_cache", ort::ElementType::kInt8, false, kShape_B_G_C_DOver2},
+    {"v_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"v_minimum", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"bounds", ort::ElementType::kFloat, true, kShape_B_G_2D_P},
+    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr TensorSpec kKvcCompactAverage_k8v4_fp8_boundsInputs[] = {
+    {"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+    {"k", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"v", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+    {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverage_k8v4_fp8_boundsOutputs[] = {
+    {"k_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"k_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_1},
+    {"v_cache", ort::ElementType::kInt8, false, kShape_B_G_C_DOver2},
+    {"v_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"v_minimum", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"bounds", ort::ElementType::kInt8, true, kShape_B_G_2D_P},
+    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr Schema kKvcCompactAverage[] = {
+    {"KvcCompactAverage", kKvcCompactAverageInputs, kKvcCompactAverageOutputs, VectorFormat::kExact,
+     VectorFormat::kExact, false},
+    {"KvcCompactAverage_fp8_bounds", kKvcCompactAverage_fp8_boundsInputs, kKvcCompactAverage_fp8_boundsOutputs,
+     VectorFormat::kExact, VectorFormat::kExact, true},
+    {"KvcCompactAverage_int8", kKvcCompactAverage_int8Inputs, kKvcCompactAverage_int8Outputs, VectorFormat::kInt8,
+     VectorFormat::kInt8, false},
+    {"KvcCompactAverage_int8_fp8_bounds", kKvcCompactAverage_int8_fp8_boundsInputs,
+     kKvcCompactAverage_int8_fp8_boundsOutputs, VectorFormat::kInt8, VectorFormat::kInt8, true},
+    {"KvcCompactAverage_fp8", kKvcCompactAverage_fp8Inputs, kKvcCompactAverage_fp8Outputs, VectorFormat::kFp8,
+     VectorFormat::kFp8, false},
+    {"KvcCompactAverage_fp8_fp8_bounds", kKvcCompactAverage_fp8_fp8_boundsInputs,
+     kKvcCompactAverage_fp8_fp8_boundsOutputs, VectorFormat::kFp8, VectorFormat::kFp8, true},
+    {"KvcCompactAverage_int4", kKvcCompactAverage_int4Inputs, kKvcCompactAverage_int4Outputs, VectorFormat::kInt4,
+     VectorFormat::kInt4, false},
+    {"KvcCompactAverage_int4_fp8_bounds", kKvcCompactAverage_int4_fp8_boundsInputs,
+     kKvcCompactAverage_int4_fp8_boundsOutputs, VectorFormat::kInt4, VectorFormat::kInt4, true},
+    {"KvcCompactAverage_k8v4", kKvcCompactAverage_k8v4Inputs, kKvcCompactAverage_k8v4Outputs, VectorFormat::kInt8,
+     VectorFormat::kInt4, false},
+    {"KvcCompactAverage_k8v4_fp8_bounds", kKvcCompactAverage_k8v4_fp8_boundsInputs,
+     kKvcCompactAverage_k8v4_fp8_boundsOutputs, VectorFormat::kInt8, VectorFormat::kInt4, true}};
+
+// KvcCompactTurn with average-pooling.
+inline constexpr TensorSpec kKvcCompactAverageTurnInputs[] = {
+    {"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+    {"k", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"v", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"window_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+    {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverageTurnOutputs[] = {
+    {"k_cache", ort::ElementType::kFloat, false, kShape_B_G_C_D},
+    {"v_cache", ort::ElementType::kFloat, false, kShape_B_G_C_D},
+    {"bounds", ort::ElementType::kFloat, true, kShape_B_G_2D_P},
+    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr TensorSpec kKvcCompactAverageTurn_fp8_boundsInputs[] = {
+    {"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+    {"k", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"v", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+    {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"window_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+    {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverageTurn_fp8_boundsOutputs[] = {
+    {"k_cache", ort::ElementType::kFloat, false, kShape_B_G_C_D},
+    {"v_cache", ort::ElementType::kFloat, false, kShape_B_G_C_D},
+    {"bounds", ort::ElementType::kInt8, true, kShape_B_G_2D_P},
+    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr TensorSpec kKvcCompactAverageTurn_int8Inputs[] = {
+    {"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+    {"k", ort::ElementType::kInt8, false, kShape_B_G_S_D},
+    {"joined_k_scale", ort::ElementType::kFloat16, false, kShape_B_G_S_1},
+    {"v", ort::ElementType::kInt8, false, kShape_B_G_S_D},
+    {"joined_v_scale", ort::ElementType::kFloat16, false, kShape_B_G_S_1},
+    {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"window_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+    {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverageTurn_int8Outputs[] = {
+    {"k_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"k_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_1},
+    {"v_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"v_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_1},
+    {"bounds", ort::ElementType::kFloat, true, kShape_B_G_2D_P},
+    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr TensorSpec kKvcCompactAverageTurn_int8_fp8_boundsInputs[] = {
+    {"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+    {"k", ort::ElementType::kInt8, false, kShape_B_G_S_D},
+    {"joined_k_scale", ort::ElementType::kFloat16, false, kShape_B_G_S_1},
+    {"v", ort::ElementType::kInt8, false, kShape_B_G_S_D},
+    {"joined_v_scale", ort::ElementType::kFloat16, false, kShape_B_G_S_1},
+    {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"window_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+    {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverageTurn_int8_fp8_boundsOutputs[] = {
+    {"k_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"k_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_1},
+    {"v_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"v_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_1},
+    {"bounds", ort::ElementType::kInt8, true, kShape_B_G_2D_P},
+    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr TensorSpec kKvcCompactAverageTurn_fp8Inputs[] = {
+    {"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+    {"k", ort::ElementType::kInt8, false, kShape_B_G_S_D},
+    {"joined_k_scale", ort::ElementType::kInt8, false, kShape_B_G_S_1},
+    {"v", ort::ElementType::kInt8, false, kShape_B_G_S_D},
+    {"joined_v_scale", ort::ElementType::kInt8, false, kShape_B_G_S_1},
+    {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"window_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+    {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverageTurn_fp8Outputs[] = {
+    {"k_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"k_scale", ort::ElementType::kInt8, false, kShape_B_G_C_1},
+    {"v_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"v_scale", ort::ElementType::kInt8, false, kShape_B_G_C_1},
+    {"bounds", ort::ElementType::kFloat, true, kShape_B_G_2D_P},
+    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr TensorSpec kKvcCompactAverageTurn_fp8_fp8_boundsInputs[] = {
+    {"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+    {"k", ort::ElementType::kInt8, false, kShape_B_G_S_D},
+    {"joined_k_scale", ort::ElementType::kInt8, false, kShape_B_G_S_1},
+    {"v", ort::ElementType::kInt8, false, kShape_B_G_S_D},
+    {"joined_v_scale", ort::ElementType::kInt8, false, kShape_B_G_S_1},
+    {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"window_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+    {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverageTurn_fp8_fp8_boundsOutputs[] = {
+    {"k_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"k_scale", ort::ElementType::kInt8, false, kShape_B_G_C_1},
+    {"v_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"v_scale", ort::ElementType::kInt8, false, kShape_B_G_C_1},
+    {"bounds", ort::ElementType::kInt8, true, kShape_B_G_2D_P},
+    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr TensorSpec kKvcCompactAverageTurn_int4Inputs[] = {
+    {"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+    {"k", ort::ElementType::kInt8, false, kShape_B_G_S_DOver2},
+    {"joined_k_scale", ort::ElementType::kFloat16, false, kShape_B_G_S_groups},
+    {"joined_k_minimum", ort::ElementType::kFloat16, false, kShape_B_G_S_groups},
+    {"v", ort::ElementType::kInt8, false, kShape_B_G_S_DOver2},
+    {"joined_v_scale", ort::ElementType::kFloat16, false, kShape_B_G_S_groups},
+    {"joined_v_minimum", ort::ElementType::kFloat16, false, kShape_B_G_S_groups},
+    {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"window_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+    {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverageTurn_int4Outputs[] = {
+    {"k_cache", ort::ElementType::kInt8, false, kShape_B_G_C_DOver2},
+    {"k_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"k_minimum", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"v_cache", ort::ElementType::kInt8, false, kShape_B_G_C_DOver2},
+    {"v_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"v_minimum", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"bounds", ort::ElementType::kFloat, true, kShape_B_G_2D_P},
+    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr TensorSpec kKvcCompactAverageTurn_int4_fp8_boundsInputs[] = {
+    {"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+    {"k", ort::ElementType::kInt8, false, kShape_B_G_S_DOver2},
+    {"joined_k_scale", ort::ElementType::kFloat16, false, kShape_B_G_S_groups},
+    {"joined_k_minimum", ort::ElementType::kFloat16, false, kShape_B_G_S_groups},
+    {"v", ort::ElementType::kInt8, false, kShape_B_G_S_DOver2},
+    {"joined_v_scale", ort::ElementType::kFloat16, false, kShape_B_G_S_groups},
+    {"joined_v_minimum", ort::ElementType::kFloat16, false, kShape_B_G_S_groups},
+    {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"window_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+    {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverageTurn_int4_fp8_boundsOutputs[] = {
+    {"k_cache", ort::ElementType::kInt8, false, kShape_B_G_C_DOver2},
+    {"k_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"k_minimum", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"v_cache", ort::ElementType::kInt8, false, kShape_B_G_C_DOver2},
+    {"v_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"v_minimum", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"bounds", ort::ElementType::kInt8, true, kShape_B_G_2D_P},
+    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr TensorSpec kKvcCompactAverageTurn_k8v4Inputs[] = {
+    {"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+    {"k", ort::ElementType::kInt8, false, kShape_B_G_S_D},
+    {"joined_k_scale", ort::ElementType::kFloat16, false, kShape_B_G_S_1},
+    {"v", ort::ElementType::kInt8, false, kShape_B_G_S_DOver2},
+    {"joined_v_scale", ort::ElementType::kFloat16, false, kShape_B_G_S_groups},
+    {"joined_v_minimum", ort::ElementType::kFloat16, false, kShape_B_G_S_groups},
+    {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"window_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+    {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverageTurn_k8v4Outputs[] = {
+    {"k_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"k_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_1},
+    {"v_cache", ort::ElementType::kInt8, false, kShape_B_G_C_DOver2},
+    {"v_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"v_minimum", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"bounds", ort::ElementType::kFloat, true, kShape_B_G_2D_P},
+    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr TensorSpec kKvcCompactAverageTurn_k8v4_fp8_boundsInputs[] = {
+    {"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+    {"k", ort::ElementType::kInt8, false, kShape_B_G_S_D},
+    {"joined_k_scale", ort::ElementType::kFloat16, false, kShape_B_G_S_1},
+    {"v", ort::ElementType::kInt8, false, kShape_B_G_S_DOver2},
+    {"joined_v_scale", ort::ElementType::kFloat16, false, kShape_B_G_S_groups},
+    {"joined_v_minimum", ort::ElementType::kFloat16, false, kShape_B_G_S_groups},
+    {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"window_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"prompt_budgets", ort::ElementType::kInt64, true, kShape_B},
+    {"pool_kernels", ort::ElementType::kInt64, true, kShape_B}};
+inline constexpr TensorSpec kKvcCompactAverageTurn_k8v4_fp8_boundsOutputs[] = {
+    {"k_cache", ort::ElementType::kInt8, false, kShape_B_G_C_D},
+    {"k_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_1},
+    {"v_cache", ort::ElementType::kInt8, false, kShape_B_G_C_DOver2},
+    {"v_scale", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"v_minimum", ort::ElementType::kFloat16, false, kShape_B_G_C_groups},
+    {"bounds", ort::ElementType::kInt8, true, kShape_B_G_2D_P},
+    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr Schema kKvcCompactAverageTurn[] = {
+    {"KvcCompactAverageTurn", kKvcCompactAverageTurnInputs, kKvcCompactAverageTurnOutputs, VectorFormat::kExact,
+     VectorFormat::kExact, false},
+    {"KvcCompactAverageTurn_fp8_bounds", kKvcCompactAverageTurn_fp8_boundsInputs,
+     kKvcCompactAverageTurn_fp8_boundsOutputs, VectorFormat::kExact, VectorFormat::kExact, true},
+    {"KvcCompactAverageTurn_int8", kKvcCompactAverageTurn_int8Inputs, kKvcCompactAverageTurn_int8Outputs,
+     VectorFormat::kInt8, VectorFormat::kInt8, false},
+    {"KvcCompactAverageTurn_int8_fp8_bounds", kKvcCompactAverageTurn_int8_fp8_boundsInputs,
+     kKvcCompactAverageTurn_int8_fp8_boundsOutputs, VectorFormat::kInt8, VectorFormat::kInt8, true},
+    {"KvcCompactAverageTurn_fp8", kKvcCompactAverageTurn_fp8Inputs, kKvcCompactAverageTurn_fp8Outputs,
+     VectorFormat::kFp8, VectorFormat::kFp8, false},
+    {"KvcCompactAverageTurn_fp8_fp8_bounds", kKvcCompactAverageTurn_fp8_fp8_boundsInputs,
+     kKvcCompactAverageTurn_fp8_fp8_boundsOutputs, VectorFormat::kFp8, VectorFormat::kFp8, true},
+    {"KvcCompactAverageTurn_int4", kKvcCompactAverageTurn_int4Inputs, kKvcCompactAverageTurn_int4Outputs,
+     VectorFormat::kInt4, VectorFormat::kInt4, false},
+    {"KvcCompactAverageTurn_int4_fp8_bounds", kKvcCompactAverageTurn_int4_fp8_boundsInputs,
+     kKvcCompactAverageTurn_int4_fp8_boundsOutputs, VectorFormat::kInt4, VectorFormat::kInt4, true},
+    {"KvcCompactAverageTurn_k8v4", kKvcCompactAverageTurn_k8v4Inputs, kKvcCompactAverageTurn_k8v4Outputs,
+     VectorFormat::kInt8, VectorFormat::kInt4, false},
+    {"KvcCompactAverageTurn_k8v4_fp8_bounds", kKvcCompactAverageTurn_k8v4_fp8_boundsInputs,
+     kKvcCompactAverageTurn_k8v4_fp8_boundsOutputs, VectorFormat::kInt8, VectorFormat::kInt4, true}};
 
 // Keep the part of stored and new tokens that the last queries of a turn look at.
 inline constexpr TensorSpec kKvcCompactTurnInputs[] = {{"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},

@@ -3,12 +3,22 @@
 namespace kvc {
 
 std::span<const Implementation> implementations() {
-    static const Implementation all[] = {
-        kAddNormImplementation,         kCompactImplementation,      kCompactTurnImplementation,
-        kExtendAttentionImplementation, kJoinBlockImplementation,    kDenseAttentionImplementation,
-        kGatedHalvesImplementation,     kGatedUnitImplementation,    kHybridAttentionImplementation,
-        kLinearImplementation,          kNarrowLinearImplementation, kPrefillAttentionImplementation,
-        kQuantisedLinearImplementation, kRotatedHeadsImplementation};
+    static const Implementation all[] = {kAddNormImplementation,
+                                         kCompactImplementation,
+                                         kCompactTurnImplementation,
+                                         kCompactAverageImplementation,
+                                         kCompactAverageTurnImplementation,
+                                         kExtendAttentionImplementation,
+                                         kJoinBlockImplementation,
+                                         kDenseAttentionImplementation,
+                                         kGatedHalvesImplementation,
+                                         kGatedUnitImplementation,
+                                         kHybridAttentionImplementation,
+                                         kLinearImplementation,
+                                         kNarrowLinearImplementation,
+                                         kPrefillAttentionImplementation,
+                                         kQuantisedLinearImplementation,
+                                         kRotatedHeadsImplementation};
     return all;
 }
 

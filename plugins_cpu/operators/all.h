@@ -12,6 +12,8 @@ std::span<const Implementation> implementations();
 
 extern const Implementation kCompactImplementation;
 extern const Implementation kCompactTurnImplementation;
+extern const Implementation kCompactAverageImplementation;
+extern const Implementation kCompactAverageTurnImplementation;
 extern const Implementation kExtendAttentionImplementation;
 extern const Implementation kJoinBlockImplementation;
 extern const Implementation kDenseAttentionImplementation;

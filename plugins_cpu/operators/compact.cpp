@@ -1,5 +1,5 @@
 // KvcCompact and KvcCompactTurn: keep the part of a prompt's cache, or of stored and new tokens, that the last queries
-// attend to. A row that fits keeps everything.
+// attend to. A row that fits keeps everything. KvcCompactAverage and KvcCompactAverageTurn pool by sums, not by maxima.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -14,6 +14,7 @@ namespace {
 
 struct Rule {
     int64_t budget, capacity, pool_kernel, page_size;
+    bool averages;
 };
 
 /// One call: everything that the task for one row and KV head needs.
@@ -113,6 +114,7 @@ private:
                            .window = window,
                            .head_size = size_,
                            .reach = reach,
+                           .adds = rule_.averages,
                            .scratch = memory.get()},
                           ranks);
         kernels().take_best({.ranks = ranks, .items = prefix, .weight = 1, .last_weight = 1}, wanted, kept);
@@ -165,12 +167,13 @@ private:
 
 class CompactKernel : public Kernel {
 public:
-    CompactKernel(const Attributes& attributes, bool of_turn)
+    CompactKernel(const Attributes& attributes, bool of_turn, bool averages)
         : of_turn_(of_turn),
           rule_{.budget = attributes.integer("prompt_budget", 1),
                 .capacity = attributes.integer("capacity", 1),
                 .pool_kernel = attributes.integer("pool_kernel", 1),
-                .page_size = attributes.integer("page_size", 1)} {}
+                .page_size = attributes.integer("page_size", 1),
+                .averages = averages} {}
 
     void compute(Call& call) const override {
         const Compaction compaction(call, rule_, of_turn_);
@@ -183,15 +186,16 @@ private:
     Rule rule_;
 };
 
+template <bool kOfTurn, bool kAverages>
+std::unique_ptr<Kernel> make(const Attributes& attributes) {
+    return std::make_unique<CompactKernel>(attributes, kOfTurn, kAverages);
+}
+
 }  // namespace
 
-const Implementation kCompactImplementation{schemas::kKvcCompact,
-                                            [](const Attributes& attributes) -> std::unique_ptr<Kernel> {
-                                                return std::make_unique<CompactKernel>(attributes, false);
-                                            }};
-const Implementation kCompactTurnImplementation{schemas::kKvcCompactTurn,
-                                                [](const Attributes& attributes) -> std::unique_ptr<Kernel> {
-                                                    return std::make_unique<CompactKernel>(attributes, true);
-                                                }};
+const Implementation kCompactImplementation{schemas::kKvcCompact, make<false, false>};
+const Implementation kCompactTurnImplementation{schemas::kKvcCompactTurn, make<true, false>};
+const Implementation kCompactAverageImplementation{schemas::kKvcCompactAverage, make<false, true>};
+const Implementation kCompactAverageTurnImplementation{schemas::kKvcCompactAverageTurn, make<true, true>};
 
 }  // namespace kvc

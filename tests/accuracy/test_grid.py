@@ -70,6 +70,14 @@ def test_questions_may_go_through_a_chat_template():
         question_groups(["passkey"], [512], ["query-aware"], ["chatty"])
 
 
+def test_a_policy_with_a_budget_of_its_own_is_asked_once():
+    found = variants(["snapkv", "streaming-llm:token_budget=20%:layer_budget=squeeze"], [64, 128])
+    own = "streaming-llm:token_budget=20%:layer_budget=squeeze"
+    assert [str(one) for one in found] == ["full", "snapkv 64", "snapkv 128", own]
+    assert found[-1] == Variant.of(own, 64)
+    assert found[-1].settings == {"token_budget": "20%", "layer_budget": "squeeze"}
+
+
 def test_defaults_are_the_models_own():
     assert budgets_of("retrieval-tiny") == (64, 128, 256)
     assert longest_of("retrieval-tiny") == 2048

@@ -15,12 +15,14 @@ from kvc_trt import policies
 from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.pages.figures import average_curves
+from kvc_trt.accuracy.pages.heat_map import by_depth, depth_bins
 from kvc_trt.accuracy.pages.html_page import html_page
-from kvc_trt.accuracy.pages.published import compare, paper_order, published_tables, summary
+from kvc_trt.accuracy.pages.published import compare, method_of, paper_order, published_tables, summary
 from kvc_trt.accuracy.pages.report import Bars
 from kvc_trt.accuracy.run import figures, write_files
 from tests.accuracy.cells import SAMPLES, SETTINGS, cell, grid, report
 
+DOCUMENTED = (Path(__file__).parents[2] / "docs/accuracy.md").read_text(encoding="utf-8")
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -113,6 +115,35 @@ def test_the_order_is_judged_question_by_question():
     assert claims == {("rocketkv", "hybrid"), ("rocketkv", "snapkv")}
 
 
+def test_the_papers_own_recipe_has_its_order_judged():
+    """Every policy that docs/accuracy.md asks for the tables takes part in a claim, with its settings."""
+    asked = re.search(r"^ +METHODS=(\S+)$", DOCUMENTED, re.MULTILINE)[1].split(",")
+    rank = {"exact-topk": 20, "rocketkv-v1": 12}
+    cells = [cell("full"), *(cell(policy, 256, rank.get(policy, 4)) for policy in asked)]
+    judged = paper_order(cells)
+    assert {one.verdict for one in judged} == {"holds"}
+    named = {name for one in judged for name in (one.first, one.second)}
+    assert named == {policy.partition(":")[0] for policy in asked}
+    assert ("rocketkv-v1", "duo-attention") in {(one.first, one.second) for one in judged}
+
+
+@pytest.mark.parametrize(("asked", "bins", "fullest", "emptiest"), [(50, 10, 5, 5), (30, 6, 6, 3)])
+def test_ten_depths_fill_ten_bins_evenly_from_fifty_questions_on(asked: int, bins: int, fullest: int, emptiest: int):
+    """Of the paper's thirty a map makes six bins, of one depth or two."""
+    depths = tuple((index % 10) / 9 for index in range(asked))
+    one = replace(cell("hybrid", 64), scores=(1.0,) * asked, full_scores=(1.0,) * asked, depths=depths)
+    assert depth_bins([one]) == bins
+    filled = [sum(min(int(depth * bins), bins - 1) == index for depth in depths) for index in range(bins)]
+    assert (max(filled), min(filled)) == (fullest, emptiest)
+    assert by_depth(one, bins).tolist() == [1.0] * bins
+
+
+def test_a_file_of_scores_makes_no_other_method():
+    assert method_of("duo-attention:head_pattern=a.tsv") == "duo-attention"
+    assert method_of("duo-attention:sinks=4:head_pattern=a.tsv") == "duo-attention:sinks=4"
+    assert method_of("hybrid:page_size=16") == "hybrid:page_size=16"
+
+
 def test_the_html_page_is_one_file_and_every_cell_says_what_it_is(files: dict[str, Path]):
     page = files["report.html"].read_text()
     assert not re.search(r"(src|href)=\"(?!data:)", page)
@@ -175,7 +206,7 @@ def test_published_tables_are_whole():
     llama = tables.of("llama3.1-8b")[2]
     assert (llama.length, llama.by_policy["rocketkv-v1"][256], llama.by_policy["full"]) == (16000, 86.4, {None: 91.3})
     assert tables.budgets[0] == 256
-    assert len(tables.claims) == 8
+    assert len(tables.claims) == len(set(tables.claims)) == 18
     assert {name for claim in tables.claims for name in claim} <= {one.name for one in policies.describe()}
 
 

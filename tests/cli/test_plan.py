@@ -40,6 +40,18 @@ def test_json_is_alone_on_stdout(capsys):
     assert sources["page_size"] == "derived"
 
 
+def test_a_budget_in_percent_says_so(capsys):
+    command = ["plan", "--model", "llama3.1-8b", "--max-input-len", "32640", "--token-budget", "20%"]
+    assert run([*command, "--policy", "snapkv-gqa", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["policy"]["token_budget"], plan["policy"]["prompt_budget"]) == (6528, 32 + 6521)
+    sources = {choice["name"]: choice["source"] for choice in plan["choices"]}
+    assert sources["token_budget"] == "20% of the longest prompt"
+    assert sources["prompt_budget"] == "the longest prompt's; each keeps its own share"
+    assert run([*command, "--compare"]) == 0
+    assert "token budget 6,528" in capsys.readouterr().out
+
+
 def test_nothing_heavy_is_imported():
     script = f"""
 import sys
@@ -143,7 +155,8 @@ def test_an_engine_of_the_host_has_its_copies_rows_and_prefixes_told(capsys, mon
         (["policy=h2o", "skip_layers=2"], ["layers 0-1: 32,896 slots", "layers 2-31: 513 slots"]),
         (["policy=snapkv"], ["896.0"]),  # four query heads per KV head, 96 prompt tokens and 128 new ones each
         (["layer_budget=squeeze"], ["layer budgets: measured on calibration prompts"]),
-        (["layer_budget=squeeze-online"], ["layer budgets: set for each prompt, 3,0", "room for twice that"]),
+        (["layer_budget=squeeze-online"], ["layer budgets: set for each prompt, 3,0", "room for 2 times that"]),
+        (["layer_budget=squeeze-online", "squeeze_cap=3.5"], ["room for 3.5 times that"]),
     ],
 )
 def test_layers_that_differ_are_told_apart(settings, lines, capsys):

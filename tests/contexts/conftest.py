@@ -33,7 +33,8 @@ def packing_of(program: Program) -> RowPacking:
 def random_context(packing: RowPacking, tokens: int, seed: int) -> Context:
     """A context of any numbers at all that an engine can have written, with the lengths of a row after `tokens` tokens.
 
-    Numbers that a tensor cannot hold are 1: NaN, code -128 of int8, scales that are not above 0."""
+    Numbers that a tensor cannot hold are 1: NaN, code -128 of int8, scales that are not above 0. So is the largest
+    exponent, with which not every code is a float32."""
     random = np.random.default_rng(seed)
     evicting = packing.limits.evicting
     lengths = [
@@ -57,7 +58,7 @@ def random_context(packing: RowPacking, tokens: int, seed: int) -> Context:
         if kind.endswith("_minimum"):
             return content + content.dtype.type(0)  # no -0
         if kind.endswith("_scale"):
-            possible = content.view(np.uint8) <= LARGEST_EXPONENT if vector == FP8 else content > 0
+            possible = content.view(np.uint8) < LARGEST_EXPONENT if vector == FP8 else content > 0
         else:
             possible = {INT8: content != -128, FP8: content & 0x7F != 0x7F}.get(vector, True)
         return np.where(possible, content, content.dtype.type(1))

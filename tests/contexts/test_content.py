@@ -47,8 +47,8 @@ def test_the_tensor_is_named(policy, dtype, tokens, seed, data):
         assert impossible(with_number(context, name, place, number)) is None
 
 
-CODES_OF_8, CODES_OF_4 = ("k", "v", "k_whole", "v_whole"), ("k_minimum", "v_minimum")
-SCALES = tuple(f"{kind}_scale" for kind in CODES_OF_8)
+CODES_OF_8 = ("k", "v", "k_whole", "v_whole")
+SCALES, MINIMA = (tuple(f"{kind}{end}" for kind in CODES_OF_8) for end in ("_scale", "_minimum"))
 NAN, NO_SCALE = "NaN or infinities", "scales that are not above 0"
 IMPOSSIBLE = {
     "int8": [
@@ -62,13 +62,13 @@ IMPOSSIBLE = {
     ],
     "int4": [
         (SCALES, np.nan, NAN), (SCALES, 0.0, NO_SCALE), (SCALES, -1.0, NO_SCALE),
-        (CODES_OF_4, np.nan, NAN), (CODES_OF_4, -np.inf, NAN), (CODES_OF_4, -0.0, "minima of -0"),
+        (MINIMA, np.nan, NAN), (MINIMA, -np.inf, NAN), (MINIMA, -0.0, "minima of -0"),
     ],
 }  # fmt: skip
 POSSIBLE = {
     "int8": [(CODES_OF_8, -127), (CODES_OF_8, 127), (SCALES, 6e-8), (SCALES, 65504.0)],
-    "fp8": [(CODES_OF_8, 126), (CODES_OF_8, -2), (CODES_OF_8, -128), (SCALES, -9), (SCALES, 0)],
-    "int4": [(("k", "v"), -128), (("k", "v"), -1), (SCALES, 6e-8), (CODES_OF_4, 0.0), (CODES_OF_4, -65504.0)],
+    "fp8": [(CODES_OF_8, 126), (CODES_OF_8, -2), (CODES_OF_8, -128), (SCALES, -10), (SCALES, 0)],
+    "int4": [(CODES_OF_8, -128), (CODES_OF_8, -1), (SCALES, 6e-8), (MINIMA, 0.0), (MINIMA, -65504.0)],
 }
 """What a vector's parts hold at most, or next to what they never hold."""
 
@@ -89,6 +89,22 @@ def test_codes_that_no_vector_has_are_named(form, tokens, seed, data):
     assert problem is not None
     assert problem.startswith(f"tensor {name} holds {said}")
     assert edited(*data.draw(st.sampled_from(POSSIBLE[form])))[1] is None
+
+
+@pytest.mark.parametrize("kind", CODES_OF_8)
+@given(code=st.sampled_from([0x77, 0x78, 0x7E, -9, -8, -2]), exponent=st.sampled_from([-10, -9]), data=st.data())
+def test_a_vector_of_fp8_that_reads_back_as_an_infinity_is_named(kind, code, exponent, data):
+    """Code 0x78 is 256, and byte 247 is 2^120; codes from -8 on are those with the sign."""
+    context = random_context(packing_without_graphs("rocketkv-mt", kv_cache="fp8"), 20, 0)
+    codes, exponents = context.tensors[f"{kind}.1"].copy(), context.tensors[f"{kind}_scale.1"].copy()
+    head, token, channel = (data.draw(st.integers(0, size - 1)) for size in codes.shape)
+    codes[head, token] = 0x77
+    codes[head, token, channel], exponents[head, token] = code, exponent
+    problem = impossible(
+        replace(context, tensors={**context.tensors, f"{kind}.1": codes, f"{kind}_scale.1": exponents})
+    )
+    beyond = exponent == -9 and code & 0x7F >= 0x78
+    assert problem == (f"tensor {kind}.1 holds numbers beyond any float32" if beyond else None)
 
 
 def test_keys_in_int8_and_values_in_int4_are_told_apart():

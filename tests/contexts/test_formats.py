@@ -134,13 +134,16 @@ def packing_of_format(form):
 
 def test_a_document_that_says_another_format_than_its_tensors_is_refused():
     packing = packing_without_graphs("rocketkv", kv_cache="int8")
-    lying = replace(packing.fingerprint, kv_cache=AUTO)
-    with pytest.raises(InputError, match="in format auto; this engine has int8"):
-        lying.check_same(packing.fingerprint, "it")
+    for lying in (
+        replace(packing.fingerprint, kv_cache=AUTO),
+        replace(packing.fingerprint, kv_cache=AUTO, policy_name="another"),
+    ):
+        with pytest.raises(InputError, match="in format auto; this engine has int8"):
+            lying.check_same(packing.fingerprint, "it")
 
 
 def test_a_document_of_auto_names_no_format():
-    """Readers of before know no such key, and files of before have none."""
+    """Earlier versions know no such key, and their files have none."""
     auto, other = (header_of(random_context(packing_of_format(form), 9, 0)) for form in (AUTO, "int4"))
     assert "kv_cache" not in auto.model_dump()
     assert "kv_cache" not in auto.model_dump_json()

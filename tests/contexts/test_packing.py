@@ -87,7 +87,7 @@ def test_state_stored_by_position_is_cut_to_the_text():
 
 
 def test_what_is_stored_by_slot_is_cut_to_the_slots_in_use():
-    """Only keys and values in contexts of `auto`, so that those of before still fit."""
+    """Only keys and values in contexts of `auto`, so that those of earlier versions still fit."""
     for policy, names in (("rocketkv", {"slot_positions"}), ("h2o", {"slot_positions", "scores"})):
         for kv_cache in CACHE_FORMATS:
             packing = packing_without_graphs(policy, kv_cache=kv_cache)
@@ -146,11 +146,14 @@ def test_packings_know_the_tokens_kept_and_read():
 
 
 def test_contexts_of_before_still_fit():
-    """The digest of older parameters leaves out the fields that came later; these digests are in files of before."""
+    """The digest of older parameters leaves out the fields that came later; these digests are in such files."""
     written = {"hybrid": "a98a3c8c63d67435", "h2o": "1a48b6281aecc8d4", "full": "ae20cc5fae2cb780"}
     assert {policy: digest_of(recorded(parameters_of(policy)))[:16] for policy in written} == written
     parameters = parameters_of("hybrid")
-    later = {"fp8_bounds": True, "kv_cache": "int8", "by_length": True, "long_prompt": 9, "short_pool_kernel": 3}
+    later = {
+        "fp8_bounds": True, "kv_cache": "int8", "by_length": True, "long_prompt": 9, "short_pool_kernel": 3,
+        "pool_kind": "avg", "prompt_share": 0.2, "squeeze_cap": 3.5,
+    }  # fmt: skip
     assert set(recorded(parameters)) == {field.name for field in dataclasses.fields(parameters)} - set(later)
     for name, value in later.items():
         assert recorded(dataclasses.replace(parameters, **{name: value}))[name] == value

@@ -88,6 +88,14 @@ def test_budgets_by_length_are_derived_again(tiny_model):
     assert again.parameters.prompt_budget == recorded["prompt_budget"]
 
 
+def test_a_share_is_recorded_and_derived_again(tiny_model):
+    share = resolved(build(tiny_model, policy="snapkv-gqa", token_budget="50%"))
+    assert (share.config.token_budget, share.parameters.prompt_share) == ("50%", 0.5)
+    recorded = dataclasses.asdict(share.parameters)
+    again = resolved(build(tiny_model, policy="snapkv-gqa", token_budget="50%"), recorded=recorded)
+    assert again == share
+
+
 def test_the_numbers_of_a_policy_are_derived_once(tiny_model, monkeypatch):
     """Unless something is found on the way that decides on them, such as a break-even."""
     derived = []

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kvc_trt.backends.registry import backends, names
+from kvc_trt.backends.torch.policy_path import policy_path
 from kvc_trt.cli.main import run
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.resolution.model_choice import choose_model
@@ -65,6 +66,17 @@ def test_forms_of_a_policy_that_have_no_kernel(changes, missing):
         assert backends()[backend].missing(parameters, LLAMA.num_hidden_layers) == missing
     in_pytorch = backends()["torch"].missing(parameters, LLAMA.num_hidden_layers)
     assert in_pytorch == (missing if "squeeze_share" in changes else None)
+
+
+def test_average_pooling_has_no_kernel_and_pytorch_says_what_runs():
+    averages = replace(parameters_of("rocketkv"), pool_kind="avg")
+    for backend in WITH_KERNELS:
+        with pytest.raises(
+            InputError, match=f"{backend} has no kernel for pool_kind avg, only for max; it runs on onnx"
+        ):
+            check_supported(averages, LLAMA.num_hidden_layers, backend, backends())
+    assert backends()["torch"].missing(averages, LLAMA.num_hidden_layers) is None
+    assert str(policy_path(LLAMA, averages)).startswith("rocketkv: prompt eviction runs as PyTorch operations")
 
 
 def test_an_oracle_has_no_engine_at_all():
@@ -147,7 +159,7 @@ def test_an_engine_with_kernels_says_nothing(tiny_model, tmp_path, capfd):
 @pytest.mark.parametrize("kv_cache", ["int8", "fp8", "int4", "k8v4"])
 def test_a_format_that_a_backend_does_not_store_is_refused_by_name(backend, kv_cache):
     parameters = parameters_of("rocketkv", kv_cache=kv_cache)
-    able = ["onnxruntime", "openvino"]
+    able = ["onnxruntime", "openvino", "torch"]
     if backend in able:
         check_supported(parameters, LLAMA.num_hidden_layers, backend, backends())
         return

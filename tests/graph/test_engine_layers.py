@@ -30,7 +30,9 @@ def test_logits_and_every_index_equal_the_reference(make_engine, policy, skip_la
 
 
 @pytest.mark.parametrize("skip_layers", [0, 1])
-@pytest.mark.parametrize("division", [SQUEEZED, ONLINE], ids=["squeeze", "squeeze-online"])
+@pytest.mark.parametrize(
+    "division", [SQUEEZED, ONLINE, {**ONLINE, "squeeze_cap": 1.3}], ids=["squeeze", "squeeze-online", "less room"]
+)
 @pytest.mark.parametrize("policy", ["rocketkv", "snapkv-gqa"])
 def test_layer_budgets_are_those_of_the_reference(make_engine, policy, division, skip_layers):
     engine = make_engine(policy, skip_layers=skip_layers, **EVICTION, **division)

@@ -38,7 +38,7 @@ ORDER = {
     "lengths k joined_k_scale joined_k_minimum v joined_v_scale joined_v_minimum joined_lengths",
     REPLACE_CACHE.name: f"{OF_CACHE} head_size cache_format reserved capacity {CACHES} slot_positions "
     "k_kept k_kept_scale k_kept_minimum v_kept v_kept_scale v_kept_minimum positions_kept",
-    REPLACE_BOUNDS.name: f"{OF_CACHE} channels fp8_bounds cache_format pages bounds bounds_kept",
+    REPLACE_BOUNDS.name: f"{OF_CACHE} channels fp8_bounds reserved pages bounds bounds_kept",
     ROTATED_HYBRID_ATTENTION.name: f"{OF_CACHE} head_size heads page_size top_r fp8_bounds cache_format reserved "
     f"capacity top_k token_budget dense_until selected_width joined cosines sines {CACHES} bounds cache_lengths output "
     "selected query",

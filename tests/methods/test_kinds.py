@@ -31,7 +31,7 @@ PUBLIC_FIELDS = (
     "prompt_budget", "window", "pool_kernel", "page_size", "top_r", "top_k", "dense_until", "skip_layers", "split",
     "layer_budgets", "sinks", "recent", "positions", "per_query_head", "reallocate", "retrieval_heads", "squeeze_share",
     "future_positions", "max_conversation_len", "fp8_bounds", "kv_cache", "by_length",
-    "long_prompt", "short_pool_kernel",
+    "long_prompt", "short_pool_kernel", "pool_kind", "prompt_share", "squeeze_cap",
 )  # fmt: skip
 
 

@@ -107,7 +107,7 @@ def test_a_prompt_that_fits_is_kept_whole() -> None:
     [
         ({"budget": 15}, "token_budget is 15; expected an integer at least 16"),
         ({"budget": None}, "policy rocketkv needs a token budget"),
-        ({"budget": "512"}, "token_budget is '512'; expected an integer"),
+        ({"budget": "512"}, "token_budget is '512'; expected tokens, or a percentage"),
         ({"budget": True}, "token_budget is True; expected an integer"),
         ({"n": 0}, "max_input_len is 0"),
         ({"n": 200_001}, "max_input_len is 200001, but the model.s max_position_embeddings is 200000"),

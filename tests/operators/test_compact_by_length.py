@@ -80,7 +80,10 @@ def test_calls_of_engines_whose_rows_are_alike_are_as_they_were() -> None:
 
 
 def test_the_reference_takes_a_number_for_each_row() -> None:
+    """Each row keeps what it keeps alone, where no other's budget or kernel can take the place of its own."""
     rows = mixed_rows()
-    each, alike = rows.expected(), rows.expected(rows=slice(1, 2))
-    width = alike.indices.shape[2]
-    assert torch.equal(each.indices[1:2, :, :width], alike.indices)
+    together = rows.expected().indices
+    for row in range(len(together)):
+        alone = rows.expected(rows=slice(row, row + 1)).indices
+        assert torch.equal(together[row : row + 1, :, : alone.shape[2]], alone)
+        assert bool((together[row, :, alone.shape[2] :] == -1).all())

@@ -48,7 +48,8 @@ def test_any_rows(library: Path, rows: Rows, instructions: str) -> None:
     check(rows, run(rows, library))
 
 
-def test_a_number_out_of_range_is_the_nearest_that_is_allowed(library: Path) -> None:
+def test_a_number_out_of_range_is_the_nearest_that_is_allowed(library: Path, instructions: str) -> None:
+    use_at_most(library, instructions)
     rows = mixed_rows(lengths=(90, 70, 80), budgets=(-3, 1000, 20), kernels=(-7, 999, 6))
     near = mixed_rows(lengths=(90, 70, 80), budgets=(8, PROMPT_BUDGET, 20), kernels=(1, 31, 5))
     for found, expected in zip(run(rows, library).values(), run(near, library).values(), strict=True):

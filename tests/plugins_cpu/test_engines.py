@@ -35,16 +35,20 @@ LACKING = frozenset({"KvcCompact_int8_fp8_bounds", "KvcHybridAttention_int8_fp8_
 STEPS = 12
 
 
-def decoded(program: Program, threads: int, expose: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The tokens of every step, the exposed lists of the last one, its logits and the state behind it."""
+def decoded(
+    program: Program, threads: int, expose: tuple[str, ...] = (), fed: np.ndarray | None = None
+) -> dict[str, Any]:
+    """The tokens of every step, the exposed lists of the last one, its logits and the state behind it.
+
+    `fed` has the tokens of every step [STEPS + 1,B]; without it each is the likeliest after the last."""
     executor = OnnxRuntimeExecutor(program, RunOptions(threads=threads), expose=expose)
     executor.allocate(3)
     tokens, positions, lengths = filled(executor)
     first = tokens.copy()
     answers = [first]
-    for _ in range(STEPS):
+    for step in range(STEPS):
         logits = executor.decode(tokens, positions, lengths)
-        tokens, positions = logits.argmax(axis=1), positions + 1
+        tokens, positions = logits.argmax(axis=1) if fed is None else fed[step + 1], positions + 1
         lengths = lengths + 1
         answers.append(tokens)
     state = {name: buffer.copy() for name, buffer in executor.buffers.items()}
@@ -77,16 +81,17 @@ def test_answers_are_the_bodies_answers(
 
 
 @pytest.mark.parametrize(("policy", "form"), IN_A_FORMAT)
-def test_answers_from_stored_caches_are_the_bodies_answers(
+def test_logits_from_stored_caches_are_the_bodies_logits(
     make_program: Callable[..., Program], policy: str, form: str, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bodies, exact = (decoded(make_program(policy, kv_cache=one), 1) for one in (form, AUTO))
+    """After the same tokens: a number beside an edge may get the next code, and the likeliest token then be another."""
+    bodies = decoded(make_program(policy, kv_cache=form), 1)
+    exact = decoded(make_program(policy), 1, fed=bodies["tokens"])
     limit = SHARE * np.abs(bodies["logits"] - exact["logits"]).max()
     monkeypatch.setenv(VARIABLE, str(library))
     for instructions in best_and_lowest(library):
         use(library, instructions)
-        found = decoded(make_program(policy, kv_cache=form), 2)
-        np.testing.assert_array_equal(found["tokens"], bodies["tokens"], err_msg=instructions)
+        found = decoded(make_program(policy, kv_cache=form), 2, fed=bodies["tokens"])
         np.testing.assert_allclose(found["logits"], bodies["logits"], rtol=0, atol=limit, err_msg=instructions)
 
 
@@ -118,9 +123,9 @@ def test_profiles_count_every_form_of_an_operator_as_the_operator(
     executor.allocate(3)
     tokens, positions, lengths = filled(executor)
     executor.decode(tokens, positions, lengths)
-    found = {one.name for one in operator_times(executor.end_profiling()["decode"], warm_up=0)}
-    assert "KvcHybridAttention" in found
-    assert not [name for name in found if "_" in name]
+    calls = {one.name: one.calls for one in operator_times(executor.end_profiling()["decode"], warm_up=0)}
+    of_a_layer = calls["KvcHybridAttention"] / program.model.num_hidden_layers
+    assert of_a_layer > 100 if lacking else of_a_layer == 1, "a body is all of its nodes"
 
 
 def turned(program: Program, threads: int) -> dict[str, Any]:

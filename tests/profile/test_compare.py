@@ -9,7 +9,10 @@ import pytest
 from kvc_trt.cli.main import run
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.resolution.model_choice import choose_model
-from kvc_trt.policies import describe
+from kvc_trt.errors import InputError
+from kvc_trt.models.cache_formats import CACHE_FORMATS
+from kvc_trt.models.presets import load_preset
+from kvc_trt.policies import describe, resolve
 from kvc_trt.profile.planning.request import compare_policies
 
 
@@ -33,6 +36,27 @@ def test_every_policy_has_a_row_and_dense_is_the_unit() -> None:
 @pytest.mark.parametrize("policy", ["rocketkv", "rocketkv-v1", "hybrid", "quest-matched", "sparq", "h2o", "snapkv-gqa"])
 def test_a_step_reads_about_the_budget(policy: str) -> None:
     assert compared(token_budget=512)[policy]["read_share"] == pytest.approx(1 / 64, rel=0.03)
+
+
+@pytest.mark.parametrize(("kv_cache", "numbers"), [("int8", 2), ("fp8", 1), ("int4", 4 * 4)])
+def test_a_step_that_scores_codes_reads_their_scales_and_minima(kv_cache: str, numbers: int) -> None:
+    """8 channels of each key in a byte each, in int4 of up to 4 groups; then 1,920 pairs, and a mean of the values."""
+    [row] = [one for name, one in compared(token_budget=2048, kv_cache=kv_cache).items() if name == "sparq"]
+    parameters = resolve(
+        "sparq", model=load_preset("llama3.1-8b").config, token_budget=2048, max_input_len=32640, max_output_len=128
+    )
+    pair = CACHE_FORMATS[kv_cache].bytes_per_token(128, 2)
+    read = 32_768 * (parameters.top_r + numbers) + parameters.most_read * pair + 128
+    assert row["read_bytes_per_step"] == 32 * 8 * read
+
+
+def test_a_backend_that_has_no_caches_in_a_format_is_said_in_every_row() -> None:
+    config = BuildConfig(model="llama3.1-8b", token_budget=512, backend="tensorrt", max_input_len=32640)
+    found = compare_policies(config, choose_model("llama3.1-8b", None), "bf16")
+    assert "not_applicable" not in found["policies"][0]
+    assert all("backend tensorrt has no caches in" in row["not_applicable"] for row in found["whole_caches"])
+    with pytest.raises(InputError, match="policy full: backend tensorrt has no caches in int8"):
+        compare_policies(config.model_copy(update={"kv_cache": "int8"}), choose_model("llama3.1-8b", None), "bf16")
 
 
 def test_budgets_that_rule_a_policy_out_are_reported() -> None:

@@ -40,6 +40,34 @@ def test_stage_one_scores() -> None:
     torch.testing.assert_close(found.magnitude, torch.tensor([[6 / 2**0.5]], dtype=torch.float64))
 
 
+def test_averages_count_zeros_beyond_the_prompt() -> None:
+    """By hand: votes s1 = s4 = 1.470537, s7 = s8 = 0.373279, others 0.041664; three of them added, 0 beyond the ends.
+
+    Maxima of the same votes keep 6 and drop 8 (`test_stage_one_sums_before_it_pools`)."""
+    q_window, keys, lengths = stage_one()
+    found = compaction.scores(q_window, keys, lengths, pool_kernel=3, pool_kind="avg").values[0, 0, :10]
+    first, last = 1.470537 + 0.041664, 0.373279 + 0.041664
+    sums = [first, *[first + 0.041664] * 5, last + 0.041664, *[2 * 0.373279 + 0.041664] * 2, last]
+    torch.testing.assert_close(found, torch.tensor(sums, dtype=torch.float64), rtol=0, atol=2e-6)
+    for budget, expected in (
+        (10, [0, 1, 2, 3, 4, 5, 7, 8, 10, 11]),
+        (11, [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11]),  # an average over the two tokens that exist would keep 9, not 6
+    ):
+        kept = compact(q_window, keys, keys, lengths, prompt_budget=budget, pool_kernel=3, pool_kind="avg")
+        assert kept.indices.tolist() == [[expected]]
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 7, 31])
+def test_averages_are_those_of_the_released_code(kernel: int) -> None:
+    """SnapKV's code: torch's avg_pool1d with padding kernel // 2, whose zeros count (its default)."""
+    generator = torch.Generator().manual_seed(3)
+    q_window, keys = (torch.randn(1, 2, n, 8, generator=generator, dtype=torch.float64) for n in (4, 40))
+    votes = compaction.scores(q_window, keys, torch.tensor([40]), pool_kernel=1).values[0, :, :36]
+    averages = torch.nn.functional.avg_pool1d(votes[:, None], kernel, stride=1, padding=kernel // 2)[:, 0]
+    found = compaction.scores(q_window, keys, torch.tensor([40]), pool_kernel=kernel, pool_kind="avg").values[0, :, :36]
+    torch.testing.assert_close(found / kernel, averages)
+
+
 def stage_two(dtype: torch.dtype) -> dict[str, Tensor]:
     keys = [[1, 0, 0, 0], [0, 1, 0, 0], [2, 0, 1, 1], [3, 0, 0, -1], [0, 0, 2, 0], [1, 1, 0, 2], [2, -1, 0, 0]]
     cache = torch.tensor(keys, dtype=dtype)[None, None]

@@ -26,6 +26,18 @@ def test_the_papers_example() -> None:
     assert budgets == (1545,) * 8 + (1544,) * 10 + (300,) * 14
 
 
+LLAMA2_70B = [0.2] * 8 + [0.5] * 9 + [0.9] * 63
+"""17 important layers and 63 others, as the paper's table 8 has Llama2-70B."""
+
+
+def test_the_papers_largest_model_has_room_at_three_and_a_half_budgets() -> None:
+    """By hand: 80 * 1000 - 63 * 350 = 57,950 = 17 * 3408 + 14; at twice the budget 17 layers stop at 2000."""
+    wide = squeeze(LLAMA2_70B, 1000, share=0.35, minimum=1, maximum=3500)
+    assert wide == ((3409,) * 14 + (3408,) * 3 + (350,) * 63, 0)
+    narrow = squeeze(LLAMA2_70B, 1000, share=0.35, minimum=1, maximum=2000)
+    assert narrow == ((2000,) * 31 + (1200,) + (350,) * 48, 0)  # 23,950 tokens go on: 14 * 1650 + 850
+
+
 @pytest.mark.parametrize(("cosines", "budgets"), [([0.5] * 4, (10,) * 4), ([0.2, 0.9, 0.2, 0.9], (17, 3, 17, 3))])
 def test_fewer_than_three_distinct_cosines(cosines: list[float], budgets: tuple[int, ...]) -> None:
     assert squeeze(cosines, 10, share=0.35, minimum=1, maximum=NO_LIMIT).budgets == budgets
@@ -78,6 +90,14 @@ def test_reordered_layers_are_budgeted_alike(order: list[int]) -> None:
         ("snapkv-gqa", {"layer_budget": "sqeeze"}, "expected one of uniform, squeeze"),
         ("snapkv-gqa", {"layer_budget": "squeeze", "squeeze_share": 0}, "squeeze_share is 0"),
         ("snapkv-gqa", {"squeeze_share": 0.5}, "no use without --layer-budget"),
+        ("snapkv-gqa", {"squeeze_cap": 3}, "squeeze_cap has no use without --layer-budget squeeze-online"),
+        ("snapkv-gqa", {"layer_budget": "squeeze", "squeeze_cap": 3}, "without --layer-budget squeeze-online"),
+        (
+            "snapkv-gqa",
+            {"layer_budget": "squeeze-online", "squeeze_cap": 0.5},
+            "squeeze_cap is 0.5; expected 1 to 1024",
+        ),
+        ("snapkv-gqa", {"layer_budget": "squeeze-online", "squeeze_cap": True}, "squeeze_cap is True; expected 1 to"),
         ("snapkv-gqa", {"layer_budget": "squeeze", "layer_budgets": (80, 80)}, "expected 3 integers"),
         ("snapkv-gqa", {"layer_budget": "squeeze", "layer_budgets": (80, 80, 4)}, "expected 32 to 250"),
     ],
@@ -101,3 +121,10 @@ def test_online_budgets_have_room_for_twice_the_uniform_one() -> None:
     online = resolve("snapkv-gqa", model=LLAMA, token_budget=72, max_input_len=250, max_output_len=8, **settings)
     assert (uniform.most_kept, online.most_kept, online.capacity) == (64, 128, 136)
     assert online.prompt_budget == uniform.prompt_budget
+
+
+@pytest.mark.parametrize(("cap", "most"), [(1, 64), (2, 128), (3.5, 224), (3.9, 249), (1.15625, 74), (100, 250)])
+def test_the_room_of_online_budgets_can_be_set(cap: float, most: int) -> None:
+    settings = {"layer_budget": "squeeze-online", "squeeze_cap": cap}
+    online = resolve("snapkv-gqa", model=LLAMA, token_budget=72, max_input_len=250, max_output_len=8, **settings)
+    assert (online.most_kept, online.capacity) == (most, most + 8)

@@ -36,9 +36,8 @@ def no_scores(monkeypatch):
 
 
 def cases(policy, make_engine, parameters_for, edit=None):
-    by_prompt = "," in policy  # takes no turns
     parameters = parameters_for(policy.partition(",")[0], **POLICIES[policy])
-    engine = make_engine(parameters, edit=edit, turns=not by_prompt)
+    engine = make_engine(parameters, edit=edit, turns=parameters.no_turn is None)
     return underflowing(harness_for(engine, RunOptions("onnxruntime", 1)).operators(), engine)
 
 
@@ -151,6 +150,7 @@ EXCHANGED = {
     "tova": {"KvcCompactTova", "KvcTovaAttention"},
     "h2o": {"KvcCompactHeavyHitters", "KvcHeavyHitterAttention", "KvcCompactHeavyHittersOfTurn"},
     "expected-attention": {"KvcCompactExpectedAttention"},
+    "snapkv-gqa, averages": {"KvcCompactAverage", "KvcCompactAverageTurn"},
 }  # fmt: skip
 
 

@@ -34,12 +34,13 @@ POLICIES = {
     "rocketkv, budgets by prompt": {"layer_budget": "squeeze-online", "token_budget": 32, "window": 16}, "tova": {},
     "h2o": {},
     "expected-attention": {"token_budget": 96},
+    "snapkv-gqa, averages": {"token_budget": 96, "window": 16, "pool_kind": "avg"},
 }  # fmt: skip
 """Every kind of eviction and selection that ranks by softmax weights, with settings of `parameters_for`."""
 RANKING = {
     "KvcCompact", "KvcCompactTurn", "KvcHybridAttention", "KvcCompactRanked", "KvcTrim", "KvcCompactTova",
     "KvcTovaAttention", "KvcCompactHeavyHitters", "KvcHeavyHitterAttention", "KvcCompactHeavyHittersOfTurn",
-    "KvcCompactExpectedAttention",
+    "KvcCompactExpectedAttention", "KvcCompactAverage", "KvcCompactAverageTurn",
 }  # fmt: skip
 """The operators of `POLICIES` that rank by these weights."""
 

@@ -5,8 +5,8 @@
 Asks SmolLM2-135M-Instruct the questions of `benchmarks.accuracy.smollm2.stages`, with the same samples: a needle in the
 prompt, the same asked after compaction, the same as plain text, one of several keys, and the likelihood of a summary.
 One prefill serves every method and budget in one format; formats are asked in turn, because the engines of all of them
-would take 18 GB. What is measured is kept in build/accuracy/, some questions at a
-time, so a run that was stopped goes on where it was. Writes benchmarks/results/formats-answers.json.
+would take 18 GB. What is measured is kept in build/accuracy/, a few questions at a time, so a run that was stopped goes
+on where it was. Writes benchmarks/results/formats-answers.json.
 """
 
 from __future__ import annotations

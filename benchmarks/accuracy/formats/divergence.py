@@ -72,6 +72,8 @@ def questions(model: PolicyEngines, length: int, count: int) -> list[Question]:
     """Return `count` pieces of the text, evenly spread, each as a prompt and the tokens that follow it."""
     assert model.tokenizer is not None
     ids = model.tokenizer.encode(plain_text())
+    if len(ids) < length:
+        raise SystemExit(f"error: the text has {len(ids)} tokens, fewer than {length}")
     step = (len(ids) - length) // max(1, count - 1)
     pieces = (ids[start : start + length] for start in range(0, step * count, step))
     return [Question(tuple(one[:-CONTINUED]), (), target_ids=tuple(one[-CONTINUED:])) for one in pieces]
@@ -140,8 +142,13 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     arguments = parser.parse_args()
     until = None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
-    empty = {"model": arguments.model, "variants": [asdict(one) for one in variants()], "prompts": []}
-    result = Growing.open(NAME, empty, fresh=arguments.fresh)
+    asked = {
+        "model": arguments.model, "prompts_of_a_length": arguments.prompts,
+        "variants": [asdict(one) for one in variants()],
+    }  # fmt: skip
+    result = Growing.open(NAME, {**asked, "prompts": []}, fresh=arguments.fresh)
+    if any(result.data[name] != value for name, value in asked.items()):
+        raise SystemExit(f"error: {result.path} has another model or number of prompts; --fresh measures anew")
     with open_model(arguments.model, checkpoint=arguments.checkpoint, progress=progress_on()) as model:
         measure(model, result, arguments.lengths, arguments.prompts, until)
     print(result.path)

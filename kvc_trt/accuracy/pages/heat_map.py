@@ -57,17 +57,17 @@ def _grids(report: AccuracyReport, task: str, mode: str, policy: str) -> list[Gr
         variant = Variant.of(policy, budget)
         cells = [report.cell(report.group(task, mode, length), variant) for length in report.lengths]
         asked = any(cell is not None and cell.depths for cell in cells)
-        grids.append(np.stack([_column(cell, _bins(cells)) for cell in cells], axis=1) if asked else None)
+        grids.append(np.stack([by_depth(cell, depth_bins(cells)) for cell in cells], axis=1) if asked else None)
     return grids
 
 
-def _bins(cells: Sequence[Cell | None]) -> int:
+def depth_bins(cells: Sequence[Cell | None]) -> int:
     """As many depths as leave a few samples for each."""
     samples = max(cell.samples for cell in cells if cell is not None)
     return max(2, min(_BINS, samples // _SAMPLES_PER_BIN))
 
 
-def _column(cell: Cell | None, bins: int) -> Grid:
+def by_depth(cell: Cell | None, bins: int) -> Grid:
     """Mean score per depth bin of one cell."""
     column = np.full(bins, np.nan)
     if cell is None or not cell.depths:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvc_trt.accuracy.cell import ENOUGH_ANSWERED, Cell, Mean
 from kvc_trt.accuracy.grid import Variant
-from kvc_trt.accuracy.pages.published import NOTICEABLE, Published, paper_order, published_tables, summary
+from kvc_trt.accuracy.pages.published import NOTICEABLE, Published, method_of, paper_order, published_tables, summary
 from kvc_trt.accuracy.pages.report import AccuracyReport
 from kvc_trt.pages.document import render
 from kvc_trt.policies import BASELINE
@@ -101,5 +101,6 @@ def _published_table(report: AccuracyReport, published: Published) -> dict[str, 
 def _ours(report: AccuracyReport, length: int | None, policy: str, budget: int) -> Mean | None:
     if length is None or length not in report.lengths:
         return None
-    found = report.average("query-aware", length, Variant.of(policy, budget))
+    own = next((one for one in report.policies if method_of(one) == policy), policy)
+    found = report.average("query-aware", length, Variant.of(own, budget))
     return None if found is None else found[0]

@@ -100,13 +100,19 @@ class Comparison:
         return "holds" if self.difference.value > 0 else "does not hold"
 
 
+def method_of(policy: str) -> str:
+    """Return the policy of a variant without a file of scores that it reads: another file makes no other method."""
+    name, *settings = policy.split(":")
+    return ":".join([name, *(one for one in settings if not one.startswith("head_pattern="))])
+
+
 def compare(cells: Sequence[Cell], first: str, second: str, mode: str, token_budget: int) -> Comparison | None:
     """The two policies at one budget; None where no group counts in which both answered."""
     mine, other = (
         {
             cell.group: cell
             for cell in cells
-            if (cell.policy, cell.token_budget, cell.mode) == (policy, token_budget, mode)
+            if (method_of(cell.policy), cell.token_budget, cell.mode) == (policy, token_budget, mode)
             and cell.scores
             and cell.evidence
         }

@@ -19,6 +19,7 @@ from kvc_trt.graph.rewrites.native import native_in
 from kvc_trt.graph.state import CacheSite, cache_sites
 from kvc_trt.methods.base.graph_context import of_token
 from kvc_trt.operators import KVC_DOMAIN
+from kvc_trt.operators.compaction.compact import BY_WINDOW
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -83,10 +84,10 @@ class OnnxRuntimeHarness(Harness):
 
     @override
     def compactions(self) -> list[Watched]:
-        """Return the prefill nodes that write lists of kept positions; only a KvcCompact is judged by its inputs."""
+        """Return the prefill nodes that write kept positions; only lists by the last queries are judged by inputs."""
         found = []
         for site, node in self._writers(self._engine.prefill_graph, "indices"):
-            inputs = tuple(node.input[:3]) if node.op_type == "KvcCompact" else ()
+            inputs = tuple(node.input[:3]) if node.op_type in BY_WINDOW else ()
             found.append(Watched(site.cache, inputs, (f"indices.{site.name}",)))
         return found
 

@@ -247,6 +247,11 @@ def _check_expressible(parameters: PolicyParameters) -> None:
             f"policy {policy} evicts by {parameters.eviction.name}; TensorRT-LLM's RocketKV only by snapkv++",
             hint=f"export policy rocketkv; {engine}",
         )
+    if parameters.pool_kind != PolicyParameters.pool_kind:
+        raise InputError(
+            f"pool_kind is {parameters.pool_kind}; TensorRT-LLM's RocketKV pools by {PolicyParameters.pool_kind} alone",
+            hint=f"--set pool_kind={PolicyParameters.pool_kind}",
+        )
     if parameters.skip_layers:
         raise InputError(
             f"the first {parameters.skip_layers} layers are not to be compressed (skip_layers); "

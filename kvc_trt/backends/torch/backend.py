@@ -15,6 +15,7 @@ from kvc_trt.engine.missing import missing_division, missing_graph
 from kvc_trt.errors import InputError
 from kvc_trt.kernels.c_library import KernelLibraryError
 from kvc_trt.kernels.loading import VARIABLE, library_path, load
+from kvc_trt.models.cache_formats import CACHE_FORMATS
 
 if TYPE_CHECKING:
     from kvc_trt.backends.run_options import RunOptions
@@ -33,6 +34,7 @@ class TorchBackend(Backend):
     purpose = "NVIDIA GPU through PyTorch and CUDA kernels; any CPU, slowly"
     calls_kernels = True
     libraries = ("torch",)
+    cache_formats = tuple(CACHE_FORMATS)
     measures_break_even = True
     own_settings = (*Backend.own_settings, "tensor_parallel")
 

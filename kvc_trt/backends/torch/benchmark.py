@@ -255,5 +255,8 @@ def _executor(model: ModelConfig, parameters: PolicyParameters, dtype: str, devi
     executor = TorchExecutor(program, weights=weights, device=device.type)
     executor.allocate(1)
     for buffer in executor.state.values():
-        buffer.normal_()
+        if buffer.is_floating_point():
+            buffer.normal_()
+        else:
+            buffer.random_(0, 120)  # no byte of a format, and of bounds in fp8, that stands for NaN
     return executor

@@ -20,14 +20,17 @@ from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.backends.torch import memory
 from kvc_trt.backends.torch.device import choose_device, from_numpy, kernel_device, say_if_slow, to_numpy, warn_once
 from kvc_trt.backends.torch.model import elementwise
-from kvc_trt.backends.torch.model.bounds import rebuild_bounds
+from kvc_trt.backends.torch.model.bounds import rebuild_bounds, stays_in_page
 from kvc_trt.backends.torch.model.decoder import OBSERVABLE, DenseAttention, PromptResult, TorchDecoder
 from kvc_trt.backends.torch.model.step import Capturer, StaticStep, rows_captured
 from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.backends.torch.policy_path import policy_path
 from kvc_trt.engine.program import Program, engine_program
-from kvc_trt.graph.state import CacheSite, cache_sites
+from kvc_trt.graph.state import CacheSite, cache_sites, parts_in_step
 from kvc_trt.graph.weights import HEAD, EngineWeights
+from kvc_trt.kernels.stored_parts import read_parts
+from kvc_trt.operators.schema import part_names
+from kvc_trt.operators.tensors import K_CACHE
 from kvc_trt.runtime.executor import CheckedDraft, ExecutorBase, Extended, Prefilled
 
 if TYPE_CHECKING:
@@ -229,14 +232,20 @@ class TorchExecutor(ExecutorBase):
             if site.parameters.selection.sums:
                 self._take_back_sums(site, row, undo, before, kept)
             if site.parameters.has_pages:
-                keys, bounds = (self._buffers[f"{name}.{site.name}"][row] for name in ("k_cache", "bounds"))
                 dropped = range(before + kept, before + 1 + self._limits.draft_tokens)
-                rebuild_bounds(keys, bounds, dropped, site.parameters.page_size)
+                self._take_back_bounds(site, row, dropped)
+
+    def _take_back_bounds(self, site: CacheSite, row: int, dropped: range) -> None:
+        """Make the bounds of one row's cache anew after its last slots."""
+        form, page_size = site.parameters.cache_format.keys, site.parameters.page_size
+        slots = stays_in_page(dropped, page_size)
+        parts = [self._buffers[f"{name}.{site.name}"][row, :, slots] for name in part_names(K_CACHE, form)]
+        rebuild_bounds(read_parts(parts, form), self._buffers[f"bounds.{site.name}"][row], dropped, page_size)
 
     def _take_back_sums(self, site: CacheSite, row: int, undo: Any, before: int, kept: int) -> None:
         """Undo the steps of one row in a cache that carries sums over its entries."""
         selection, end = site.parameters.selection, f".{site.name}"
-        names = ("k_cache", "v_cache", *(tensor.name for tensor in selection.state))
+        names = [part.name for part in parts_in_step(site.parameters)]
         state = {name: to_numpy(self._buffers[name + end][row]) for name in names}
         saved = {name: undo[name + end] for name in selection.sums}
         steps = range(before + kept, before + 1 + self._limits.draft_tokens)

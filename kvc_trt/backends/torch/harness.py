@@ -17,23 +17,27 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from kvc_trt.backends.harness import Array, EngineOperator, Harness, ObservedExecutor, Watched
+from kvc_trt.backends.harness import Array, EngineOperator, Harness, ObservedExecutor, StoredBlock, Watched
 from kvc_trt.backends.torch.device import from_numpy, to_numpy
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
 from kvc_trt.backends.torch.model.prompt_attention import prefill_attention
 from kvc_trt.backends.torch.model.weights import TorchWeights
+from kvc_trt.backends.torch.whole_prompts import store_whole
 from kvc_trt.engine.program import twin_program
-from kvc_trt.graph.state import uses_pages
+from kvc_trt.graph.state import cache_sites, uses_pages
 from kvc_trt.kernels.loading import current_library
 from kvc_trt.kernels.ops import call, numbers_of
+from kvc_trt.methods.base.graph_context import of_token
 from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.compaction.compact import COMPACT
+from kvc_trt.operators.compaction.store_tokens import STORE_TOKENS
 from kvc_trt.runtime.executor import Executor
 
 if TYPE_CHECKING:
     from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.engine import EngineDirectory
+    from kvc_trt.models.cache_formats import CacheFormat
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class TorchHarness(Harness):
     def operators(self) -> list[EngineOperator]:
         """Each operator that a layer of this engine calls. Of a step that rotates, what comes behind the rotation."""
         layers, device = range(self._engine.model.num_hidden_layers), kernel_device()
-        parameters = self._engine.parameters
+        parameters, form = self._engine.parameters, self._engine.parameters.cache_format
         paged = sum(uses_pages(parameters, layer) for layer in layers)
         counts: dict[str, tuple[int, Callable[..., tuple[Tensor, ...]]]] = {
             "KvcPrefillAttention": (len(layers), lambda q, k, v: (prefill_attention(q, k, v),)),
@@ -98,8 +102,24 @@ class TorchHarness(Harness):
             (HYBRID_ATTENTION, paged),
             (DENSE_ATTENTION, len(layers) - paged),
         ):
-            counts[operator.name] = nodes, partial(call, operator, numbers_of(operator, parameters))
-        return [TorchOperator(name, nodes, body, device) for name, (nodes, body) in counts.items() if nodes]
+            counts[operator.name] = nodes, partial(call, operator.in_format(form), numbers_of(operator, parameters))
+        found = [TorchOperator(name, nodes, body, device) for name, (nodes, body) in counts.items() if nodes]
+        stores = [] if form.keys is None else self._stores()
+        return [*found, *stores]
+
+    def _stores(self) -> list[TorchOperator]:
+        """Return what stores whole prompts in a format, one for each capacity."""
+        parameters, device = self._engine.parameters, kernel_device()
+        layers: dict[int, list[int]] = {}
+        for layer in range(self._engine.model.num_hidden_layers):
+            if not parameters.is_compressed(layer):
+                layers.setdefault(parameters.layer_capacity(layer), []).append(layer)
+        return [
+            TorchOperator(
+                STORE_TOKENS.name, len(own), _storing(capacity, parameters.cache_format), device, cache=own[0]
+            )
+            for capacity, own in layers.items()
+        ]
 
     @override
     def compactions(self) -> list[Watched]:
@@ -123,6 +143,25 @@ class TorchHarness(Harness):
         return []
 
     @override
+    def stored_blocks(self, graph: str) -> list[list[StoredBlock]]:
+        tokens = self._tokens_of(graph)
+        names = ("keys", "values") if graph in ("prefill", "extend") else ("key", "value")
+        return [
+            [
+                StoredBlock(site.cache, *(of_token(f"{name}.{site.name}", token, tokens) for name in names))
+                for site in cache_sites(self._engine.model, self._engine.parameters)
+            ]
+            for token in range(tokens)
+        ]
+
+    def _tokens_of(self, graph: str) -> int:
+        """Return how many keys of a row one run shows apart: each of a draft's, else one block; 0 without a format."""
+        exists = getattr(self._engine, f"{graph}_graph") is not None
+        if not exists or self._engine.parameters.cache_format.keys is None:
+            return 0
+        return 1 + (self._engine.build.draft_tokens or 0) if graph == "draft" else 1
+
+    @override
     def describe(self) -> dict[str, str]:
         """Return PyTorch's version and device, and which kernels run."""
         device = kernel_device()
@@ -132,3 +171,7 @@ class TorchHarness(Harness):
             digest = hashlib.sha256(library.path.read_bytes()).hexdigest()
             found["kernels"] = f"{library.path} ({library.executor}, sha256 {digest[:16]})"
         return found
+
+
+def _storing(capacity: int, form: CacheFormat) -> Callable[..., tuple[Tensor, ...]]:
+    return lambda k, v, prompt_lengths: store_whole(k, v, prompt_lengths, capacity, form)

@@ -90,12 +90,24 @@ def operation_bytes(model: ModelConfig, rows: int, length: int) -> int:
     return rows * (padded * copies + scores) * FLOAT
 
 
+def storing_bytes(model: ModelConfig, rows: int, length: int, *, itemsize: int) -> int:
+    """Return what storing a layer in a format needs besides: copies of keys and values, heads together.
+
+    Where the reference stores them, in float32, it makes up to five tables of the size of keys or values on the way.
+    """
+    table = rows * length * model.num_key_value_heads * model.head_size
+    return 2 * table * itemsize + (5 * table * FLOAT if itemsize == FLOAT else 0)
+
+
 def prefill_bound(program: Program, rows: int, length: int, *, itemsize: int) -> int:
-    """Return the bytes of a prefill of a program, with what its policy's nodes need where kernels are missing."""
-    model = program.model
-    by_nodes = policy_path(model, program.parameters) is not None
+    """Return the bytes of a prefill of a program, with what its policy's nodes and its caches' format need."""
+    model, parameters = program.model, program.parameters
     needed = prefill_bytes(model, program.state, rows, length, itemsize=itemsize)
-    return needed + (operation_bytes(model, rows, length) if by_nodes else 0)
+    if policy_path(model, parameters) is not None:
+        needed += operation_bytes(model, rows, length)
+    if parameters.cache_format.keys is not None:
+        needed += storing_bytes(model, rows, length, itemsize=itemsize)
+    return needed
 
 
 def step_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:

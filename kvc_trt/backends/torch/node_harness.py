@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,10 @@ from kvc_trt.engine.program import twin_program
 from kvc_trt.graph.cache_graphs import CacheGraphs
 from kvc_trt.graph.cache_nodes import layout_of
 from kvc_trt.graph.state import CacheSite
+from kvc_trt.methods.base.graph_context import of_token
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
-from kvc_trt.operators.compaction.compact import COMPACT
+from kvc_trt.operators.compaction.compact import BY_WINDOW
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -59,11 +61,9 @@ class NodeHarness(TorchHarness):
 
     @override
     def compactions(self) -> list[Watched]:
-        """Return the nodes that write lists of kept positions; only a KvcCompact is judged by its inputs."""
+        """Return the nodes that write kept positions; only lists by the last queries are judged by inputs."""
         return [
-            Watched(
-                site.cache, tuple(node.input[:3]) if node.op_type == COMPACT.name else (), (f"indices.{site.name}",)
-            )
+            Watched(site.cache, tuple(node.input[:3]) if node.op_type in BY_WINDOW else (), (f"indices.{site.name}",))
             for site, node in self._writers(self._graphs.prompt, "indices")
         ]
 
@@ -78,11 +78,11 @@ class NodeHarness(TorchHarness):
 
     @override
     def stored_blocks(self, graph: str) -> list[list[StoredBlock]]:
-        graphs = {"prefill": self._graphs.prompt, "decode": self._graphs.step, "extend": self._graphs.turn}
-        if graph not in graphs or self._engine.parameters.cache_format.keys is None:
-            return []
-        nodes = [node for layer in range(self._engine.model.num_hidden_layers) for node in graphs[graph](layer)]
-        return [stored_blocks(nodes, self._graphs.sites, "k_cache" if graph == "prefill" else "k_cache_out")]
+        tokens, writers = self._tokens_of(graph), {"prefill": self._graphs.prompt, "extend": self._graphs.turn}
+        write = writers.get(graph, self._graphs.step)
+        nodes = [node for layer in range(self._engine.model.num_hidden_layers) for node in write(layer)]
+        found = stored_blocks(nodes, self._graphs.sites, "k_cache" if graph == "prefill" else "k_cache_out")
+        return [[_of_token(block, token, tokens) for block in found] for token in range(tokens)]
 
     @override
     def describe(self) -> dict[str, str]:
@@ -118,3 +118,9 @@ def _by_name(node: NodeProto, compiled: Operators) -> Callable[..., tuple[Tensor
     names = [tensor.name for tensor in operators()[node.op_type].for_numbers(numbers).inputs]
     called = compiled.call(node, node.output)
     return lambda **inputs: tuple(called([inputs[name] for name in names]))
+
+
+def _of_token(block: StoredBlock, token: int, tokens: int) -> StoredBlock:
+    """Return the names of a step's keys and values as a pass over several tokens shows them."""
+    keys, values = (of_token(name, token, tokens) for name in (block.keys, block.values))
+    return replace(block, keys=keys, values=values)

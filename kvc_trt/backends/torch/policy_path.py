@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from kvc_trt.engine.missing import missing_kernel
+from kvc_trt.operators.compaction.store_tokens import STORE_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +51,10 @@ def policy_path(model: ModelConfig, parameters: PolicyParameters) -> PolicyPath 
     from kvc_trt.graph.cache_graphs import CacheGraphs, called_operators
 
     graphs = CacheGraphs(model, parameters)
-    prompts = {layer: called_operators(graphs.prompt(layer)) for layer in layers}
+    # What a format stores of a prompt is no part of its eviction, and the kernel that appends a block stores it.
+    prompts = {
+        layer: [one for one in called_operators(graphs.prompt(layer)) if one is not STORE_TOKENS] for layer in layers
+    }
     evicting = [layer for layer in layers if any(g.parameters.eviction.evicts for g in parameters.groups(layer))]
     return PolicyPath(
         parameters.policy,

@@ -150,7 +150,7 @@ def _layer_budget(plan: Plan) -> str:
         return ""
     return (
         f"layer budgets: set for each prompt, {_number(policy['prompt_budget'])} tokens of it on average; "
-        "every layer has room for twice that"
+        f"every layer has room for {policy['squeeze_cap']:g} times that"
     )
 
 

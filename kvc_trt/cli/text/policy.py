@@ -48,6 +48,9 @@ def _prompt_tokens(parameters: PolicyParameters) -> str:
         most = parameters.most_kept
         least = parameters.eviction.least(parameters)
         return f"{least} to {most} prompt tokens ({parameters.prompt_budget} on average) kept by layer"
+    if parameters.prompt_share:
+        share = f"the window and {100 * parameters.prompt_share:g}% of the others"
+        return f"up to {parameters.prompt_budget} prompt tokens kept, {share},"
     if parameters.by_length:
         return f"up to {parameters.prompt_budget} prompt tokens kept, by the prompt's length,"
     if parameters.layer_budgets is None:

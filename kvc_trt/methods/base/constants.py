@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from kvc_trt.methods.base.rocketkv_budget import budgets_by_length
+from kvc_trt.methods.base.token_budget import UP_TO_ROUNDING, budgets_by_share
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS, CacheFormat
 from kvc_trt.operators.dimensions import INT32_MAX, stored_pages
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Positions = Literal["original", "cache"]
+PoolKind = Literal["max", "avg"]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Positive = Annotated[int, Field(ge=1, le=INT32_MAX)]
@@ -23,11 +25,12 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Split = Annotated[str, Field(pattern="^(adaptive|even)$")] | Share
 Budgets = Annotated[tuple[Positive, ...], Field(max_length=1024)]
 Heads = Annotated[tuple[bool, ...], Field(max_length=1024)]
+DEFAULT_CAP, LARGEST_CAP = 2.0, 1024.0
 CacheFormatName = Annotated[str, Field(pattern=f"^({'|'.join(CACHE_FORMATS)})$")]
 ADDED_LATER = frozenset(
     (
         "future_positions", "max_conversation_len", "fp8_bounds", "kv_cache", "by_length", "long_prompt",
-        "short_pool_kernel",
+        "short_pool_kernel", "pool_kind", "prompt_share", "squeeze_cap",
     )
 )  # fmt: skip
 """Fields that engines built earlier do not record; they mean their defaults there."""
@@ -95,6 +98,13 @@ class Constants:
     """With `by_length`: the length from which `pool_kernel` holds; `short_pool_kernel` holds below it."""
     short_pool_kernel: Count = 0
     """0 where every prompt is pooled by `pool_kernel`."""
+    pool_kind: PoolKind = "max"
+    """How the votes of the last queries spread to neighbours: their maximum or their average."""
+    prompt_share: Share = 0.0
+    """With `by_length`: the share that a prompt keeps of its tokens before the window; 0 where the token budget and the
+    split say how many it keeps."""
+    squeeze_cap: Annotated[float, Field(ge=1, le=LARGEST_CAP)] = DEFAULT_CAP
+    """If layer budgets are set per prompt: the most that a layer may keep, in prompt budgets."""
 
     @property
     def cache_format(self) -> CacheFormat:
@@ -108,16 +118,22 @@ class Constants:
 
     @property
     def most_kept(self) -> int:
-        """Prompt tokens that a layer has room for: twice the budget if budgets are set per prompt."""
-        return self.prompt_budget if self.squeeze_share is None else min(2 * self.prompt_budget, self.max_input_len)
+        """Prompt tokens that a layer has room for: several times the budget if budgets are set per prompt."""
+        if self.squeeze_share is None:
+            return self.prompt_budget
+        return min(int(self.squeeze_cap * self.prompt_budget * UP_TO_ROUNDING), self.max_input_len)
 
     @property
     def budgets(self) -> NDArray[np.int64]:
         """With `by_length`: the tokens that a prompt of n tokens keeps, INT64 [max_input_len + 1]."""
         import numpy as np
 
-        derived = self.max_input_len, self.token_budget, self.max_output_len, self.split, self.window
-        return np.minimum(budgets_by_length(*derived), self.prompt_budget)
+        if self.prompt_share:
+            own = budgets_by_share(self.max_input_len, self.prompt_share, self.window)
+        else:
+            derived = self.max_input_len, self.token_budget, self.max_output_len, self.split, self.window
+            own = budgets_by_length(*derived)
+        return np.minimum(own, self.prompt_budget)
 
     @property
     def budgets_of_turns(self) -> NDArray[np.int64]:

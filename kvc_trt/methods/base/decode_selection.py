@@ -91,6 +91,10 @@ class DecodeSelection(ABC):
         """Return the K+V pairs per head read to choose among `entries` tokens; a head-sized vector is half a pair."""
         return 0.0
 
+    def numbers_to_choose(self, rule: Constants, entries: int, head_size: int) -> int:
+        """Return the bytes of scales and minima read per head to choose among `entries` tokens in a format."""
+        return 0
+
     def recent_of(self, rule: Constants, budget: int) -> int:
         """Return `recent` for a layer with its own budget of `budget` tokens."""
         return rule.recent

@@ -249,9 +249,17 @@ class StepLayer(CacheLayer):
         return self.attended
 
 
+_OF_TOKEN = ".token"
+
+
 def of_token(name: str, token: int, tokens: int) -> str:
     """Name a value of one of the `tokens` of a row that one run feeds; that of the last has the plain name."""
-    return name if token == tokens - 1 else f"{name}.token{token}"
+    return name if token == tokens - 1 else f"{name}{_OF_TOKEN}{token}"
+
+
+def of_any_token(name: str) -> str:
+    """Return the name that a value has of the last token, given that of any: `of_token` undone."""
+    return name.partition(_OF_TOKEN)[0]
 
 
 def by_head(emit: Emitter, x: Value, head_size: int) -> Value:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from kvc_trt.errors import InputError
+from kvc_trt.methods.base.constants import PoolKind
 from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.prompt_eviction import PromptEviction
@@ -17,13 +18,13 @@ MINIMUM_TOKEN_BUDGET = 16
 DEFAULT_WINDOW = 32
 
 EVERY_POLICY = ("skip_layers", "max_conversation_len", "kv_cache")
-EVICTION = ("prompt_budget", "window", "pool_kernel")
+EVICTION = ("prompt_budget", "window", "pool_kernel", "pool_kind")
 BY_LENGTH = ("by_length",)
 SELECTION = ("page_size", "top_r", "top_k", "dense_until", "fp8_bounds")
 OVERRIDES = (
-    "prompt_budget", "page_size", "top_r", "top_k", "pool_kernel", "window", "skip_layers", "sinks", "recent",
-    "future_positions", "positions", "reallocate", "layer_budget", "squeeze_share", "layer_budgets", "dense_until",
-    "max_conversation_len", "head_scores", "fp8_bounds", "kv_cache", "by_length",
+    "prompt_budget", "page_size", "top_r", "top_k", "pool_kernel", "pool_kind", "window", "skip_layers", "sinks",
+    "recent", "future_positions", "positions", "reallocate", "layer_budget", "squeeze_share", "squeeze_cap",
+    "layer_budgets", "dense_until", "max_conversation_len", "head_scores", "fp8_bounds", "kv_cache", "by_length",
 )  # fmt: skip
 """Derived numbers of a policy that can be set by hand, in the order of a plan."""
 CHOICES: dict[str, tuple[object, ...]] = {
@@ -32,6 +33,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "fp8_bounds": (True, False),
     "kv_cache": tuple(CACHE_FORMATS),
     "by_length": (True, False),
+    "pool_kind": get_args(PoolKind),
 }
 
 
@@ -46,6 +48,8 @@ class PolicyInputs:
     max_output_len: int
     split: str | float = "adaptive"
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    share: float | None = None
+    """The share of the longest prompt that `token_budget` is, if it was given in percent."""
 
     @property
     def sequence(self) -> int:
@@ -79,6 +83,7 @@ def constants(
         "prompt_budget": inputs.max_input_len,
         "window": DEFAULT_WINDOW,
         "pool_kernel": 1,
+        "pool_kind": inputs.choice("pool_kind", "max"),
         "page_size": 1,
         "top_r": inputs.model.head_size,
         "top_k": capacity,
@@ -103,12 +108,17 @@ def constants(
 def check_inputs(inputs: PolicyInputs) -> None:
     """Raise InputError, naming the allowed range, for an invalid length, budget, split or override."""
     model = inputs.model
-    _integer("max_input_len", inputs.max_input_len, 1)
-    _integer("max_output_len", inputs.max_output_len, 1)
+    check_integer("max_output_len", inputs.max_output_len, 1)
     check_length(model, inputs.max_input_len + inputs.max_output_len, inputs.max_output_len)
     _conversation(inputs)
+    if inputs.share is not None and inputs.budget < MINIMUM_TOKEN_BUDGET:
+        raise InputError(
+            f"token_budget is {100 * inputs.share:g}% of the longest prompt's {inputs.max_input_len} tokens, "
+            f"{inputs.token_budget}; expected at least {MINIMUM_TOKEN_BUDGET} tokens",
+            hint="a larger percentage, or --token-budget in tokens",
+        )
     if inputs.token_budget is not None:
-        _integer("token_budget", inputs.token_budget, MINIMUM_TOKEN_BUDGET)
+        check_integer("token_budget", inputs.token_budget, MINIMUM_TOKEN_BUDGET)
     _split(inputs.split)
     ranges: dict[str, tuple[int, int | None, str]] = {
         "prompt_budget": (1, None, ""),
@@ -125,7 +135,7 @@ def check_inputs(inputs: PolicyInputs) -> None:
     }
     for name, value in inputs.overrides.items():
         if name in ranges:
-            _integer(name, value, *ranges[name])
+            check_integer(name, value, *ranges[name])
         elif name in CHOICES and value not in CHOICES[name]:
             raise InputError(f"{name} is {value!r}; expected one of {', '.join(map(str, CHOICES[name]))}")
     _cache_format(inputs.choice("kv_cache", AUTO), model.head_size)
@@ -150,7 +160,7 @@ def _conversation(inputs: PolicyInputs) -> None:
         return
     model, least = inputs.model, inputs.max_input_len + inputs.max_output_len
     most = min(model.max_position_embeddings, model.sliding_window or model.max_position_embeddings)
-    _integer("max_conversation_len", inputs.overrides["max_conversation_len"], 1)
+    check_integer("max_conversation_len", inputs.overrides["max_conversation_len"], 1)
     if not least <= inputs.overrides["max_conversation_len"] <= max(least, most):
         raise InputError(
             f"max_conversation_len is {inputs.overrides['max_conversation_len']}; expected {least} (the longest prompt "
@@ -158,7 +168,8 @@ def _conversation(inputs: PolicyInputs) -> None:
         )
 
 
-def _integer(name: str, value: object, low: int, high: int | None = None, limit: str = "") -> None:
+def check_integer(name: str, value: object, low: int, high: int | None = None, limit: str = "") -> None:
+    """Raise InputError, naming the range, for anything but an integer in it."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         expected = f"at least {low}" if high is None else f"in {low}..{high} ({limit})"
         raise InputError(f"{name} is {value!r}; expected an integer {expected}")

@@ -1,7 +1,8 @@
 """How much each layer keeps: all the same, or SqueezeAttention's division, for any eviction.
 
 `squeeze` divides once, by cosines that a build measures on calibration prompts. `squeeze-online` divides for each
-prompt in the prefill graph: every layer has room for twice the budget and is trimmed once all cosines are known.
+prompt in the prefill graph: every layer has room for twice the budget (`squeeze_cap` times) and is trimmed once all
+cosines are known.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from kvc_trt.errors import InputError
+from kvc_trt.methods.base.constants import DEFAULT_CAP, LARGEST_CAP
 from kvc_trt.methods.base.inputs import PolicyInputs
 from kvc_trt.methods.base.parameters import PolicyParameters
 
 DEFAULT_SHARE = 0.35
 """Default of `squeeze_share`, within the paper's 0.3 to 0.4 (arXiv 2404.04793)."""
 LAYER_BUDGETS = ("uniform", "squeeze", "squeeze-online")
-SETTINGS = ("layer_budget", "squeeze_share", "layer_budgets")
+SETTINGS = ("layer_budget", "squeeze_share", "squeeze_cap", "layer_budgets")
 """Overrides that every policy that evicts accepts."""
 
 
@@ -30,6 +32,8 @@ def with_layer_budget(parameters: PolicyParameters, inputs: PolicyInputs) -> Pol
     budgets = inputs.choice("layer_budgets", None)
     if kind not in LAYER_BUDGETS:
         raise InputError(f"layer_budget is {kind!r}; expected one of {', '.join(LAYER_BUDGETS)}")
+    if kind != "squeeze-online":
+        _unused("squeeze_cap", "squeeze_cap" in inputs.overrides, "squeeze-online")
     if kind == "uniform":
         _unused("squeeze_share", "squeeze_share" in inputs.overrides)
         _unused("layer_budgets", budgets is not None)
@@ -39,7 +43,7 @@ def with_layer_budget(parameters: PolicyParameters, inputs: PolicyInputs) -> Pol
         raise InputError(f"squeeze_share is {share!r}; expected a number over 0, up to 1")
     if kind == "squeeze-online":
         _unused("layer_budgets", budgets is not None)
-        return _online(parameters, float(share))
+        return _online(parameters, float(share), _cap(inputs.choice("squeeze_cap", DEFAULT_CAP)))
     if budgets is None:
         return parameters
     return replace(parameters, layer_budgets=_checked(budgets, parameters, inputs))
@@ -71,14 +75,20 @@ def _check_evicts(parameters: PolicyParameters, kind: str) -> None:
         )
 
 
-def _online(parameters: PolicyParameters, share: float) -> PolicyParameters:
+def _cap(given: Any) -> float:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 1 <= given <= LARGEST_CAP:
+        raise InputError(f"squeeze_cap is {given!r}; expected 1 to {LARGEST_CAP:g} times the prompt budget")
+    return float(given)
+
+
+def _online(parameters: PolicyParameters, share: float, cap: float) -> PolicyParameters:
     reason = _not_trimmed(parameters)
     if reason is not None:
         raise InputError(
             f"--layer-budget squeeze-online: policy {parameters.policy} cannot be divided for each prompt: {reason}",
             hint="--layer-budget squeeze",
         )
-    online = replace(parameters, squeeze_share=share)
+    online = replace(parameters, squeeze_share=share, squeeze_cap=cap)
     return replace(online, capacity=online.most_kept + parameters.max_output_len)
 
 
@@ -103,6 +113,7 @@ def _checked(budgets: Any, parameters: PolicyParameters, inputs: PolicyInputs) -
     return tuple(budgets)
 
 
-def _unused(name: str, given: bool) -> None:
+def _unused(name: str, given: bool, kind: str = "squeeze") -> None:
     if given:
-        raise InputError(f"{name} has no use without --layer-budget", hint="--layer-budget squeeze")
+        without = "--layer-budget" if kind == "squeeze" else f"--layer-budget {kind}"
+        raise InputError(f"{name} has no use without {without}", hint=f"--layer-budget {kind}")

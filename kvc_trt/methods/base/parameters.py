@@ -53,6 +53,8 @@ class PolicyParameters(Constants):
 
     def _check_lengths(self) -> None:
         """Raise InputError for numbers by length that no policy derives."""
+        if self.prompt_share and not self.by_length:
+            raise InputError(f"prompt_share is {self.prompt_share} without by_length; expected both or neither")
         if self.by_length and self.max_input_len > MAX_TOKENS:
             raise InputError(f"max_input_len is {self.max_input_len}; expected at most {MAX_TOKENS} by length")
         if self.short_pool_kernel > self.pool_kernel or (self.short_pool_kernel == 0) != (self.long_prompt == 0):

@@ -67,6 +67,10 @@ class PromptEviction(ABC):
         """Reference: return what `compact` observes, by default the last queries."""
         return queries.window
 
+    def operators_of(self, rule: Constants) -> tuple[Operator, ...] | None:
+        """Return the operators that do all of its work in a cache of this rule, by default `operators`."""
+        return self.operators
+
     @abstractmethod
     def compact(
         self, observed: Any, keys: torch.Tensor, values: torch.Tensor, prompt_lengths: torch.Tensor, rule: Constants

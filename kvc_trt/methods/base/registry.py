@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.methods.base.discovery import objects
-from kvc_trt.methods.base.inputs import OVERRIDES, PolicyInputs, check_inputs
+from kvc_trt.methods.base.inputs import OVERRIDES, PolicyInputs, check_inputs, check_integer
 from kvc_trt.methods.base.layer_budget import SETTINGS, with_layer_budget
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
+from kvc_trt.methods.base.token_budget import TokenBudget, share_of, tokens_of
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators.schema import Operator
 
@@ -33,15 +34,15 @@ class Description(NamedTuple):
 
 
 def resolve(
-    policy: str, *, model: ModelConfig, token_budget: int | None, max_input_len: int, max_output_len: int,
+    policy: str, *, model: ModelConfig, token_budget: TokenBudget, max_input_len: int, max_output_len: int,
     split: str | float = "adaptive", **overrides: Any,
 ) -> PolicyParameters:  # fmt: skip
     """Derive every constant of a policy from a token budget and the longest request an engine will serve.
 
     Overrides (those that `describe` lists for the policy, and layer_budget, squeeze_share, layer_budgets) set a number
-    by hand; None, and "auto" for pool_kernel and dense_until, leave it derived. Counts are tokens. InputError for an
-    unknown policy or override (suggesting the nearest name), for one that the policy does not use, and for invalid
-    values.
+    by hand; None, and "auto" for pool_kernel and dense_until, leave it derived. Counts are tokens; a token budget may
+    be a share of the longest prompt, "20%", which SnapKV takes of each prompt (eq. 3). InputError for an unknown policy
+    or override (suggesting the nearest name), for one that the policy does not use, and for invalid values.
     """
     entry = named(policy)
     given = _given(overrides)
@@ -52,7 +53,9 @@ def resolve(
     given = {**entry.fixed, **given}
     if entry.split is not None and split not in (entry.split, "adaptive"):
         raise InputError(f"policy {policy} fixes the split to {entry.split}, found {split!r}", hint="--policy rocketkv")
-    inputs = PolicyInputs(policy, model, token_budget, max_input_len, max_output_len, entry.split or split, given)
+    check_integer("max_input_len", max_input_len, 1)
+    tokens, share = tokens_of(token_budget, max_input_len), share_of(token_budget)
+    inputs = PolicyInputs(policy, model, tokens, max_input_len, max_output_len, entry.split or split, given, share)
     check_inputs(inputs)
     return with_layer_budget(entry.resolve(inputs), inputs)
 

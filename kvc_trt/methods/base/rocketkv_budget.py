@@ -14,6 +14,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from kvc_trt.methods.base.token_budget import UP_TO_ROUNDING
 from kvc_trt.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 SHORT, LONG = 63, 511
 LLAMA_3_1_THRESHOLD = 48_000
 LONGCHAT_THRESHOLD = 12_000
-_UP_TO_ROUNDING = 1 + 2.0**-40
-"""Lets a quotient that is an integer up to rounding be that integer, whatever the last bit of a machine's `pow`."""
 
 
 def cache_capacity(sequence: int, budget: int, new_tokens: int, split: str | float) -> int:
@@ -37,7 +36,7 @@ def cache_capacity(sequence: int, budget: int, new_tokens: int, split: str | flo
         share = min(0.2 + 0.06 * math.log2(compression), 0.8)
     else:
         share = 0.5 if split == "even" else float(split)
-    compressed = math.floor(sequence / math.pow(compression, share) * _UP_TO_ROUNDING)
+    compressed = math.floor(sequence / math.pow(compression, share) * UP_TO_ROUNDING)
     return max(compressed, min(2 * new_tokens, sequence))
 
 

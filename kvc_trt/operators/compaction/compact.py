@@ -5,7 +5,7 @@ Source: RocketKV (arXiv 2502.14051), section 3.2, after SnapKV (arXiv 2404.14469
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 NOT_A_NUMBER, PADDING = -1.0, -2.0
 """Ranks below every score (scores are sums of probabilities)."""
 PROTECTED = np.float32(3e38)
+Pool = Callable[["Emitter", "Value", int], "Value"]
 
 STORED_KEYS = replace(
     PROMPT_KEYS, summary="the stored tokens, then the new ones; after RoPE", stored="keys", parts_as="joined_k"
@@ -68,21 +69,54 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     return _kept(emit, layout, EXACT)
 
 
+def _write_average(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """Write the body of KvcCompactAverage: KvcCompact's, with sums in place of maxima."""
+    return _kept(emit, layout, EXACT, pool=sum_pool)
+
+
 def _write_turn(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body of KvcCompactTurn: KvcCompact over stored and new tokens, each row with its own window."""
     return _kept(emit, layout, stored_tables(layout, STORED_KEYS, STORED_VALUES), "window_lengths")
 
 
-def _kept(emit: Emitter, layout: Layout, tables: Tables, voting: Value | None = None) -> dict[str, Value]:
+def _write_average_turn(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """Write the body of KvcCompactAverageTurn: KvcCompactTurn's, with sums in place of maxima."""
+    return _kept(emit, layout, stored_tables(layout, STORED_KEYS, STORED_VALUES), "window_lengths", sum_pool)
+
+
+def max_pool(emit: Emitter, observed: Value, kernel: int) -> Value:
+    """Give each position of scores [B,G,S] the largest within the kernel around it."""
+    reach = (kernel - 1) // 2
+    return str(emit.MaxPool(observed, kernel_shape=[kernel], pads=[reach, reach]))
+
+
+def sum_pool(emit: Emitter, observed: Value, kernel: int) -> Value:
+    """Give each position of scores [B,G,S] the sum within the kernel around it, the lowest position first.
+
+    Executors may choose the order of AveragePool's sums, and the last bits decide ties. What is not ranked counts 0."""
+    reach, length = (kernel - 1) // 2, size(emit, observed, 2)
+    votes = emit.Where(emit.Equal(observed, NOT_A_NUMBER), 0.0, observed)
+    padded = emit.Pad(votes, [reach, reach], 0.0, [2])
+
+    def add(body: Emitter, iteration: Value, total: Value) -> Value:
+        start = body.Add(one(body, iteration), 1)
+        return str(body.Add(total, body.Slice(padded, start, body.Add(start, length), [2])))
+
+    return emit.accumulate(emit.constant(kernel - 1), emit.Slice(padded, [0], length, [2]), add)
+
+
+def _kept(
+    emit: Emitter, layout: Layout, tables: Tables, voting: Value | None = None, pool: Pool = max_pool
+) -> dict[str, Value]:
     budgets = None
     if layout.by_length:
         window = size(emit, "q_window", 2) if voting is None else voting
         budgets = emit.Min(emit.Max("prompt_budgets", window), one(emit, emit.attribute("prompt_budget")))
-    kept = keep_best(emit, layout, lambda branch: rank(branch, tables.keys, layout, voting), tables, budgets)
+    kept = keep_best(emit, layout, lambda branch: rank(branch, tables.keys, layout, voting, pool), tables, budgets)
     return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout)}
 
 
-def rank(emit: Emitter, keys: Vectors, layout: Layout, voting: Value | None = None) -> Value:
+def rank(emit: Emitter, keys: Vectors, layout: Layout, voting: Value | None = None, pool: Pool = max_pool) -> Value:
     """Return the rank of each position of `keys`, FLOAT [B,G,S] (steps 2 to 8); the window ranks highest.
 
     The last `voting` INT64 [B] rows of q_window are the window; None: all of them.
@@ -92,24 +126,19 @@ def rank(emit: Emitter, keys: Vectors, layout: Layout, voting: Value | None = No
     window = size(emit, "q_window", 2) if voting is None else emit.Reshape(voting, [-1, 1, 1])
     prefix = emit.Less(columns, emit.Sub(rows, window))
     observed = emit.Where(prefix, observed_attention(emit, keys, rows, columns, voting), NOT_A_NUMBER)
-    pooled = _pooled(emit, observed, layout)
+    pooled = _pooled(emit, observed, layout, pool)
     score = emit.Where(emit.GreaterOrEqual(pooled, 0.0), pooled, NOT_A_NUMBER)
     return str(emit.Where(prefix, score, emit.Where(emit.Less(columns, rows), PROTECTED, PADDING)))
 
 
-def _pooled(emit: Emitter, observed: Value, layout: Layout) -> Value:
-    """Max-pool scores [B,G,S] by the engine's kernel; rows below it by the short one, where the engine has two."""
+def _pooled(emit: Emitter, observed: Value, layout: Layout, pool: Pool) -> Value:
+    """Pool scores [B,G,S] by the engine's kernel; rows below it by the short one, where the engine has two."""
     kernel, short = int(layout.number("pool_kernel")), int(layout.numbers.get("short_pool_kernel", 0))
-    pooled = _max_pool(emit, observed, kernel)
+    pooled = pool(emit, observed, kernel)
     if not (layout.by_length and short):
         return pooled
     is_short = emit.Less(emit.Reshape("pool_kernels", [-1, 1, 1]), kernel)
-    return str(emit.Where(is_short, _max_pool(emit, observed, short), pooled))
-
-
-def _max_pool(emit: Emitter, observed: Value, kernel: int) -> Value:
-    reach = (kernel - 1) // 2
-    return str(emit.MaxPool(observed, kernel_shape=[kernel], pads=[reach, reach]))
+    return str(emit.Where(is_short, pool(emit, observed, short), pooled))
 
 
 def observed_attention(emit: Emitter, keys: Vectors, rows: Value, columns: Value, voting: Value | None = None) -> Value:
@@ -239,4 +268,22 @@ COMPACT_TURN = Operator(
     by_length=COMPACT.by_length,
     stores=True,
     kernel=Kernel("kvc_compact_turn", "KvcCompactTurnParams"),
+)
+
+COMPACT_AVERAGE = replace(
+    COMPACT,
+    name="KvcCompactAverage",
+    summary="KvcCompact with average-pooling: pool_kernel and pool_kernels are its widths.",
+    write=_write_average,
+    kernel=None,
+)
+BY_WINDOW = frozenset((COMPACT.name, COMPACT_AVERAGE.name))
+"""The compactions of a prompt that follow from their first three inputs: the last queries, keys and values."""
+
+COMPACT_AVERAGE_TURN = replace(
+    COMPACT_TURN,
+    name="KvcCompactAverageTurn",
+    summary="KvcCompactTurn with average-pooling.",
+    write=_write_average_turn,
+    kernel=None,
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvc_trt.operators.compaction.compact import page_bounds, rank
+from kvc_trt.operators.compaction.compact import Pool, max_pool, page_bounds, rank, sum_pool
 from kvc_trt.operators.compaction.keep_best import LAST_INDEX
 from kvc_trt.operators.dimensions import MAX_TOKENS
 from kvc_trt.operators.schema import CACHE, INT64, Attribute, Operator, Tensor
@@ -46,10 +46,15 @@ KEPT = (
 """A layer's tokens until its budget is known: its best N = min(prompt_budget, S) tokens."""
 
 
-def _write_ranked(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+def _write_average_ranked(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """Write the body of KvcCompactAverageRanked: KvcCompactRanked's, with sums in place of maxima."""
+    return _write_ranked(emit, layout, sum_pool)
+
+
+def _write_ranked(emit: Emitter, layout: Layout, pool: Pool = max_pool) -> Mapping[str, Value]:
     """Write the body of KvcCompactRanked. Padding ranks last."""
     wanted = emit.Min(one(emit, emit.attribute("prompt_budget")), size(emit, "k", 2))
-    _, best = emit.TopK(rank(emit, EXACT.keys, layout), wanted, outputs=2, axis=2)
+    _, best = emit.TopK(rank(emit, EXACT.keys, layout, pool=pool), wanted, outputs=2, axis=2)
     kept, ranks = emit.TopK(best, wanted, outputs=2, axis=2, largest=0)
     where = emit.Unsqueeze(kept, [3])
     held = EXACT.map(lambda rows: emit.GatherND(rows, where, batch_dims=2)).stored(emit, layout)
@@ -88,6 +93,13 @@ COMPACT_RANKED = Operator(
     formulas={"N": "min(prompt_budget, S)"},
     write=_write_ranked,
     stores=True,
+)
+
+COMPACT_AVERAGE_RANKED = replace(
+    COMPACT_RANKED,
+    name="KvcCompactAverageRanked",
+    summary="KvcCompactRanked with average-pooling.",
+    write=_write_average_ranked,
 )
 
 TRIM = Operator(

@@ -23,6 +23,7 @@ from kvc_trt.engine.resolution.resolved_build import compute_dtype, resolve_para
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import BASELINE, PolicyParameters
+from kvc_trt.methods.base.token_budget import tokens_of
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.profile.floor import ACCELERATORS, USABLE_MEMORY
@@ -43,6 +44,7 @@ def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str) -> 
     assert filled.max_input_len is not None
     assert filled.max_output_len is not None
     sequence = max(filled.max_conversation_len or 0, filled.max_input_len + filled.max_output_len)
+    budget = tokens_of(filled.token_budget, filled.max_input_len)
     kv_cache = filled.kv_cache or AUTO
     full = full_cache_bytes(choice.config, sequence, cache_itemsize(weights), kv_cache)
     turns = _takes_turns(filled.backend)
@@ -52,10 +54,10 @@ def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str) -> 
     others = (form for form in CACHE_FORMATS if form != kv_cache)
     return {
         "model": choice.name,
-        "token_budget": filled.token_budget,
+        "token_budget": budget,
         "max_input_len": filled.max_input_len,
         "max_output_len": filled.max_output_len,
-        "compression": sequence / filled.token_budget if filled.token_budget else None,
+        "compression": sequence / budget if budget else None,
         "kv_cache": kv_cache,
         "full_bytes_per_row": full,
         "policies": rows,
@@ -76,13 +78,15 @@ def _row(
     try:
         config = with_defaults(BuildConfig(**given, policy=name, kv_cache=kv_cache), choice)
         parameters = resolve_parameters(config, choice.config)
+        if filled.backend != "auto":
+            check_supported(parameters, choice.config.num_hidden_layers, filled.backend, backends())
     except InputError as error:
         return {"policy": name, "kv_cache": kv_cache, "not_applicable": error.message}
     itemsize, sequence = cache_itemsize(weights), parameters.max_sequence_len
     stored = cache_bytes(choice.config, parameters, itemsize, turns=turns and parameters.no_turn is None)
     read = row_traffic(choice.config, parameters, itemsize, parameters.max_input_len, parameters.max_output_len)
     formula = policies.named(name).published if kv_cache == (filled.kv_cache or AUTO) else None
-    compression = max(1.0, sequence / (filled.token_budget or sequence))
+    compression = max(1.0, sequence / (tokens_of(filled.token_budget, parameters.max_input_len) or sequence))
     return {
         "policy": name,
         "kv_cache": kv_cache,
@@ -189,12 +193,18 @@ def _choices(config: BuildConfig, filled: BuildConfig, plan: Mapping[str, Any]) 
     """Return every number of the policy with its source: given, the model's default, or derived."""
     known = policies.applicable(filled.policy, dict.fromkeys((*DERIVED_NUMBERS, "dense_until")))
     names = [name for name in (*_INPUTS, *known) if name in plan["policy"]]
-    return [{"name": name, "value": plan["policy"][name], "source": _source(name, config, filled)} for name in names]
+    found = [{"name": name, "value": plan["policy"][name], "source": _source(name, config, filled)} for name in names]
+    if plan["policy"]["prompt_share"]:
+        own = "the longest prompt's; each keeps its own share"
+        return [{**one, "source": own} if one["name"] == "prompt_budget" else one for one in found]
+    return found
 
 
 def _source(name: str, config: BuildConfig, filled: BuildConfig) -> str:
     if getattr(filled, name) == "auto":
         return "auto: measured when the engine is built; the token budget stands in for it here"
+    if name == "token_budget" and isinstance(filled.token_budget, str):
+        return f"{filled.token_budget} of the longest prompt"
     if getattr(config, name) is not None:
         return "given"
     return "default of the model" if getattr(filled, name) is not None else "derived"

@@ -150,7 +150,7 @@ class _Passes:
         if self._stored is not None:
             compactions = self._tested.target.compactions()
             listed = {op.cache: executor.exposed(op.outputs[-1]).copy() for op in compactions}
-            self._stored.after_prompt(executor, prefilled.state, listed, batch.prompt_lengths)
+            self._stored.after_prompt(executor, executor.buffers, listed, batch.prompt_lengths)
         step = 0
         while step + self._tokens <= len(self._path):
             kept = 1 + self._found.passes % self._tokens

@@ -121,7 +121,7 @@ def _on_engine(
         executor.insert(prefilled, row, row)
     if stored is not None:
         of_prompt = {cache: executor.exposed(name).copy() for cache, name in lists.items()}
-        stored.after_prompt(executor, prefilled.state, of_prompt, prompts.prompt_lengths)
+        stored.after_prompt(executor, executor.buffers, of_prompt, prompts.prompt_lengths)
     logits, kept = [prefilled.logits[None]], [executor.buffers[name][:rows].copy() for name in caches]
     positions, lengths = prompts.prompt_lengths, prefilled.cache_lengths
     for turn in turns:

@@ -22,7 +22,7 @@ ONE_CODE = 0.15
 """Of the largest number of a vector: more than one step of any format."""
 FLIPPED = 0.01
 """The share of codes that may differ: passes and steps round keys and values differently, and a few are beside an
-edge. Where the sizes of products do not matter, none does."""
+edge of two codes."""
 
 
 @pytest.fixture(scope="module")

@@ -37,17 +37,19 @@ def weights(model, dtype=torch.bfloat16):
     return TorchWeights(layers, embedding, head, joined(["model.norm.weight"]))
 
 
-def resolved(policy, context, model=LLAMA, budget=512):
-    return policies.resolve(policy, model=model, token_budget=budget, max_input_len=context - 128, max_output_len=128)
+def resolved(policy, context, model=LLAMA, budget=512, **changes):
+    lengths = {"max_input_len": context - 128, "max_output_len": 128}
+    return policies.resolve(policy, model=model, token_budget=budget, **lengths, **changes)
 
 
-def decoder(policy, context, model=LLAMA, **options):
-    return TorchDecoder(model, resolved(policy, context, model), weights(model), cache_dtype=torch.bfloat16, **options)
+def decoder(policy, context, model=LLAMA, *, kv_cache="auto", **options):
+    parameters = resolved(policy, context, model, kv_cache=kv_cache)
+    return TorchDecoder(model, parameters, weights(model), cache_dtype=torch.bfloat16, **options)
 
 
 def state(parameters, rows, model=LLAMA):
     return {
-        tensor.name: torch.empty((rows, *tensor.shape), dtype=torch.bfloat16, device=META)
+        tensor.name: torch.empty((rows, *tensor.shape), dtype=getattr(torch, tensor.dtype), device=META)
         for tensor in state_tensors(model, parameters, "bfloat16")
     }
 

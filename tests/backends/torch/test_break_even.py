@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -27,8 +29,8 @@ def test_a_build_for_pytorch_asks_pytorch(parameters, monkeypatch):
     assert backend("onnxruntime").break_even(MODEL, parameters, "float32") >= parameters.token_budget
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_sparse_and_dense_steps_run_at_every_length(dtype, parameters, monkeypatch):
+@pytest.mark.parametrize(("dtype", "kv_cache"), [("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "int4")])
+def test_sparse_and_dense_steps_run_at_every_length(dtype, kv_cache, parameters, monkeypatch):
     """Runs on the CPU, where the answer is of no use."""
     seen = []
     timed = shared.step_seconds
@@ -39,6 +41,7 @@ def test_sparse_and_dense_steps_run_at_every_length(dtype, parameters, monkeypat
 
     monkeypatch.setattr(shared, "step_seconds", recording)
     monkeypatch.setattr(shared, "REPEATS", 1)
+    parameters = dataclasses.replace(parameters, kv_cache=kv_cache, fp8_bounds=kv_cache != "auto")
     found = module.measure(MODEL, parameters, dtype, CPU, state_bytes=1 << 16)
     lengths = shared.lengths_to_try(parameters)
     assert set(seen) == {(until, length) for until in (32, parameters.capacity) for length in lengths}

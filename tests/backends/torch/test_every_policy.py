@@ -81,7 +81,7 @@ def test_prompts_and_steps_are_the_references(name, program, lengths, seed):
     expected, cache = reference.prefill(torch.from_numpy(batch.input_ids), torch.from_numpy(batch.prompt_lengths))
     expected = [expected.numpy()]
 
-    def after_prefill(prefilled):
+    def after_prefill():
         for listed, index in kept:
             same_lists(executor.exposed(listed), cache.caches[index].indices.numpy())
 

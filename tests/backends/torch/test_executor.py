@@ -13,13 +13,12 @@ from kvc_trt import policies
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.backends.torch import device as device_module
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
-from kvc_trt.backends.torch.model import decoder
 from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.cli.main import run as run_command
 from kvc_trt.engine.program import twin_program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.graph.weights import EngineWeights
-from kvc_trt.kernels import loading, use_library
+from kvc_trt.kernels import loading, ops, use_library
 from kvc_trt.kernels.ops import kvc
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime import Request, Session
@@ -61,7 +60,7 @@ class Called:
 )
 def test_kernels_rotate_where_nothing_stands_between(family, precision, rotates, make_program, monkeypatch):
     """Neither a norm of heads nor, on a CPU, a cache of another type than the weights: they are float32 there."""
-    monkeypatch.setattr(decoder, "kvc", called := Called())
+    monkeypatch.setattr(ops, "kvc", called := Called())
     executor = TorchExecutor(make_program("rocketkv, a skipped layer", precision, model=FAMILIES[family]), device="cpu")
     run(executor, batch_of(prompts()), 1)
     before = "rotated_" if rotates else ""

@@ -14,10 +14,13 @@ from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import EngineWeights
+from kvc_trt.kernels.stored_parts import StoredTables
+from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.sizes import readable_size
 from tests.backends.prompts import padded, prompts
 from tests.backends.torch import meta
 from tests.small_model import SMALL as MODEL
+from tests.stored_tables import FORMATS
 
 CPU = torch.device("cpu")
 MODELS = {
@@ -48,6 +51,15 @@ def test_caches_take_what_the_formula_says(policy, make_program):
     executor = TorchExecutor(make_program(policy))
     executor.allocate(3)
     assert executor.state_bytes() == memory.cache_bytes(executor.program.state, 3)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_storing_in_a_format_takes_at_most_what_the_formula_says(form):
+    """By the reference, which makes float32 tables on the way, and with the contiguous copies that come before it."""
+    keys, values = torch.randn(2, 3, 2, 200, MODEL.head_size)
+    with meta.LiveBytes() as live:
+        StoredTables.of(keys.clone(), values.clone(), CACHE_FORMATS[form])
+    assert live.most <= memory.storing_bytes(MODEL, 3, 200, itemsize=4)
 
 
 def prefill_peak(policy, rows, context, monkeypatch, block=8192):

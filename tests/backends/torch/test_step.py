@@ -18,9 +18,14 @@ from tests.gpu import StandInCapturer
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", params=["full", "rocketkv, a skipped layer", "snapkv++"])
+@pytest.fixture(
+    scope="module",
+    params=[("full", "auto"), ("rocketkv, a skipped layer", "auto"), ("snapkv++", "auto"), ("rocketkv", "int4")],
+    ids=", ".join,
+)
 def executor(request, make_program):
-    executor = TorchExecutor(make_program(request.param))
+    policy, kv_cache = request.param
+    executor = TorchExecutor(make_program(policy, kv_cache=kv_cache))
     executor.allocate(5)
     return executor
 
@@ -121,10 +126,11 @@ def test_few_graphs_serve_every_number_of_rows():
     assert rows_captured(1, 1) == 1
 
 
+@pytest.mark.parametrize("kv_cache", ["auto", "k8v4"])
 @pytest.mark.parametrize("policy", ["full", "rocketkv"])
-def test_a_step_never_asks_the_device(policy):
+def test_a_step_never_asks_the_device(policy, kv_cache):
     """Takes the GPU's branches at the size of Llama-3.1-8B: a query inside a capture would end it."""
-    decoder = meta.decoder(policy, 32768)
+    decoder = meta.decoder(policy, 32768, kv_cache=kv_cache)
     inputs = torch.zeros(2 + meta.LAYERS, 8, dtype=torch.int64, device=meta.META)
     with meta.AskingTheDevice():
         logits = decoder.decode(inputs[0], inputs[1], inputs[2:], meta.state(decoder.parameters, 8))

@@ -15,7 +15,7 @@ FALLING = tuple(tuple(1 - (8 * layer + head) / 256 for head in range(8)) for lay
 BUDGETS = [1000] * 8 + [100] * 24
 
 
-def described(policy: str, budget: int = 512, **overrides: Any) -> str:
+def described(policy: str, budget: int | str = 512, **overrides: Any) -> str:
     resolved = resolve(policy, model=LLAMA, token_budget=budget, max_input_len=32640, max_output_len=128, **overrides)
     return describe_parameters(resolved)
 
@@ -26,6 +26,7 @@ def described(policy: str, budget: int = 512, **overrides: Any) -> str:
         ("full", {}, "the cache keeps everything (32768 slots); a step reads all of them"),
         ("snapkv-gqa", {}, "384 prompt tokens kept of each KV head, 512 slots (window 32, pool kernel 7); a step"),
         ("snapkv", {}, "96 prompt tokens kept of each query head, 224 slots"),
+        ("snapkv-gqa", {"budget": "20%"}, "kept, the window and 20% of the others, of each KV head"),
         ("pyramidkv", {}, "68 to 719 prompt tokens kept by layer of each KV head, 196 to 847 slots"),
         ("rocketkv", {}, "a step reads 256 tokens (page size 3, 61 channels; dense up to 512 tokens)"),
         ("quest", {}, "a step reads 512 tokens (whole pages of 16, each query head its own; dense up to 512 tokens); "

@@ -21,16 +21,20 @@ def raise_bounds(keys: Tensor, bounds: Tensor, stored: int, page_size: int) -> N
     bounds.copy_(fp8_codes(values))
 
 
-def rebuild_bounds(keys: Tensor, bounds: Tensor, dropped: range, page_size: int) -> None:
-    """Make the bounds [G,2D,P] of one row anew, in place, after the last slots `dropped` of its `keys` [G,C,D].
+def stays_in_page(dropped: range, page_size: int) -> slice:
+    """Return the slots that stay of the page in which the first of the last slots, `dropped`, is."""
+    return slice(dropped.start // page_size * page_size, dropped.start)
 
-    Empty pages hold the lowest finite value.
+
+def rebuild_bounds(staying: Tensor, bounds: Tensor, dropped: range, page_size: int) -> None:
+    """Make the bounds [G,2D,P] of one row anew, in place, after its last slots `dropped`.
+
+    `staying` [G,n,D] are the keys of `stays_in_page` as they are read. Empty pages hold the lowest finite value.
     """
     fp8 = bounds.dtype == torch.int8
     first, end = dropped.start // page_size, -(-dropped.stop // page_size)
-    lowest = -LARGEST_FP8 if fp8 else torch.finfo(keys.dtype).min
-    made = keys.new_full((*bounds.shape[:2], end - first), lowest)
-    stored = keys[:, first * page_size : dropped.start]
-    if stored.shape[1]:
-        made[:, :, 0] = torch.cat([stored, -stored], dim=2).amax(dim=1)
+    lowest = -LARGEST_FP8 if fp8 else torch.finfo(staying.dtype).min
+    made = staying.new_full((*bounds.shape[:2], end - first), lowest)
+    if staying.shape[1]:
+        made[:, :, 0] = torch.cat([staying, -staying], dim=2).amax(dim=1)
     bounds[:, :, first:end] = fp8_codes(made.float()) if fp8 else made

@@ -10,7 +10,7 @@ the caches run by nodes (`nodes/cache_operations.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +23,15 @@ from kvc_trt.backends.torch.model.projections import Projections
 from kvc_trt.backends.torch.model.prompt_attention import last_queries, prefill_attention
 from kvc_trt.backends.torch.model.turn import take_turns
 from kvc_trt.backends.torch.nodes.caches import State, runs_by_nodes
+from kvc_trt.backends.torch.whole_prompts import store_whole
 from kvc_trt.graph.state import cache_sites, uses_pages
-from kvc_trt.kernels.ops import kvc, numbers_of
+from kvc_trt.kernels.ops import numbers_of, operation
+from kvc_trt.kernels.reference_ops import rotated_token
+from kvc_trt.kernels.rotated import ROTATED_DENSE_ATTENTION, ROTATED_HYBRID_ATTENTION
+from kvc_trt.kernels.stored_parts import names_of
+from kvc_trt.methods.base.graph_context import of_token
 from kvc_trt.operators import PROMPT_BLOCK
+from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.compaction.compact import COMPACT
 
@@ -34,12 +40,13 @@ if TYPE_CHECKING:
     from kvc_trt.backends.torch.nodes.caches import Block
     from kvc_trt.methods.base.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
+    from kvc_trt.operators.schema import Operator
 
 DenseAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache (written), cache_lengths [B] -> [B,H,D]."""
+"""query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache (written), cache_lengths [B] -> [B,H,D]; no format."""
 AFTER_ATTENTION = ("self_attn.o_proj", "mlp.gate_up_proj")
 """The products whose matrices a step reads next, while attention runs."""
-OBSERVABLE = ("q_window", "keys", "values", "indices", "query", "attended", "selected")
+OBSERVABLE = ("q_window", "keys", "values", "indices", "query", "key", "value", "attended", "selected")
 
 
 class PromptResult(NamedTuple):
@@ -55,11 +62,12 @@ class PromptResult(NamedTuple):
 class TorchDecoder(Projections):
     """The computation around the kernels, in the type and on the device of the weights; caches have `cache_dtype`.
 
-    `expose` names values that each run stores in `exposed`: q_window.L, keys.L, values.L and indices.L of compaction,
-    query.L, attended.L and selected.L of a step. `elementwise` has the functions between the products,
-    `dense_attention` attends in layers that read their whole cache (None: our kernel), `block` is the tokens per block
-    of prefill. With `turns`, prefill also returns what a turn needs. `twin_of` are the parameters of the engine whose
-    dense twin this is: what that engine runs by nodes, the twin does too, so that both agree bit for bit.
+    `expose` names values that each run stores in `exposed`: keys.L and values.L of a prompt or a turn, q_window.L and
+    indices.L of compaction, query.L, key.L, value.L, attended.L and selected.L of a step. `elementwise` has the
+    functions between the products, `dense_attention` attends in layers that read their whole cache (None: our kernel),
+    `block` is the tokens per block of prefill. With `turns`, prefill also returns what a turn needs. `twin_of` are the
+    parameters of the engine whose dense twin this is: what that engine runs by nodes, the twin does too, so that both
+    agree bit for bit.
     """
 
     def __init__(
@@ -68,12 +76,17 @@ class TorchDecoder(Projections):
         dense_attention: DenseAttention | None = None, block: int = PREFILL_BLOCK, turns: bool = False,
         twin_of: PolicyParameters | None = None,
     ) -> None:  # fmt: skip
+        if dense_attention is not None and parameters.cache_format.keys is not None:
+            raise ValueError(f"dense_attention reads exact caches; expected kv_cache auto, found {parameters.kv_cache}")
         super().__init__(config, weights, parameters.max_sequence_len, elementwise, block)
         self.parameters, self.cache_dtype = parameters, cache_dtype
         self.exposed: dict[str, Tensor] = {}
         self._expose = frozenset(expose)
         self._turns = turns
-        self._dense_attention: DenseAttention = dense_attention or kvc.dense_attention
+        self._dense_attention = dense_attention
+        keys, values = names_of(parameters.cache_format)
+        self._parts = [*keys, *values]
+        """The kinds of state that hold keys and values."""
         self._hybrid_numbers = numbers_of(HYBRID_ATTENTION, parameters)
         self._budgets: Tensor | None = None
         self.on_gpu = weights.embedding.device.type == "cuda"
@@ -132,6 +145,7 @@ class TorchDecoder(Projections):
             if self._by_nodes.steps is not None:
                 outputs = self._by_nodes.steps.attend(layer, x, made, positions, cache_lengths, state, count)
             else:
+                self._see_stored(layer, made, count)
                 attend, stored = self._attend_rotated if self._rotates else self._attend, cache_lengths[layer]
                 outputs = [
                     attend(layer, own, stored + step if step else stored, state)
@@ -168,7 +182,9 @@ class TorchDecoder(Projections):
                 attended, after = self._by_nodes.prompts.take_turn(layer, (hidden, made), *given)
             else:
                 rule = self.parameters.groups(layer)[0].parameters
-                attended, after = take_turns(layer, made, *given, rule)
+                attended, after = take_turns(layer, made, *given, rule, self.cache_dtype)
+                keys, values = (part.transpose(1, 2).to(self.cache_dtype) for part in made[1:])
+                self._see(layer, keys=keys, values=values)
             stored += after
             self._finish(layer, hidden, attended.transpose(1, 2).reshape(len(hidden), -1))
         if all_logits:
@@ -200,6 +216,7 @@ class TorchDecoder(Projections):
                 stored = kept, [lengths]
             else:
                 del query
+                self._see(layer, keys=keys, values=values)
                 stored = self._store_whole(layer, keys, values, prompt_lengths), [prompt_lengths]
         del keys, values  # free memory for the feed-forward block
         self._finish(layer, hidden, attended.transpose(1, 2).reshape(len(hidden), -1))
@@ -214,16 +231,18 @@ class TorchDecoder(Projections):
     def _attend(self, layer: int, made: tuple[Tensor, Tensor, Tensor], cache_lengths: Tensor, state: State) -> Tensor:
         """Store one token per row, of query [B,H,D], key and value [B,G,D], and attend [B,H,D]."""
         query, keys, values = (x.to(self.cache_dtype) for x in made)
-        inputs = query, keys, values, state[f"k_cache.{layer}"], state[f"v_cache.{layer}"]
-        if not uses_pages(self.parameters, layer):
-            return self._dense_attention(*inputs, cache_lengths)
-        paged = *inputs, state[f"bounds.{layer}"], cache_lengths
+        inputs = query, keys, values, *self._caches(layer, state)
         attended: Tensor
+        if not uses_pages(self.parameters, layer):
+            attend: Any = self._dense_attention or self._operation(DENSE_ATTENTION)
+            attended = attend(*inputs, cache_lengths)
+            return attended
+        paged = *inputs, state[f"bounds.{layer}"], cache_lengths
         if f"selected.{layer}" in self._expose:
-            attended, selected = kvc.hybrid_attention(*paged, **self._hybrid_numbers)
+            attended, selected = self._operation(HYBRID_ATTENTION)(*paged, **self._hybrid_numbers)
             self._see(layer, selected=selected)
         else:
-            attended = kvc.hybrid_attention_without_selected(*paged, **self._hybrid_numbers)
+            attended = self._operation(HYBRID_ATTENTION, "selected")(*paged, **self._hybrid_numbers)
         self._see(layer, query=query, attended=attended)
         return attended
 
@@ -233,21 +252,17 @@ class TorchDecoder(Projections):
         """Do the same from what a step projects [B,(H+2G)*D], and cosines and sines [B,D/2]: kernels rotate it."""
         joined, *angles = made
         heads, kv_heads = self._heads
-        inputs = (
-            joined.view(len(joined), heads + 2 * kv_heads, -1),
-            *angles,
-            *(state[f"{name}.{layer}"] for name in ("k_cache", "v_cache")),
-        )
+        inputs = joined.view(len(joined), heads + 2 * kv_heads, -1), *angles, *self._caches(layer, state)
         attended: Tensor
         if not uses_pages(self.parameters, layer):
-            attended, _ = kvc.rotated_dense_attention(*inputs, cache_lengths, heads=heads)
+            attended, _ = self._operation(ROTATED_DENSE_ATTENTION)(*inputs, cache_lengths, heads=heads)
             return attended
-        paged = *inputs, state[f"bounds.{layer}"], cache_lengths
+        paged, numbers = (*inputs, state[f"bounds.{layer}"], cache_lengths), {"heads": heads, **self._hybrid_numbers}
         if f"selected.{layer}" in self._expose:
-            attended, selected, query = kvc.rotated_hybrid_attention(*paged, heads=heads, **self._hybrid_numbers)
+            attended, selected, query = self._operation(ROTATED_HYBRID_ATTENTION)(*paged, **numbers)
             self._see(layer, selected=selected)
         else:
-            attended, query = kvc.rotated_hybrid_attention_without_selected(*paged, heads=heads, **self._hybrid_numbers)
+            attended, query = self._operation(ROTATED_HYBRID_ATTENTION, "selected")(*paged, **numbers)
         self._see(layer, query=query, attended=attended)
         return attended
 
@@ -260,9 +275,9 @@ class TorchDecoder(Projections):
             numbers["page_size"] = rule.capacity  # one page, since the bounds are not used
         own = {} if not rule.by_length else self._numbers_by_length(rule, prompt_lengths)
         rows = q_window, keys, values, prompt_lengths
-        k_cache, v_cache, bounds, lengths, indices = kvc.compact(*rows, **numbers, **own)
+        *parts, bounds, lengths, indices = self._operation(COMPACT)(*rows, **numbers, **own)
         self._see(layer, q_window=q_window, keys=keys, values=values, indices=indices)
-        kept = {f"k_cache.{layer}": k_cache, f"v_cache.{layer}": v_cache}
+        kept = self._named(layer, parts)
         if self._turns:
             kept[f"slot_positions.{layer}"] = indices
         return kept | ({f"bounds.{layer}": bounds} if paged else {}), lengths
@@ -276,16 +291,32 @@ class TorchDecoder(Projections):
         return {"prompt_budgets": budgets, "pool_kernels": kernels}
 
     def _store_whole(self, layer: int, keys: Tensor, values: Tensor, prompt_lengths: Tensor) -> dict[str, Tensor]:
-        """Store the whole prompt in a cache with room for the answer; padding becomes zero."""
-        batch, heads, length, size = keys.shape
-        padding = (torch.arange(length, device=keys.device) >= prompt_lengths[:, None])[:, None, :, None]
-        kept = {}
-        for name, tensor in (("k_cache", keys), ("v_cache", values)):
-            cache = tensor.new_zeros(batch, heads, self.parameters.layer_capacity(layer), size)
-            cache[:, :, :length] = tensor
-            cache[:, :, :length].masked_fill_(padding, 0)
-            kept[f"{name}.{layer}"] = cache
-        return kept
+        capacity, form = self.parameters.layer_capacity(layer), self.parameters.cache_format
+        return self._named(layer, store_whole(keys, values, prompt_lengths, capacity, form))
+
+    def _operation(self, operator: Operator, *without: str) -> Any:
+        """Return the operator of `torch.ops.kvc` over caches in the policy's format."""
+        return operation(operator, self.parameters.cache_format, without)
+
+    def _caches(self, layer: int, state: State) -> list[Tensor]:
+        return [state[f"{name}.{layer}"] for name in self._parts]
+
+    def _named(self, layer: int, parts: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return the parts of a layer's keys and values by the names of the state."""
+        return dict(zip((f"{name}.{layer}" for name in self._parts), parts, strict=True))
+
+    def _see_stored(self, layer: int, made: tuple[Tensor, Tensor, Tensor], count: int) -> None:
+        """Show the exact keys and values that `count` steps store of their tokens [count*B]; kernels may rotate them.
+
+        Those of each token have the names that a draft graph gives them."""
+        if not self._expose.intersection((f"key.{layer}", f"value.{layer}")):
+            return
+        if self._rotates:
+            (joined, cosines, sines), (heads, kv_heads) = made, self._heads
+            made = rotated_token(joined.view(len(joined), heads + 2 * kv_heads, -1), cosines, sines, heads)
+        for name, part in zip(("key", "value"), made[1:], strict=True):
+            for step, own in enumerate(part.to(self.cache_dtype).chunk(count)):
+                self.exposed[of_token(f"{name}.{layer}", step, count)] = own.clone()
 
     def _see(self, layer: int, **values: Tensor) -> None:
         named = {f"{name}.{layer}": value for name, value in values.items()}

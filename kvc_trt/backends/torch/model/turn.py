@@ -7,36 +7,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from typing_extensions import override
 
 from kvc_trt.backends.torch.model.bounds import raise_bounds
-from kvc_trt.kernels.ops import kvc, numbers_of
-from kvc_trt.operators.compaction.compact import COMPACT
+from kvc_trt.kernels.ops import kvc, numbers_of, operation
+from kvc_trt.kernels.stored_parts import StoredTables, names_of
+from kvc_trt.operators.compaction.compact import COMPACT, COMPACT_TURN
+from kvc_trt.operators.turns.append_block import APPEND_BLOCK
+from kvc_trt.operators.turns.join_block import JOIN_BLOCK
 
 if TYPE_CHECKING:
     from kvc_trt.methods.base.parameters import PolicyParameters
+    from kvc_trt.models.cache_formats import CacheFormat
 
 
 def take_turns(
     layer: int, made: tuple[Tensor, Tensor, Tensor], lengths: Sequence[int], positions: Tensor,
     cache_lengths: Sequence[Sequence[int]], state: Mapping[str, Tensor], rule: PolicyParameters,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """Attend from the new tokens of each row in one layer and store them in place.
 
     `made` are their queries [B,M,H,D], keys and values [B,M,G,D], padded on the right to M; `positions` [B] those of
-    the first ones. Returns [B,H,M,D], zeros for padding, and the entries [B] after the turn.
+    the first ones; `dtype` is the cache's type. Returns [B,H,M,D], zeros for padding, and the entries [B] after the
+    turn.
     """
     query, keys, values = (part.transpose(1, 2) for part in made)
     attended, after = torch.zeros_like(query), []
+    kind = TurnRow if rule.cache_format.keys is None else StoredTurnRow
     for b, (n, position) in enumerate(zip(lengths, positions.tolist(), strict=True)):
-        own = _row_of(state, layer, b)
-        dtype = own["k_cache"].dtype
         new = query[b, :, :n], keys[b, :, :n].to(dtype), values[b, :, :n].to(dtype)
-        row = TurnRow(*new, own, cache_lengths[layer][b], position)
+        row = kind(*new, _row_of(state, layer, b), cache_lengths[layer][b], position, rule.cache_format)
         tables = row.joined()
         attended[b, :, :n] = row.attend(*tables)
         after.append(row.compact(*tables, rule) if rule.evicts_on_turns else row.append(rule.page_size))
@@ -64,6 +71,7 @@ class TurnRow:
     """Entries before the turn."""
     position: int
     """Logical position of the first new token."""
+    form: CacheFormat
 
     @property
     def count(self) -> int:
@@ -100,15 +108,28 @@ class TurnRow:
         numbers |= {"prompt_budget": rule.kept_after(text), "pool_kernel": rule.pool_kernel_of(text)}
         if "bounds" not in self.state:
             numbers["page_size"] = rule.capacity  # one page, since the bounds are not used
-        window = self.query[:, -min(rule.window, self.count) :].to(keys.dtype)
-        lengths = torch.tensor([keys.shape[1]], device=keys.device)
-        tables = (table[None].contiguous() for table in (window, keys, values))
-        k_cache, v_cache, bounds, after, indices = kvc.compact(*tables, lengths, **numbers)
-        positions = self._positions(indices[0])
-        kept = {"k_cache": k_cache[0], "v_cache": v_cache[0], "bounds": bounds[0], "slot_positions": positions}
+        window = self.query[:, -min(rule.window, self.count) :].to(self.keys.dtype)[None].contiguous()
+        *parts, bounds, after, indices = self._compacted(window, keys, values, numbers)
+        kept = dict(zip(self._parts, (part[0] for part in parts), strict=True))
+        kept |= {"bounds": bounds[0], "slot_positions": self._positions(indices[0])}
         for name, table in self.state.items():
             table.copy_(kept[name])
         return int(after[0])
+
+    def _compacted(self, window: Tensor, keys: Tensor, values: Tensor, numbers: Mapping[str, int]) -> Any:
+        """Return the results of the compaction by the queries `window` [1,H,W,D]."""
+        tables = (table[None].contiguous() for table in (keys, values))
+        return kvc.compact(window, *tables, self._number(self.stored + self.count), **numbers)
+
+    @property
+    def _parts(self) -> list[str]:
+        """The kinds of state that hold keys and values."""
+        keys, values = names_of(self.form)
+        return [*keys, *values]
+
+    def _number(self, number: int) -> Tensor:
+        """Return a number of the row, INT64 [1]."""
+        return torch.tensor([number], device=self.keys.device)
 
     def _positions(self, indices: Tensor) -> Tensor:
         """Return the logical positions INT32 [G,C] of kept entries; steps do not record those of what they append."""
@@ -117,3 +138,37 @@ class TurnRow:
         known = (places + (self.position - self.stored)).expand(len(indices), -1).clone()
         known[:, : self.stored] = torch.where(recorded >= 0, recorded, known[:, : self.stored])
         return known.gather(1, indices.clamp(min=0).long()).masked_fill(indices < 0, -1)
+
+
+@dataclass(frozen=True)
+class StoredTurnRow(TurnRow):
+    """A row whose caches have a format: its new tokens are stored first, and read like the others."""
+
+    @override
+    def joined(self) -> tuple[Tensor, Tensor]:
+        """Return stored and new keys and values as they are read, float32 [G,m+n,D]."""
+        both = self._both.map(lambda part: part[:, :, : self.stored + self.count])
+        keys, values = both.read()
+        return keys[0], values[0]
+
+    @override
+    def append(self, page_size: int) -> int:
+        caches, new = (self.state[name][None] for name in self._parts), (self.keys[None], self.values[None])
+        operation(APPEND_BLOCK, self.form)(*new, *caches, self._number(self.stored), self._number(self.count))
+        if "bounds" in self.state:
+            raise_bounds(self.joined()[0][:, self.stored :], self.state["bounds"], self.stored, page_size)
+        return self.stored + self.count
+
+    @override
+    def _compacted(self, window: Tensor, keys: Tensor, values: Tensor, numbers: Mapping[str, int]) -> Any:
+        lengths = self._number(self.stored + self.count), self._number(window.shape[2])
+        return operation(COMPACT_TURN, self.form)(window, *self._both.parts, *lengths, **numbers)
+
+    @cached_property
+    def _both(self) -> StoredTables:
+        """The stored tokens, then the new ones, in slots of their own, [1,G,C+n,.]."""
+        caches, new = (self.state[name][None] for name in self._parts), (self.keys[None], self.values[None])
+        counts = self._number(self.stored), self._number(self.count)
+        *parts, _ = operation(JOIN_BLOCK, self.form)(*new, *caches, *counts)
+        keys = len(names_of(self.form)[0])
+        return StoredTables(self.form, tuple(parts[:keys]), tuple(parts[keys:]))

@@ -18,6 +18,7 @@ from kvc_trt.graph.cache_graphs import ROTARY_TABLES, CacheGraphs
 from kvc_trt.graph.cache_nodes import layout_of
 from kvc_trt.graph.rewrites.prune import read_names
 from kvc_trt.graph.state import StateTensor, state_tensors
+from kvc_trt.methods.base.graph_context import of_any_token, of_token
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -77,7 +78,8 @@ class CacheOperations:
     """Runs the caches of an engine's layers. `rotary` are cosine and sine of every position, float32 [L,D/2].
 
     `turns` says whether prompts store what a turn needs. Without `kernels`, steps run the bodies of all operators.
-    Values in `expose` are copied to `exposed` by every run.
+    Values in `expose` are copied to `exposed` by every run; those of the steps of a pass have the names that a draft
+    graph gives them (`of_token`).
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class CacheOperations:
         expose: Collection[str] = (), exposed: dict[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
         self._graphs, self._rotary = graphs, rotary
-        self._expose = tuple(expose)
+        self._expose = frozenset(expose)
         self.exposed = {} if exposed is None else exposed
         name = str(dtype).removeprefix("torch.")
         layout, device = layout_of(graphs.config, graphs.parameters, name), rotary[0].device
@@ -102,16 +104,19 @@ class CacheOperations:
         found = self._run(program, {**tokens.given(layer), "prompt_lengths": lambda: prompt_lengths})
         return dict(zip(names, found, strict=False)), found[len(names) : len(names) + len(lengths)]
 
-    def attend(self, layer: int, token: OneToken, positions: Tensor, cache_lengths: Tensor, state: Tensors) -> Tensor:
+    def attend(
+        self, layer: int, token: OneToken, positions: Tensor, cache_lengths: Tensor, state: Tensors, step: int = 0,
+        steps: int = 1,
+    ) -> Tensor:  # fmt: skip
         """Append one token per row at `positions` [B] to the caches of a layer, in place, and attend: [B,H,D].
 
-        `cache_lengths` [caches,B] are the entries before.
+        `cache_lengths` [caches,B] are the entries before. The token is that of one of the `steps` of a pass.
         """
         tensors = [one for one in self._of_layer(layer) if one.in_step]
         outputs = [f"attended.{layer}", *(one.aliased_output for one in tensors)]
         program = self._program("step", layer, self._graphs.step, self.step_operators, outputs)
         given = {**token.given(layer), "positions": lambda: positions, "cache_lengths": lambda: cache_lengths}
-        found = self._run(program, given, state)
+        found = self._run(program, given, state, step, steps)
         _write_back(state, tensors, found[1:])
         return found[0]
 
@@ -142,17 +147,20 @@ class CacheOperations:
         if (kind, layer) not in self._programs:
             nodes = write(layer)
             seen = read_names(nodes).union(*(node.output for node in nodes))
-            exposed = [name for name in self._expose if name in seen]
+            exposed = sorted(seen.intersection(map(of_any_token, self._expose)))
             self._programs[kind, layer] = NodeProgram(nodes, [*outputs, *exposed], operators, exposed=exposed)
         return self._programs[kind, layer]
 
-    def _run(self, program: NodeProgram, given: Given, state: Tensors | None = None) -> list[Tensor]:
+    def _run(
+        self, program: NodeProgram, given: Given, state: Tensors | None = None, step: int = 0, steps: int = 1
+    ) -> list[Tensor]:
         tables = dict(zip(ROTARY_TABLES, self._rotary, strict=True))
         known = {**tables, **(state or {})}
         values = {name: known[name] if name in known else given[name]() for name in program.reads}
         found = program.run(Scope(values))
-        count = len(program.exposed)
-        self.exposed.update(zip(program.exposed, (one.clone() for one in found[-count:] if count), strict=True))
+        for name, value in zip(reversed(program.exposed), reversed(found), strict=False):
+            if (shown := of_token(name, step, steps)) in self._expose:
+                self.exposed[shown] = value.clone()
         return found
 
     def _of_layer(self, layer: int) -> list[StateTensor]:

@@ -123,7 +123,7 @@ class CachesByNodes:
         for step, (query, key, value, place) in enumerate(inputs):
             token = OneToken(query, key, value, partial(plain, step))
             stored = cache_lengths + step if step else cache_lengths
-            found.append(self._operations.attend(layer, token, place, stored, state))
+            found.append(self._operations.attend(layer, token, place, stored, state, step, count))
         return found
 
     def _many(self, layer: int, block: Block) -> ManyTokens:

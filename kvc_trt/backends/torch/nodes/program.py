@@ -17,12 +17,15 @@ from torch import Tensor
 
 from kvc_trt.backends.torch.device import from_numpy
 from kvc_trt.backends.torch.nodes.standard_operations import IN_PLACE, OPERATIONS, Attributes
+from kvc_trt.backends.torch.whole_prompts import store_whole
 from kvc_trt.graph.rewrites.prune import read_names
 from kvc_trt.kernels.ops import argument_names
 from kvc_trt.kernels.ops import call as call_kernel
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.operators import KVC_DOMAIN
+from kvc_trt.operators.compaction.store_tokens import STORE_TOKENS
 from kvc_trt.operators.schema import BY_LENGTH
+from kvc_trt.operators.tensors import CAPACITY
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -65,7 +68,7 @@ class Operators:
     layout: Layout
     device: torch.device
     kernels: bool = True
-    """True if an operator with a kernel calls it; otherwise its body runs too."""
+    """True if an operator with a kernel calls it, and KvcStoreTokens that of KvcAppendBlock; otherwise bodies run."""
     _bodies: dict[Any, NodeProgram] = field(default_factory=dict)
 
     def call(self, node: NodeProto, wanted: Collection[str]) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
@@ -74,7 +77,16 @@ class Operators:
         operator = operators()[node.op_type].for_numbers(numbers)
         if self.kernels and operator.kernel is not None:
             return self._kernel(operator, numbers)
+        if self.kernels and operator.name == STORE_TOKENS.name:
+            return self._store(numbers[CAPACITY.name])
         return self._body(operator, numbers, [name in wanted for name in node.output])
+
+    def _store(self, capacity: int) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
+        def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            keys, values, lengths = inputs
+            return store_whole(keys, values, lengths, capacity, self.layout.cache_format)
+
+        return run
 
     def _kernel(self, operator: Operator, numbers: Mapping[str, int]) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
         names = [tensor.name for tensor in operator.inputs]

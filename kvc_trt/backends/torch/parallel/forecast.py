@@ -27,7 +27,10 @@ def rank_memory(
     for name, side in (("compressed", parameters), ("full", parameters.keeping_everything())):
         state = state_tensors(shard.local, side, model.dtype, turns=turns and side.no_turn is None)
         row = memory.cache_bytes(state, 1)
-        prefill = memory.prefill_bytes(shard.local, state, 1, parameters.max_input_len, itemsize=itemsize)
+        tokens = parameters.max_input_len
+        prefill = memory.prefill_bytes(shard.local, state, 1, tokens, itemsize=itemsize)
+        if side.cache_format.keys is not None:
+            prefill += memory.storing_bytes(shard.local, 1, tokens, itemsize=itemsize)
         sides[name] = {
             "cache_bytes_per_row": row,
             "prefill_bytes": prefill,

@@ -65,6 +65,15 @@ def test_an_answer_of_ranks_can_be_proven(built, prompt, tmp_path, capsys):
     assert run(["verify", str(built), "--replay", str(proof)]) == 0
 
 
+def test_ranks_show_and_store_codes_as_one_process(tiny_model, tmp_path, capsys):
+    """The rung of codes included: exact keys and values, codes and bounds come from all ranks, by head."""
+    given = arguments(tiny_model, "--tp", "2", "--kv-cache", "int8", "--draft-tokens", "2", "--weights", "fp32")
+    assert run([*given, "-o", str(tmp_path / "codes")]) == 0
+    shown = capsys.readouterr().out
+    assert "PASSED" in shown
+    assert "drafts: codes unlike their vectors'" in shown
+
+
 def test_a_build_says_what_is_shared_and_verifies_with_the_ranks(tiny_model, tmp_path, capsys):
     """The kept and read tokens of four ranks of two KV heads are judged like those of any executor."""
     given = arguments(tiny_model, "--tp", "4", "--weights", "fp32", "-o", str(tmp_path / "four"))

@@ -23,6 +23,8 @@ from tests.backends.torch.test_executor import alone
 from tests.small_model import SMALL as MODEL
 
 STEPS = 12
+ONE_CODE = 0.02
+"""By how much logits may differ, relatively: after a sum of ranks, a few keys beside an edge get another code."""
 CASES = {
     "a KV head each": (MODEL, 2),
     "two ranks per KV head": (MODEL, 4),
@@ -51,6 +53,24 @@ def test_ranks_give_what_one_process_gives(case, make_program, on_shared_ranks):
     np.testing.assert_array_equal(several.buffers["k_cache.0"], one.buffers["k_cache.0"], "before any sum")
     copies = max(1, ranks // model.num_key_value_heads)
     assert several.state_bytes() == copies * one.state_bytes()
+
+
+@pytest.mark.parametrize(("ranks", "form"), [(2, "int4"), pytest.param(4, "k8v4", marks=pytest.mark.slow)])
+def test_ranks_store_and_move_the_codes_of_one_process(ranks, form, make_program, on_shared_ranks):
+    """The parts of a format are divided by KV head; before any sum they are equal to the bit."""
+    program = make_program("rocketkv, a skipped layer", kv_cache=form)
+    one, several = TorchExecutor(program), on_shared_ranks(program, ranks)
+    expected = run(one, batch_of(prompts()), STEPS)
+    found = run(several, batch_of(prompts()), STEPS, tokens=expected.tokens)
+    assert np.abs(found.logits - expected.logits).max() <= ONE_CODE * np.abs(expected.logits).max()
+    parts = [name for name in one.buffers if name.endswith(".0")]
+    assert len(parts) == {"int4": 6, "k8v4": 5}[form]
+    for name in parts:
+        np.testing.assert_array_equal(several.buffers[name], one.buffers[name], err_msg=name)
+    row = several.read_row(0)
+    several.write_row(2, row.items())
+    for name, part in several.read_row(2).items():
+        assert part.tobytes() == row[name].tobytes(), name
 
 
 @pytest.mark.slow
