@@ -1,5 +1,5 @@
-// kernels/ptx.cuh for the host: mma.sync and ldmatrix with the register layout of the PTX manual, and cp.async. The wait
-// that covers a copy performs it, and nothing does so earlier, so that a missing wait shows. Launches run one after
+// kernels/ptx.cuh for the host: mma.sync and ldmatrix with the register layout of the PTX manual, prmt, and cp.async. The
+// wait that covers a copy performs it, and nothing does so earlier, so that a missing wait shows. Launches run one after
 // another; a thread that did not wait for the launch before is reported (Block::note_access, Block::thread_main).
 #pragma once
 
@@ -10,6 +10,13 @@
 namespace kvc::platform {
 
 using emulation::Site;
+
+// Two of eight bytes as numbers of 16 bits in two's complement.
+inline uint32_t extend_bytes(uint32_t low, uint32_t high, int one, int other) {
+    const uint64_t bytes = uint64_t{high} << 32 | low;
+    const auto extended = [&](int byte) { return static_cast<uint16_t>(static_cast<int8_t>(bytes >> 8 * byte)); };
+    return extended(one) | uint32_t{extended(other)} << 16;
+}
 
 // c += A B, A 16 x 16 and B 16 x 8, sums in fp32 by ascending k.
 void mma_m16n8k16(half_t, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);

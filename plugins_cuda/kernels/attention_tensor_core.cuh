@@ -385,8 +385,36 @@ private:
             const Weights weights = fragments_of(scores, 0);
 #pragma unroll
             for (int block = 0; block < kBlocks; ++block) {
-                multiply_values(stage, block, weights, weights);
+                if constexpr (kExact) {
+                    multiply_values(stage, block, weights, weights);
+                } else {
+                    multiply_codes(stage, block, weights);
+                }
             }
+        }
+    }
+
+    // The same for codes of a byte, two tokens' of one channel at a time: they are transposed as they are widened.
+    __device__ __forceinline__ void multiply_codes(int stage, int block, const Weights& weights) {
+        const SharedSpan<ValueUnit> tile = values(stage);
+        ValueUnit units[4];  // of the lane's tokens
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            units[i] = tile[(block * 4 + i) * kWarpSize];
+        }
+        uint32_t transposed[4][4];  // before all products: among them it would take a register too many
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const int token = j / 2 * 2;
+                transposed[i][j] = widen_channel<kValues, Weight>(units[token], units[token + 1], 2 * i + j % 2);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            mma_m16n8k16<Weight>(output_[block][i], transposed[i], weights.rounded);
+            mma_m16n8k16<Weight>(output_[block][i], transposed[i], weights.rest);
         }
     }
 

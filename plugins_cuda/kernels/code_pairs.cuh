@@ -3,6 +3,7 @@
 //
 // int8 and int4 become numbers by a subtraction: a code's bits below the exponent of a constant make constant + code.
 // E4M3 has the exponent and the mantissa of a number whose bias is smaller; a product with a power of two corrects that.
+// (cvt.rn.f16x2.e4m3x2 of sm_89 makes fp16. To make bf16 of that takes more instructions than it spares.)
 #pragma once
 
 #include <cstdint>
@@ -29,19 +30,19 @@ inline constexpr uint32_t kInteger = std::is_same_v<T, half_t> ? 0x64006400u : 0
 __device__ __forceinline__ uint32_t spread_low(uint32_t bytes) { return __byte_perm(bytes, 0, 0x4140); }
 __device__ __forceinline__ uint32_t spread_high(uint32_t bytes) { return __byte_perm(bytes, 0, 0x4342); }
 
-// Two's complement: the sign bit weighs -128.
+// Two's complement: the sign bit weighs -128. The upper bytes do not matter.
 template <class T>
 __device__ __forceinline__ uint32_t int8_pair(uint32_t spread) {
     return platform::subtract_pairs(T{}, (spread & 0x007f007fu) | kInteger<T>, (spread & 0x00800080u) | kInteger<T>);
 }
 
+// Two codes, each with its sign repeated above it: one shift brings the sign and the magnitude to their places.
 template <class T>
-__device__ __forceinline__ uint32_t e4m3_pair(uint32_t spread) {
-    const uint32_t sign = spread << 8 & 0x80008000u, magnitude = spread & 0x007f007fu;
+__device__ __forceinline__ uint32_t e4m3_pair(uint32_t extended) {
     if constexpr (std::is_same_v<T, half_t>) {
-        return platform::multiply_pairs(T{}, sign | magnitude << 7, 0x5c005c00u);  // 2^8
+        return platform::multiply_pairs(T{}, extended << 7 & 0xbf80bf80u, 0x5c005c00u);  // 2^8
     } else {
-        return platform::multiply_pairs(T{}, sign | magnitude << 4, 0x7b807b80u);  // 2^120
+        return platform::multiply_pairs(T{}, extended << 4 & 0x87f087f0u, 0x7b807b80u);  // 2^120
     }
 }
 
@@ -61,11 +62,25 @@ __device__ __forceinline__ uint4 widen_pairs(const ChannelUnit<kFormat>& unit) {
         return {stored::int8_pair<T>(stored::spread_low(unit.x)), stored::int8_pair<T>(stored::spread_high(unit.x)),
                 stored::int8_pair<T>(stored::spread_low(unit.y)), stored::int8_pair<T>(stored::spread_high(unit.y))};
     } else if constexpr (kFormat == VectorFormat::kFp8) {
-        return {stored::e4m3_pair<T>(stored::spread_low(unit.x)), stored::e4m3_pair<T>(stored::spread_high(unit.x)),
-                stored::e4m3_pair<T>(stored::spread_low(unit.y)), stored::e4m3_pair<T>(stored::spread_high(unit.y))};
+        return {stored::e4m3_pair<T>(platform::extend_bytes(unit.x, 0, 0, 1)),
+                stored::e4m3_pair<T>(platform::extend_bytes(unit.x, 0, 2, 3)),
+                stored::e4m3_pair<T>(platform::extend_bytes(unit.y, 0, 0, 1)),
+                stored::e4m3_pair<T>(platform::extend_bytes(unit.y, 0, 2, 3))};
     } else {
         return {stored::int4_pair<T>(unit), stored::int4_pair<T>(unit >> 4), stored::int4_pair<T>(unit >> 8),
                 stored::int4_pair<T>(unit >> 12)};
+    }
+}
+
+// One channel of two units of bytes as a pair.
+template <VectorFormat kFormat, class T>
+__device__ __forceinline__ uint32_t widen_channel(const uint2& one, const uint2& other, int channel) {
+    const uint32_t of_one = channel < 4 ? one.x : one.y, of_other = channel < 4 ? other.x : other.y;
+    const int byte = channel % 4;
+    if constexpr (kFormat == VectorFormat::kFp8) {
+        return stored::e4m3_pair<T>(platform::extend_bytes(of_one, of_other, byte, 4 + byte));
+    } else {
+        return stored::int8_pair<T>(__byte_perm(of_one, of_other, byte | (4 + byte) << 8));
     }
 }
 

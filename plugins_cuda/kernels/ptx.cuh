@@ -1,6 +1,6 @@
-// The only PTX of the kernels: mma.sync, ldmatrix and cp.async (sm_80 and later), griddepcontrol, barrier.cluster and mapa
-// (sm_90 and later). emulation/ptx.h and emulation/cluster.h have the same functions for the host; kernels use them through
-// kernels/mma.cuh, kernels/copy_async.cuh, kernels/dependent_launch.cuh and kernels/cluster.cuh.
+// The only PTX of the kernels: prmt, mma.sync, ldmatrix and cp.async (sm_80 and later), griddepcontrol, barrier.cluster
+// and mapa (sm_90 and later). emulation/ptx.h and emulation/cluster.h have the same functions for the host; kernels use
+// most through kernels/mma.cuh, kernels/copy_async.cuh, kernels/dependent_launch.cuh and kernels/cluster.cuh.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,6 +11,14 @@ namespace kvc::platform {
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Two of the eight bytes of `low` and `high`, by their numbers, as numbers of 16 bits in two's complement. (__byte_perm
+// repeats no sign.)
+__device__ __forceinline__ uint32_t extend_bytes(uint32_t low, uint32_t high, int one, int other) {
+    uint32_t extended;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(extended) : "r"(low), "r"(high), "r"(one * 0x11 + other * 0x1100 + 0x8080));
+    return extended;
 }
 
 __device__ __forceinline__ void mma_m16n8k16(__half, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {

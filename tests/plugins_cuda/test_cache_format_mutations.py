@@ -51,10 +51,8 @@ MUTATIONS = (
     ),
     Mutation("groups_of_tokens_overlap", STORED, "slot * table.groups + group", "slot + group"),
     Mutation("the_sign_bit_weighs_nothing", PAIRS, "(spread & 0x00800080u) | kInteger<T>", "kInteger<T>"),
-    Mutation("the_sign_of_fp8_is_lost", PAIRS, "sign | magnitude << 4", "magnitude << 4"),
-    Mutation(
-        "fp8_pairs_are_not_scaled", PAIRS, "sign | magnitude << 7, 0x5c005c00u", "sign | magnitude << 7, 0x3c003c00u"
-    ),
+    Mutation("the_sign_of_fp8_is_lost", PAIRS, "extended << 4 & 0x87f087f0u", "extended << 4 & 0x07f007f0u"),
+    Mutation("fp8_pairs_are_not_scaled", PAIRS, "0xbf80bf80u, 0x5c005c00u", "0xbf80bf80u, 0x3c003c00u"),
     Mutation("queries_keep_their_order", PAIRS, "__byte_perm(channels.x, channels.z, 0x5410)", "channels.x"),
     Mutation("the_minimum_is_left_out", TENSOR_CORE, " + query[e] * minimum;", ";"),
     Mutation("sums_of_groups_run_on", TENSOR_CORE, "even[e] = odd[e] = 0.0f;", ""),

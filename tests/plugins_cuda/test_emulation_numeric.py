@@ -61,6 +61,30 @@ def test_pairs_of_codes_widen_exactly(toy_library, name):
     np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
+@pytest.mark.parametrize("stored", [np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(np.int8)], ids=["fp8", "int8"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_code_of_a_stored_vector_widens_exactly(toy_library, name, stored):
+    """At every channel, beside every other code: of its own vector, and of another vector's same channel."""
+    every = np.array([code for code in range(256) if not np.isnan(np.uint8(code).view(stored).astype(np.float32))])
+    one, other = (grid.ravel().astype(np.uint8) for grid in np.meshgrid(every, every))
+    fill = -one.size % 8
+    vectors = np.stack([np.pad(one, (0, fill)), np.pad(other, (0, fill))], axis=1)  # neighbours are pairs
+    vectors = np.concatenate([vectors.reshape(-1, 8), vectors.reshape(-1, 8)[:, ::-1]])
+    shifted = np.stack([vectors, np.roll(vectors, 1, axis=0)], axis=1).reshape(-1, 8)
+    across = np.stack([one, other], axis=1)[np.newaxis].repeat(8, axis=0)  # [channel, pair of codes, vector]
+    across = across.transpose(1, 2, 0).reshape(-1, 8)
+    for units in (np.ascontiguousarray(shifted), np.ascontiguousarray(across)):
+        pairs, channels = np.zeros((len(units), 4), np.uint32), np.zeros((len(units) // 2, 8), np.uint32)
+        fp8 = ctypes.c_int(stored != np.int8)
+        toy_library.call(f"widen_codes_{name}", fp8, units, pairs, channels, ctypes.c_int64(len(units)))
+        expected = units.view(stored).astype(np.float32)
+        found = pairs.view(FORMATS[name]).reshape(-1, 8).astype(np.float32)
+        np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+        found = channels.view(FORMATS[name]).reshape(-1, 8, 2).astype(np.float32)
+        expected = np.ascontiguousarray(expected.reshape(-1, 2, 8).transpose(0, 2, 1))
+        np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_number_survives_the_way_there_and_back(toy_library, name):
     numbers = EVERY.view(FORMATS[name])

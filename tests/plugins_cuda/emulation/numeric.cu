@@ -1,5 +1,6 @@
-// Conversions, order and vector accesses of kernels/numeric.cuh and kernels/fp8.cuh on whole arrays.
+// Conversions, order and vector accesses of kernels/numeric.cuh, kernels/fp8.cuh and kernels/code_pairs.cuh on whole arrays.
 #include "emulation/toy.h"
+#include "kernels/code_pairs.cuh"
 #include "kernels/fp8.cuh"
 #include "kernels/numeric.cuh"
 
@@ -19,6 +20,15 @@ void narrow_array(const float* from, T* to, int64_t n) {
 template <class T>
 void widen_bytes_array(const uint32_t* from, uint32_t* to, int64_t n) {
     for (int64_t i = 0; i < n; ++i) to[i] = widen_upper_bytes<T>(from[i]);
+}
+
+// The units' codes in the order of channels; then, of every two units, those of each channel.
+template <VectorFormat kFormat, class T>
+void widen_codes_array(const uint2* units, uint4* pairs, uint32_t* channels, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) pairs[i] = widen_pairs<kFormat, T>(units[i]);
+    for (int64_t i = 0; i < n / 2 * 8; ++i) {
+        channels[i] = widen_channel<kFormat, T>(units[i / 8 * 2], units[i / 8 * 2 + 1], static_cast<int>(i % 8));
+    }
 }
 
 template <class T>
@@ -56,6 +66,16 @@ void widen_bytes_half(const uint32_t* from, uint32_t* to, int64_t n) {
 }
 void widen_bytes_bfloat16(const uint32_t* from, uint32_t* to, int64_t n) {
     kvc::widen_bytes_array<kvc::bfloat16_t>(from, to, n);
+}
+void widen_codes_half(int fp8, const uint2* units, uint4* pairs, uint32_t* channels, int64_t n) {
+    using namespace kvc;
+    fp8 != 0 ? widen_codes_array<VectorFormat::kFp8, half_t>(units, pairs, channels, n)
+             : widen_codes_array<VectorFormat::kInt8, half_t>(units, pairs, channels, n);
+}
+void widen_codes_bfloat16(int fp8, const uint2* units, uint4* pairs, uint32_t* channels, int64_t n) {
+    using namespace kvc;
+    fp8 != 0 ? widen_codes_array<VectorFormat::kFp8, bfloat16_t>(units, pairs, channels, n)
+             : widen_codes_array<VectorFormat::kInt8, bfloat16_t>(units, pairs, channels, n);
 }
 void narrow_half(const float* from, kvc::half_t* to, int64_t n) { kvc::narrow_array(from, to, n); }
 void narrow_bfloat16(const float* from, kvc::bfloat16_t* to, int64_t n) { kvc::narrow_array(from, to, n); }
