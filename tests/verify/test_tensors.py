@@ -255,7 +255,9 @@ def test_an_engine_whose_caches_have_a_format_passes(form, tmp_path):
     report = engine.verify("tensors", steps=1)
     assert report.passed
     assert [rung.name for rung in report.rungs] == [
-        f"{graph}: onnxruntime | {other}" for graph in ("prefill", "decode") for other in ("inlined", "openvino")
+        f"{graph}: onnxruntime | {other}"
+        for graph in ("prefill", "decode")
+        for other in ("inlined", "openvino", "torch")
     ]
 
 
