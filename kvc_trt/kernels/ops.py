@@ -88,13 +88,20 @@ def _implementation(operator: Operator, form: CacheFormat, without: Collection[s
 
 
 def _by_reference(operator: Operator, form: CacheFormat) -> Callable[[Mapping[str, Any]], Result]:
-    """Return the function from an operator's arguments by name to its result that the reference computes."""
+    """Return the function from an operator's arguments by name to its result that the reference computes.
+
+    It looks the reference up when it is called: an operator may have a kernel and no reference here."""
     name = operator_name(operator)
-    if operator.in_format(form) is operator:
-        exact: Callable[..., Result] = getattr(reference_ops, name)
-        return lambda given: exact(**given)
-    stored: Callable[..., Result] = getattr(stored_ops, name)
-    return lambda given: stored(form, given)
+
+    def exact(given: Mapping[str, Any]) -> Result:
+        result: Result = getattr(reference_ops, name)(**given)
+        return result
+
+    def stored(given: Mapping[str, Any]) -> Result:
+        result: Result = getattr(stored_ops, name)(form, given)
+        return result
+
+    return exact if operator.in_format(form) is operator else stored
 
 
 def _format_number(operator: Operator) -> dict[str, int]:

@@ -146,7 +146,7 @@ def test_a_context_in_a_format_is_smaller_goes_on_and_fits_no_other_format(
     for mine, other, form, wanted in ((engine, file, "int4", "auto"), (same, context, "auto", "int4")):
         said = failure("run", mine, "--context", other, capfd=capfd)
         assert f"has keys and values in format {form}; this engine has {wanted}" in said
-        assert f"kvc-trt build --kv-cache {form}" in said
+        assert f"--kv-cache {form} among them" in said
 
 
 def test_contexts_of_other_engines_and_changed_files_are_refused(engines, engine, context, tmp_path, capfd):
