@@ -19,15 +19,15 @@ from benchmarks.accuracy.spent import record_of, total_spent
 from tests.small_model import SMALL
 
 MODULES = [one.name for one in pkgutil.walk_packages(benchmarks.__path__, "benchmarks.")]
-OTHER_ENGINES = ("llama_cpp", "onnxruntime_genai", "openvino_genai")
-"""Packages that `make peers-env` installs in an environment of their own."""
+OF_OTHER_ENVIRONMENTS = ("llama_cpp", "onnxruntime_genai", "openvino_genai", "aiohttp")
+"""Packages that `make peers-env` and `make dynamo-env` install in environments of their own."""
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("__main__")])
 def test_every_benchmark_imports_what_there_is(name, monkeypatch):
-    for engine in OTHER_ENGINES:
-        if importlib.util.find_spec(engine) is None:
-            monkeypatch.setitem(sys.modules, engine, MagicMock())
+    for package in OF_OTHER_ENVIRONMENTS:
+        if importlib.util.find_spec(package) is None:
+            monkeypatch.setitem(sys.modules, package, MagicMock())
     importlib.import_module(name)
 
 
