@@ -54,12 +54,13 @@ def test_only_platform_cuh_asks_for_the_compiler() -> None:
     assert SOURCES["kernels/platform.cuh"].count("KVC_EMULATION") == 2, "the comment and the one #ifdef"
 
 
-def test_ptx_is_of_tensor_cores_cp_async_clusters_and_the_order_of_launches_only() -> None:
+def test_ptx_is_of_tensor_cores_cp_async_clusters_the_order_of_launches_and_one_choice_of_bytes_only() -> None:
+    """`__byte_perm` takes no selector that repeats a sign."""
     _, *statements = SOURCES["kernels/ptx.cuh"].split("asm")
     assert statements
     for statement in statements:
         instruction = statement.split('"')[1]
-        allowed = ("mma.sync.", "ldmatrix.sync.", "cp.async.", "griddepcontrol.", "barrier.cluster.", "mapa.")
+        allowed = ("mma.sync.", "ldmatrix.sync.", "cp.async.", "griddepcontrol.", "barrier.cluster.", "mapa.", "prmt.")
         assert instruction.startswith(allowed), instruction
 
 

@@ -41,7 +41,8 @@ def test_the_cells_are_those_of_the_requirement():
     sparse = {("rocketkv", *place, budget) for place in places for budget in (256, 512, 1024, 2048)}
     dense = {(name, *place, None) for place in places for name in torch_cases.DENSE}
     points = {("quest-matched", 1, 32768, 512), *((kernel_cases.FP8, batch, 32768, 512) for batch in (8, 32))}
-    assert set(found) == sparse | dense | points
+    in_format = {(name, batch, 32768, 2048) for name in kernel_cases.IN_FORMAT.values() for batch in (8, 32)}
+    assert set(found) == sparse | dense | points | in_format
     assert len(found) == len(set(found))
 
 
