@@ -18,14 +18,13 @@ from benchmarks.gpu.timing import Call
 from benchmarks.kernels.cases import HEAD_SIZE, Case
 from kvc_trt.kernels.library import CompactResult, KernelLibrary, empty_outputs
 from kvc_trt.kernels.ops import numbers_of
-from kvc_trt.models.cache_formats import VectorFormat
+from kvc_trt.kernels.stored_parts import parts_of
 from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.compaction.compact import COMPACT
 from kvc_trt.operators.dimensions import stored_pages
 from kvc_trt.operators.schema import CACHE_FORMAT, part_names, vector_of
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
-from kvc_trt.reference import store
 from kvc_trt.reference.bounds import fp8_codes
 
 Maker = Callable[[KernelLibrary, Case, int], list[Call]]
@@ -148,20 +147,8 @@ def _arguments(
     given = {"query": query, "k_new": new, "v_new": new, "cache_lengths": lengths}
     for tensor, table in ((K_CACHE, keys), (V_CACHE, values)):
         vector = vector_of(tensor, case.cache_format)
-        parts = [table] if vector is None else _stored(table, vector)
-        given |= zip(part_names(tensor, vector), parts, strict=True)
+        given |= zip(part_names(tensor, vector), parts_of(table, vector), strict=True)
     return given | {CACHE_FORMAT.name: case.cache_format.code}
-
-
-def _stored(table: Tensor, vector: VectorFormat) -> list[Tensor]:
-    """Codes as bytes, scales, and minima where there are some."""
-    made = store(table, format=vector.name)
-    codes, scales = made.codes.view(torch.int8), made.scales
-    if vector.code_bits == 4:
-        codes = codes[..., ::2] | codes[..., 1::2] << 4
-    if vector.scale_bytes == 1:
-        scales = scales.view(torch.int8)
-    return [codes, scales] if made.minima is None else [codes, scales, made.minima]
 
 
 def _step(device: str, case: Case, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
