@@ -211,7 +211,7 @@ NO_CALLS = {"role": "assistant", "content": None}
         ({**USER, "tool_calls": []}, "tool_calls in a message of the role user"),
         (result("rain", "other"), "tool_call_id is 'other', and no message before it has such a call"),
         ({"role": "tool", "content": None}, "'content' must be text, found None"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "part 0 of content has the type 'image"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "part 0 of content has the type 'image_url'"),
         ({"role": "user", "content": ["a"]}, "part 0 of content: expected an object with type and text"),
         ({"role": "user", "content": [{"type": "text"}]}, "part 0 of content: 'text' must be text, found None"),
         ({"role": "assistant", "content": "a", "function_call": {"name": "f"}}, "function_call is not supported"),

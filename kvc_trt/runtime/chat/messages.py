@@ -59,11 +59,8 @@ def json_value(value: object, what: str, *, depth: int = DEEPEST) -> Any:
         return value
     if isinstance(value, str):
         return _text(value, what)
-    if (
-        isinstance(value, int)
-        and value.bit_length() <= _LARGEST_INTEGER
-        or isinstance(value, float)
-        and math.isfinite(value)
+    if (isinstance(value, int) and value.bit_length() <= _LARGEST_INTEGER) or (
+        isinstance(value, float) and math.isfinite(value)
     ):
         return value
     if depth == 0:
