@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.errors import Cancelled, InputError
 from kvc_trt.progress import NullProgress, Progress
-from kvc_trt.runtime.chat.template import ChatTemplate, check_messages
+from kvc_trt.runtime.chat.messages import Message, check_messages
+from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.runtime.context import Context
 from kvc_trt.runtime.request import Event, Output, Request
 from kvc_trt.runtime.session.session import Session
@@ -101,14 +102,14 @@ class Conversation:
         self._system = system
         self._document = None if document is None else document.strip()
         self._progress = progress or NullProgress()
-        self._messages: list[dict[str, str]] = []
+        self._messages: list[Message] = []
         self._now = datetime.now()  # a template writes the local date; it must not change in between
         self._opening: _Opening | None = None
         self._row: int | None = None
         self._seen = _Seen([], "", [])
 
     @property
-    def messages(self) -> tuple[dict[str, str], ...]:
+    def messages(self) -> tuple[Message, ...]:
         """The conversation so far, as messages with role and content."""
         return tuple(check_messages(self._messages, system=self._system)) if self._messages else ()
 
@@ -122,7 +123,7 @@ class Conversation:
             return 0
         if self._opening is None:
             opening = self._document + _BREAK
-            asked = [{"role": "user", "content": f"{opening}?"}]
+            asked: list[Message] = [{"role": "user", "content": f"{opening}?"}]
             text = self._render(asked)
             if (found := text.find(opening)) < 0:
                 return 0
@@ -148,7 +149,7 @@ class Conversation:
         if not self._messages:
             self.read_document()
         content = f"{self._document}{_BREAK}{question}" if self._document and not self._messages else question
-        asked = [*self._messages, {"role": "user", "content": content}]
+        asked: list[Message] = [*self._messages, {"role": "user", "content": content}]
         text = self._render(asked)
         start = time.perf_counter()
         fed, new = self._new(text)
@@ -233,7 +234,7 @@ class Conversation:
             self.close()
             raise
 
-    def _render(self, messages: list[dict[str, str]]) -> str:
+    def _render(self, messages: list[Message]) -> str:
         return self._template.render(check_messages(messages, system=self._system), now=self._now)
 
     def _unread(self, seen: _Seen, text: str) -> list[int] | None:
@@ -260,7 +261,7 @@ class Conversation:
                 return self._session.end_answer(row)
             self._session.advance()
 
-    def _answered(self, asked: list[dict[str, str]], text: str, fed: list[int], output: Output) -> None:
+    def _answered(self, asked: list[Message], text: str, fed: list[int], output: Output) -> None:
         """Remember what was said. A stop string is part of it, for the row has seen it."""
         *before, last = output.token_ids
         ended = output.finish_reason == "stop" and last in self._ends
