@@ -32,8 +32,9 @@ from benchmarks.accuracy.smollm2.stages import (
 from benchmarks.accuracy.spent import Spent, record_of
 from kvc_trt.accuracy.answerers.policy_engines import PolicyEngines, open_model
 from kvc_trt.accuracy.cell import Cell
+from kvc_trt.accuracy.draw import QuestionDraw
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
-from kvc_trt.accuracy.measure import GroupMeasurement, QuestionDraw, measure
+from kvc_trt.accuracy.measure import GroupMeasurement, measure
 from kvc_trt.accuracy.questions import QuestionSet, Vocabulary, ask, draw
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
