@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError
-from kvc_trt.runtime.chat.template import ChatTemplate, check_messages
+from kvc_trt.runtime.chat.messages import Message, check_messages
+from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.runtime.request import Event, Output, Request
 from kvc_trt.runtime.session.session import Session
 from kvc_trt.runtime.session.turn import check_takes_turns
@@ -61,7 +62,7 @@ class Conversation:
         self._ends = frozenset(end_token_ids)
         self._rules = replace(rules or Request(()), stay=True)
         self._system = system
-        self._messages: list[dict[str, str]] = []
+        self._messages: list[Message] = []
         self._now = datetime.now()  # a template writes the local date; it must not change in between
         self._row: int | None = None
         self._fed: list[int] = []
@@ -72,7 +73,7 @@ class Conversation:
         """The last token of the answer, unless it is an end token."""
 
     @property
-    def messages(self) -> tuple[dict[str, str], ...]:
+    def messages(self) -> tuple[Message, ...]:
         """The conversation so far, as messages with role and content."""
         return tuple(check_messages(self._messages, system=self._system)) if self._messages else ()
 
@@ -148,7 +149,7 @@ class Conversation:
                     return event.output
             self._session.advance()
 
-    def _answered(self, asked: list[dict[str, str]], text: str, fed: list[int], output: Output) -> None:
+    def _answered(self, asked: list[Message], text: str, fed: list[int], output: Output) -> None:
         """Remember what was said. A stop string is part of it, for the row has seen it."""
         *before, last = output.token_ids
         ended = output.finish_reason == "stop" and last in self._ends
