@@ -151,7 +151,8 @@ def _draw(stage: Stage) -> QuestionDraw:
 
 
 def compact(cell: dict[str, Any]) -> dict[str, Any]:
-    dropped = ("depths", "parameters", "seed", "family", "query_aware", "evidence", "full_scores", "full_accuracy")
+    dropped = {"depths", "parameters", "seed", "family", "query_aware", "evidence", "full_scores", "full_accuracy"}
+    dropped |= {"equal", "first_differences"}  # nothing is followed here
     return {name: _short(value) for name, value in cell.items() if name not in dropped and value not in (None, "")}
 
 
