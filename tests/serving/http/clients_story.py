@@ -10,7 +10,15 @@ import json
 import sys
 
 import instructor
-from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+from agents import (
+    Agent,
+    MaxTurnsExceeded,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
@@ -37,7 +45,7 @@ def instructed(url: str, model: str, mode: instructor.Mode) -> dict[str, str]:
 
 
 async def agent(url: str, model: str) -> list[str]:
-    """The kinds of items of a run in which the model has to call a tool first."""
+    """The kinds of items of a run in which the model has to call a tool first; a small one calls it again and again."""
     set_tracing_disabled(True)
     client = AsyncOpenAI(base_url=url, api_key="none")
     settings = ModelSettings(tool_choice="required", max_tokens=60)
@@ -48,8 +56,12 @@ async def agent(url: str, model: str) -> list[str]:
         tools=[weather],
         model_settings=settings,
     )
-    result = await Runner.run(one, "What is the weather in Paris?", max_turns=3)
-    return [type(item).__name__ for item in result.new_items]
+    try:
+        items = (await Runner.run(one, "What is the weather in Paris?", max_turns=3)).new_items
+    except MaxTurnsExceeded as ended:
+        assert ended.run_data is not None
+        items = ended.run_data.new_items
+    return [type(item).__name__ for item in items]
 
 
 def main() -> None:

@@ -75,7 +75,10 @@ def test_a_tool_loop(client):
     with client.chat.completions.stream(messages=messages, **asked) as stream:
         (streamed,) = stream.get_final_completion().choices[0].message.tool_calls
     assert streamed.function.arguments == call.function.arguments
-    messages += [first.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
+    messages += [
+        first.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "rain"},
+    ]
     last = client.chat.completions.create(model="chat", messages=messages, tools=[WEATHER], max_tokens=20).choices[0]
     assert last.message.content or last.message.tool_calls
 

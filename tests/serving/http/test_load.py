@@ -41,7 +41,9 @@ def left(client: Client, body: dict[str, Any]) -> None:
 
 
 def check_load(demo_engine, answers, rounds: int) -> None:
-    asked = [{"prompt": prompt, "max_tokens": 8 + place % 9, "ignore_eos": True} for place, prompt in enumerate(prompts())]
+    asked = [
+        {"prompt": prompt, "max_tokens": 8 + place % 9, "ignore_eos": True} for place, prompt in enumerate(prompts())
+    ]
     alone = [answers(body["prompt"], body["max_tokens"], ignore_eos=True).text for body in asked]
     ways: list[Callable[..., Any]] = [whole, streamed, streamed, left]
     with InProcess({"demo": demo_engine}, rows=8, queue_limit=2 * CLIENTS) as server:
