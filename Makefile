@@ -24,13 +24,16 @@ INSTALL := environments/install.py
 # What each environment asks for, beside its file there.
 EXTRAS := test cuda-build tensorrt-lean tensorrt-rtx tensorrt-types
 FOR_TRITON := 'numpy<2' 'tritonclient[grpc]==2.51.0'
+# Kubernetes' own reading of what `kvc-trt export dynamo` writes, tests only.
+FOR_DYNAMO := kubernetes==32.0.1
 FOR_AIPERF := aiperf==0.13.0
 FOR_RELEASE := cyclonedx-bom==7.5.0 wheel==0.48.0
 # What builds kvc-trt itself where it is installed; pyproject.toml says which versions can.
 FOR_PROJECT := scikit-build-core==1.1.2
 # Installed without their dependencies. kvpress, for tests/oracles: its presses need torch and transformers, the rest of
-# it an older transformers and data sets. The bare server of pytriton needs nothing; NIXL asks for torch.
-ALONE := kvpress==0.5.5 nvidia-pytriton==0.7.0 nixl-cu12==1.5.1 uv==0.13.9
+# it an older transformers and data sets. The bare server of pytriton needs nothing; Dynamo asks for what its planner
+# simulates with, which the package index has as a stub alone; NIXL asks for torch.
+ALONE := kvpress==0.5.5 nvidia-pytriton==0.7.0 ai-dynamo==1.6.1 nixl-cu12==1.5.1 uv==0.13.9
 alone = $(INSTALL) alone --no-dependencies $(filter $(1)==%,$(ALONE))
 CXX_SOURCES := find plugins_cuda plugins_cpu tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp'
 # Files come in the order of tests/collection.py. Among all tests, those of servers wait: there is work for a third process.
@@ -350,14 +353,14 @@ $(TRITON)/.installed: pyproject.toml environments/triton.txt environments/alone.
 	$(TRITON)/bin/python $(call alone,nvidia-pytriton)
 	@touch $@
 
-# NVIDIA Dynamo in an environment of its own: it pins what others may not have. NIXL's own dependency is torch, which
-# nothing here needs.
+# NVIDIA Dynamo in an environment of its own: it pins what others may not have.
 dynamo-env: $(DYNAMO)/.installed
 
 $(DYNAMO)/.installed: pyproject.toml environments/dynamo.txt environments/alone.txt
 	@echo "Making the environment of NVIDIA Dynamo in $(DYNAMO)."
 	$(PYTHON) -m venv $(DYNAMO)
-	$(DYNAMO)/bin/python $(INSTALL) dynamo --project --extra dynamo
+	$(DYNAMO)/bin/python $(INSTALL) dynamo --project --extra dynamo $(FOR_DYNAMO)
+	$(DYNAMO)/bin/python $(call alone,ai-dynamo)
 	$(DYNAMO)/bin/python $(call alone,nixl-cu12)
 	@touch $@
 
@@ -385,7 +388,7 @@ LOCK = UV_PYTHON_DOWNLOADS=never $(UV)/bin/uv pip compile --quiet --universal --
 	--custom-compile-command 'make lock' --python-version $(or $(1),3.10) $(ARGUMENTS)
 lock: $(UV)/.installed
 	$(LOCK) pyproject.toml $(addprefix --extra ,$(EXTRAS)) --output-file environments/development.txt
-	printf '%s\n' $(FOR_PROJECT) | $(LOCK) pyproject.toml - --extra dynamo --output-file environments/dynamo.txt
+	printf '%s\n' $(FOR_PROJECT) $(FOR_DYNAMO) | $(LOCK) pyproject.toml - --extra dynamo --output-file environments/dynamo.txt
 	printf '%s\n' $(FOR_PROJECT) $(FOR_TRITON) | $(LOCK) pyproject.toml - --output-file environments/triton.txt
 	printf '%s\n' $(FOR_PROJECT) $(FOR_RELEASE) | $(LOCK) - --output-file environments/release.txt
 	printf '%s\n' $(ALONE) | $(LOCK) --no-deps - --output-file environments/alone.txt

@@ -42,7 +42,8 @@ def asked(environment: str) -> list[str]:
         return [*made("FOR_RELEASE"), *build]
     extras = {"development": made("EXTRAS"), "dynamo": ["dynamo"], "triton": []}[environment]
     chosen = [text for extra in extras for text in project["optional-dependencies"][extra]]
-    return [*project["dependencies"], *build, *chosen, *(made("FOR_TRITON") if environment == "triton" else ())]
+    more = {"development": [], "dynamo": made("FOR_DYNAMO"), "triton": made("FOR_TRITON")}[environment]
+    return [*project["dependencies"], *build, *chosen, *more]
 
 
 def holding(texts: list[str], python: str) -> Iterator[Requirement]:
