@@ -22,7 +22,7 @@ from kvc_trt.tool_calls.reader import CallMarks, Reader
 NAME = "tool-calls"
 MAX_NEW_TOKENS = 64
 TOOL_NUMBERS = (100, 999)
-SHOWN = 2
+SHOWN = 4
 """Solved requests."""
 OPENING = "You may call these tools:\n"
 RETURNED = "\nA tool returned these codes:\n"
@@ -54,7 +54,7 @@ class _Subject(NamedTuple):
 
     @property
     def request(self) -> str:
-        return f"\n\nRequest: report on the {self.name}.\nCall:"
+        return f"\n\nRequest: a report on the {self.name}.\nCall:"
 
     @property
     def call(self) -> str:
