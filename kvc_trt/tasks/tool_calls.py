@@ -2,7 +2,7 @@
 
 The context is what an agent's model reads: a JSON description of each tool, then records that a call returned, then two
 solved requests. The question asks for a report on one subject. Of the tool's name only the words can be guessed: its
-number is in the description, and the code that the tool wants is in the subject's record. The task is our own.
+number is in the description, and the station that the tool wants is in the subject's record. The task is our own.
 
 The answer is read as servers read one (`kvc_trt.tool_calls`), and is right only if the name and all arguments are.
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kvc_trt.tasks.haystack import fit_units, insert_needles
 from kvc_trt.tasks.task import Encode, Task, TaskSample, sample_rng
-from kvc_trt.tasks.words import FIVE_DIGITS, available, draw_distinct
+from kvc_trt.tasks.words import NOUNS, available, draw_distinct
 from kvc_trt.tool_calls.deltas import Arguments
 from kvc_trt.tool_calls.reader import CallMarks, Reader
 
@@ -25,15 +25,15 @@ TOOL_NUMBERS = (100, 999)
 SHOWN = 4
 """Solved requests."""
 OPENING = "You may call these tools:\n"
-RETURNED = "\nA tool returned these codes:\n"
+RETURNED = "\nA tool returned these stations:\n"
 
 
 class _Subject(NamedTuple):
-    """Something to report on, the number of its tool, and its code."""
+    """Something to report on, the number of its tool, and its station."""
 
     name: str
     number: int
-    code: str
+    station: str
 
     @property
     def tool(self) -> str:
@@ -41,12 +41,12 @@ class _Subject(NamedTuple):
 
     @property
     def description(self) -> str:
-        parameters = {"subject": "string", "code": "string"}
+        parameters = {"subject": "string", "station": "string"}
         return json.dumps({"name": self.tool, "description": f"Reports on the {self.name}.", "parameters": parameters})
 
     @property
     def arguments(self) -> dict[str, str]:
-        return {"subject": self.name, "code": self.code}
+        return {"subject": self.name, "station": self.station}
 
     @property
     def record(self) -> str:
@@ -75,7 +75,7 @@ def generate(
     names = [word.replace("-", " ") for word in draw_distinct(rng, "words", most)]
     first, last = TOOL_NUMBERS
     numbers = (first + rng.integers(last - first + 1, size=most)).tolist()
-    asked, *others = map(_Subject, names, numbers, draw_distinct(rng, "numbers", most, FIVE_DIGITS))
+    asked, *others = map(_Subject, names, numbers, rng.choice(NOUNS, size=most).tolist())
     depths = [float(depth) for depth in rng.random(2)]
     solved = "".join(f"{one.request} {one.call}" for one in others[:SHOWN])
 
@@ -114,7 +114,7 @@ TASKS = (
     Task(
         NAME,
         "tools",
-        "a call of one of many tools, with a code that an earlier call returned",
+        "a call of one of many tools, with a station that an earlier call returned",
         MAX_NEW_TOKENS,
         generate,
         score,

@@ -64,12 +64,14 @@ class Reader:
         """Begin an answer in which tools of these names may be called; without names there are no calls.
 
         `thinks`: the model may begin with thoughts; `thinking`: the prompt has begun them already. Without `parallel`
-        the answer ends with the first call.
+        nothing counts after the first call.
         """
         self._names = frozenset(names)
         self._marks = marks if self._names else CallMarks()
         self._openings = tuple(opening for opening, _ in self._marks.around)
         self._thinks, self._parallel = thinks and not thinking, parallel
+        self._is_plain = not (self._names or thinks)
+        """True where all is content."""
         self._make_id = make_id or call_id
         self._mode = _Mode.THOUGHTS if thinking else _Mode.CONTENT
         self._begins = True
@@ -90,17 +92,14 @@ class Reader:
         self._deltas: list[Delta] = []
 
     @property
-    def is_done(self) -> bool:
-        """True if the answer should end here: its one call is whole."""
-        return self._mode is _Mode.DONE
-
-    @property
     def has_calls(self) -> bool:
         """True if a call was announced: the answer's finish_reason is then tool_calls."""
         return self._calls > 0
 
     def feed(self, text: str) -> list[Delta]:
         """Return what is certain with this text; pieces of one kind are one delta."""
+        if self._is_plain:
+            return [Content(text)] if text else []
         for character in text:
             self._read(character)
         return self._new_deltas()

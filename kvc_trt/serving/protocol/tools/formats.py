@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError, describe, did_you_mean
 from kvc_trt.runtime.chat.tools import tool_names
-from kvc_trt.serving.protocol.tools.grammars import CallGrammar, forced_calls
+from kvc_trt.serving.protocol.tools.grammars import Answer, CallGrammar, can_embed
 from kvc_trt.tool_calls.reader import THOUGHTS, CallMarks, Reader, call_id, short_call_id
 
 if TYPE_CHECKING:
@@ -33,28 +33,30 @@ class ToolFormat:
     thinks: bool = False
     """True for a model that may write its thoughts before what it says."""
 
-    def forced(self, use: ToolUse, prompt: str = "") -> Grammar | None:
-        """Return the grammar of an answer that must call a tool; None where it need not.
+    def constrained(self, use: ToolUse, prompt: str, given: Grammar | None = None) -> Grammar | None:
+        """Return the grammar of an answer to this prompt; None where it may be anything.
 
-        InputError, which names the tool, for parameters that are not a JSON schema, or one that cannot be obeyed.
+        `given` is what the request asks for besides; where tools are offered, a call may come in its place. A model may
+        think first. InputError, which names the tool, for parameters that are not a JSON schema, or one that cannot be
+        obeyed, and for a grammar that tools do not go with.
         """
-        if not use.is_forced:
+        if not use.is_forced and given is None:
             return None
-        return forced_calls(
-            self.grammar,
-            use.callable_tools,
-            several=use.may_call_several,
-            thinks=self.thinks,
-            thinking=self.thinking(prompt),
-        )
+        thinks = self._thinks_before(given)
+        if not use.offered and not thinks:
+            return given
+        otherwise = None if use.is_forced else given
+        answer = Answer(use.callable_tools, use.may_call_several, otherwise, thinks, thinks and self.thinking(prompt))
+        return answer.grammar(self.grammar)
 
-    def reader(self, use: ToolUse, prompt: str = "") -> Reader:
-        """Return what reads an answer to this prompt."""
+    def reader(self, use: ToolUse, prompt: str, given: Grammar | None = None) -> Reader:
+        """Return what reads an answer to this prompt, under the grammar of the same arguments."""
+        thinks = self._thinks_before(given)
         return Reader(
             self.marks,
             tool_names(use.callable_tools),
-            thinks=self.thinks,
-            thinking=self.thinking(prompt),
+            thinks=thinks,
+            thinking=thinks and self.thinking(prompt),
             parallel=use.may_call_several,
             make_id=self.make_id,
         )
@@ -62,6 +64,9 @@ class ToolFormat:
     def thinking(self, prompt: str) -> bool:
         """True if a prompt ends with the beginning of thoughts."""
         return self.thinks and prompt.rstrip().endswith(THOUGHTS[0])
+
+    def _thinks_before(self, given: Grammar | None) -> bool:
+        return self.thinks and (given is None or can_embed(given))
 
 
 _FORMATS = (
