@@ -1,8 +1,9 @@
 """Tool calls: which tool, with which argument, after a long list of tools and of what one of them returned?
 
-The context is what an agent's model reads: a JSON description of each tool, then records that a call returned, then two
-solved requests. The question asks for a report on one subject. Of the tool's name only the words can be guessed: its
-number is in the description, and the station that the tool wants is in the subject's record. The task is our own.
+The context is what an agent's model reads: a JSON description of each of a few tools, then a long text that a call
+returned, with a JSON record for each subject somewhere in it, then two solved requests. The question asks for one of
+the other subjects. Of the tool's name only the first words can be guessed: its last word is in the description, and the
+code that the tool wants is in the subject's record. The task is our own.
 
 The answer is read as servers read one (`kvc_trt.tool_calls`), and is right only if the name and all arguments are.
 """
@@ -13,40 +14,43 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvc_trt.tasks.haystack import fit_units, insert_needles
+from kvc_trt.tasks.haystack import Drawn, fit_units, insert_needles
 from kvc_trt.tasks.task import Encode, Task, TaskSample, sample_rng
-from kvc_trt.tasks.words import NOUNS, available, draw_distinct
+from kvc_trt.tasks.words import draw_distinct, prose
 from kvc_trt.tool_calls.deltas import Arguments
 from kvc_trt.tool_calls.reader import CallMarks, Reader
 
 NAME = "tool-calls"
 MAX_NEW_TOKENS = 64
-TOOL_NUMBERS = (100, 999)
-SHOWN = 4
-"""Solved requests."""
+KINDS = ("audit", "check", "digest", "index", "report", "review", "survey", "tally")
+"""The last words of tools' names."""
+CODES = (100, 999)
+TOOLS = 4
+SHOWN = 2
+"""Solved requests, of tools that the question does not ask for."""
 OPENING = "You may call these tools:\n"
-RETURNED = "\nA tool returned these stations:\n"
+RETURNED = "A call of a tool returned this:\n"
 
 
 class _Subject(NamedTuple):
-    """Something to report on, the number of its tool, and its station."""
+    """Something to report on, the kind of its tool, and its code."""
 
     name: str
-    number: int
-    station: str
+    kind: str
+    code: str
 
     @property
     def tool(self) -> str:
-        return f"{self.name.replace(' ', '_')}_{self.number}"
+        return f"{self.name.replace(' ', '_')}_{self.kind}"
 
     @property
     def description(self) -> str:
-        parameters = {"subject": "string", "station": "string"}
+        parameters = {"subject": "string", "code": "string"}
         return json.dumps({"name": self.tool, "description": f"Reports on the {self.name}.", "parameters": parameters})
 
     @property
     def arguments(self) -> dict[str, str]:
-        return {"subject": self.name, "station": self.station}
+        return {"subject": self.name, "code": self.code}
 
     @property
     def record(self) -> str:
@@ -54,7 +58,7 @@ class _Subject(NamedTuple):
 
     @property
     def request(self) -> str:
-        return f"\n\nRequest: a report on the {self.name}.\nCall:"
+        return f"\n\nRequest: report on the {self.name}.\nCall:"
 
     @property
     def call(self) -> str:
@@ -69,33 +73,34 @@ def generate(
     encode: Encode,
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> TaskSample:
-    """Sample `index`; its one answer is the call as JSON. Tools and records grow with the target."""
+    """Sample `index`; its one answer is the call as JSON. What grows with the target is the returned text."""
     rng = sample_rng(NAME, seed, index)
-    most = min(target_tokens, available("words"))
-    names = [word.replace("-", " ") for word in draw_distinct(rng, "words", most)]
-    first, last = TOOL_NUMBERS
-    numbers = (first + rng.integers(last - first + 1, size=most)).tolist()
-    asked, *others = map(_Subject, names, numbers, rng.choice(NOUNS, size=most).tolist())
-    depths = [float(depth) for depth in rng.random(2)]
-    solved = "".join(f"{one.request} {one.call}" for one in others[:SHOWN])
+    names = [name.replace("-", " ") for name in draw_distinct(rng, "words", TOOLS)]
+    kinds = rng.choice(KINDS, size=TOOLS, replace=False).tolist()
+    first, last = CODES
+    codes = (first + rng.choice(last - first + 1, size=TOOLS, replace=False)).tolist()
+    subjects = list(map(_Subject, names, kinds, map(str, codes)))
+    depths = [float(depth) for depth in rng.random(TOOLS)]
+    asked, *others = rng.permutation(TOOLS).tolist()
+    described = "\n".join(one.description for one in subjects)
+    solved = "".join(f"{subjects[one].request} {subjects[one].call}" for one in others[:SHOWN])
+    returned = Drawn(prose(sample_rng(f"{NAME}/prose", seed, index)))
 
-    def context(lines: int) -> str:
-        tools, records = others[: lines // 2], others[: lines - lines // 2]
-        described = insert_needles([one.description for one in tools], [asked.description], depths[:1])
-        returned = insert_needles([one.record for one in records[::-1]], [asked.record], depths[1:])
-        return OPENING + "\n".join(described) + RETURNED + "\n".join(returned) + solved
+    def context(sentences: int) -> str:
+        text = insert_needles(returned.first(sentences), [one.record for one in subjects], depths)
+        return f"{OPENING}{described}\n{RETURNED}{' '.join(text)}{solved}"
 
-    lines = fit_units(
-        lambda count: context(count) + asked.request,
+    question = subjects[asked].request
+    sentences = fit_units(
+        lambda count: context(count) + question,
         task=NAME,
         encode=encode,
         target_tokens=target_tokens,
         max_new_tokens=max_new_tokens,
-        minimum=2 * SHOWN,
-        maximum=2 * len(others),
+        minimum=0,
     )
-    meta = {"lines": lines, "depths": depths}
-    return TaskSample(NAME, seed, index, context(lines), asked.request, (asked.call,), meta)
+    meta = {"sentences": sentences, "depth": depths[asked]}
+    return TaskSample(NAME, seed, index, context(sentences), question, (subjects[asked].call,), meta)
 
 
 def score(output: str, answers: Sequence[str]) -> float:
@@ -114,7 +119,7 @@ TASKS = (
     Task(
         NAME,
         "tools",
-        "a call of one of many tools, with a station that an earlier call returned",
+        "a call of one of four tools, with a code from a long text that another call returned",
         MAX_NEW_TOKENS,
         generate,
         score,

@@ -2,8 +2,8 @@
 
 Characters are read one by one, so the deltas say the same however the text was cut into pieces. A call is announced
 once its name and the beginning of its arguments are there. What turns out to be no call before that is content, to the
-character; where one breaks off later, the rest is content, and the arguments stay incomplete. White space around thoughts,
-before calls and after the last one is dropped.
+character; where one breaks off later, the rest is content, and the arguments stay incomplete. White space around
+thoughts, before calls and after the last one is dropped.
 """
 
 from __future__ import annotations

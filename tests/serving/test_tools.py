@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,8 +13,11 @@ from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.chat.template import ChatTemplate
+from kvc_trt.runtime.grammar.compiler import Grammars
+from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.serving.protocol.tools import (
     PARSERS,
+    ToolFormat,
     ToolUse,
     chunk_of,
     format_of,
@@ -24,6 +28,7 @@ from kvc_trt.tool_calls.deltas import Arguments, CallStart, Content, Reasoning
 from kvc_trt.tool_calls.json_text import JsonText
 from kvc_trt.tool_calls.reader import Reader
 from tests.runtime.chat_templates import CHATML, HERMES, LLAMA3_TOOLS, MISTRAL_TOOLS, QWEN3
+from tests.runtime.grammars.byte_tokenizer import END, byte_tokenizer
 
 NAMES = ("get_weather", "clock")
 PARIS = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
@@ -145,17 +150,15 @@ def test_a_call_that_breaks_off_keeps_what_was_announced():
     assert read("hermes", begun + "oh no}</tool_call>") == ("oh no}</tool_call>", None, [("clock", '{"a": ')])
 
 
-def test_an_answer_ends_after_one_call_where_there_may_be_no_more():
+def test_nothing_counts_after_the_only_call():
     reading = reader("mistral", parallel=False)
-    assert not reading.is_done
     deltas = reading.feed(f"[{PARIS}, {NOON}] and so on") + reading.finish()
-    assert reading.is_done
     assert deltas == [CallStart(0, "id0", "get_weather"), Arguments(0, '{"city": "Paris"}')]
 
 
 def test_without_tools_nothing_is_a_call():
     text = f"<tool_call>{PARIS}</tool_call>"
-    reading = PARSERS["hermes"].reader(ToolUse())
+    reading = PARSERS["hermes"].reader(ToolUse(), "")
     assert reading.feed(text) + reading.finish() == [Content(text)]
     assert not reading.has_calls
 
@@ -188,9 +191,9 @@ class TestThoughts:
 
 PARTS = st.sampled_from(
     [
-        "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "```json", "```", "<think>", "</think>",
-        PARIS, NOON, "{", "}", "[", "]", ",", ";", ":", " ", "\n", "text", '"', "<", '{"name": "clock", ', '"arguments": {"a": ',
-        "1.5e3", "tru", "null", "\\u00", "\N{SNOWMAN}",
+        "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "```json", "```", "<think>", "</think>", PARIS,
+        NOON, "{", "}", "[", "]", ",", ";", ":", " ", "\n", "text", '"', "<", '{"name": "clock", ',
+        '"arguments": {"a": ', "1.5e3", "tru", "null", "\\u00", "\N{SNOWMAN}",
     ]
 )  # fmt: skip
 
@@ -290,7 +293,7 @@ class TestFormats:
         for parser, pattern in (("mistral", r"[A-Za-z0-9]{9}"), ("hermes", r"call_[A-Za-z0-9]{24}")):
             made = [PARSERS[parser].make_id() for _ in range(2)]
             assert made[0] != made[1]
-            reading = PARSERS[parser].reader(use)
+            reading = PARSERS[parser].reader(use, "")
             start = reading.feed(f"[TOOL_CALLS][{NOON}]" if parser == "mistral" else f"<tool_call>{NOON}")[0]
             assert re.fullmatch(pattern, start.id)
 
@@ -303,6 +306,18 @@ def named(name: str):
     return {"type": "function", "function": {"name": name}}
 
 
+SEARCH = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "properties": {"city": {"$ref": "#/$defs/City"}},
+            "required": ["city"],
+            "additionalProperties": False,
+            "$defs": {"City": {"const": "Paris"}},
+        },
+    },
+}
 TOOLS = [tool("clock"), tool("get_weather")]
 
 
@@ -362,6 +377,73 @@ class TestChoice:
         with pytest.raises(InputError, match=message) as raised:
             tool_use(fields)
         assert "\n" not in raised.value.message
+
+
+class TestGrammars:
+    @pytest.fixture(scope="class")
+    def follows(self):
+        """True if an answer of a form may be a text."""
+        tokenizer = byte_tokenizer()
+        compiler = Grammars(tokenizer, tokenizer.get_vocab_size())
+
+        def may_be(form: ToolFormat, use: ToolUse, text: str, prompt: str = "", given: Grammar | None = None) -> bool:
+            matcher = compiler.matcher(form.constrained(use, prompt, given), [END], "tools")
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
+            whole = matcher.prefix(ids) == len(ids)
+            for one in ids if whole else ():
+                matcher.advance(one)
+            return whole and bool(matcher.allowed()[END] or matcher.is_complete)
+
+        return may_be
+
+    @pytest.mark.parametrize("parser", PARSERS)
+    def test_forced_calls_are_those_that_are_read(self, parser, follows):
+        form = PARSERS[parser]
+        written = [call.replace("arguments", form.grammar.arguments) for call in (PARIS, NOON)]
+        one = form.grammar.before + written[0] + form.grammar.after
+        two = form.grammar.before + form.grammar.between.join(written) + form.grammar.after
+        use = tool_use({"tools": [SEARCH, tool("clock")], "tool_choice": "required"})
+        assert read(parser, one)[2] == [WEATHER_CALL]
+        assert follows(form, use, one)
+        assert follows(form, use, two) == bool(form.grammar.between)
+        for wrong in ("Paris", one.replace("Paris", "Rome"), one[:-1], one.replace("get_weather", "rm")):
+            assert not follows(form, use, wrong)
+        alone = replace(use, name="clock")
+        assert not follows(form, alone, one)
+        assert follows(form, alone, form.grammar.before + written[1] + form.grammar.after)
+        assert not follows(form, replace(use, parallel=False), two) or not form.grammar.between
+
+    def test_thoughts_come_first(self, follows):
+        form, use = (
+            replace(PARSERS["json"], thinks=True),
+            tool_use({"tools": [tool("clock")], "tool_choice": "required"}),
+        )
+        assert follows(form, use, f"<think>\nHm {NOON}</think>\n\n{NOON}")
+        assert follows(form, use, NOON)
+        assert not follows(form, use, f"Hm.</think>{NOON}")
+        assert follows(form, use, f"Hm.</think>{NOON}", "<think>\n")
+        assert not follows(form, use, NOON, "<think>\n")
+        answer = Grammar.choice(["yes", "no"])
+        assert follows(form, ToolUse(), "Hm.</think>no", "<think>", answer)
+
+    def test_a_call_in_place_of_a_format(self, follows):
+        use, form = tool_use({"tools": [tool("clock")]}), PARSERS["hermes"]
+        schema = Grammar.json_schema({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]})
+        for given, text in (
+            (schema, '{"a": 1}'),
+            (Grammar.choice(["yes", "no"]), "yes"),
+            (Grammar.json_object(), "{}"),
+        ):
+            assert follows(form, use, text, given=given)
+            assert follows(form, use, f"<tool_call>\n{NOON}\n</tool_call>", given=given)
+            assert not follows(form, use, "maybe", given=given)
+        with pytest.raises(InputError, match="tools: the regular expression cannot be followed where a call may come"):
+            form.constrained(use, "", Grammar.regex("a+"))
+
+    def test_an_answer_without_tools_is_left_alone(self):
+        given = Grammar.regex("a+")
+        assert PARSERS["hermes"].constrained(ToolUse(), "", given) is given
+        assert PARSERS["hermes"].constrained(tool_use({"tools": TOOLS}), "") is None
 
 
 def test_chunks_are_openais():

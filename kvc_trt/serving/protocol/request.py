@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from kvc_trt.errors import InputError, KvcError, describe
 from kvc_trt.proof.record import proof_kind
 from kvc_trt.runtime.answer_rules import RULES
+from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.runtime.kinds import Kind, is_integer
 from kvc_trt.runtime.request import Request, request_under
 from kvc_trt.serving.protocol.errors import refused
 from kvc_trt.serving.protocol.fields import FIELDS, Endpoint, given_fields
 from kvc_trt.serving.protocol.grammars import grammar_of
 from kvc_trt.serving.protocol.tools import ToolUse, tool_use
-
-if TYPE_CHECKING:
-    from kvc_trt.serving.protocol.prompts import ReadPrompt
 
 MOST_ANSWERS = 128
 """Of one request, over all of its prompts."""
@@ -55,12 +53,12 @@ class ApiRequest:
     echo: bool = False
     """True if each prompt goes before its answers."""
 
-    def of_answer(self, prompt: ReadPrompt, index: int) -> Request:
-        """Return the request of answer `index` (of `n`) to a prompt. Equal seeds would draw equal ones."""
+    def of_answer(self, prompt: tuple[int, ...], index: int, grammar: Grammar | None = None) -> Request:
+        """Return the request of answer `index` (of `n`) to a prompt's token ids. Equal seeds would draw equal ones."""
         sampling = self.rules.sampling
         if index and sampling.seed is not None:
             sampling = replace(sampling, seed=(sampling.seed + index) % (1 << 64))
-        return replace(self.rules, prompt_token_ids=prompt.token_ids, sampling=sampling, grammar=prompt.grammar)
+        return replace(self.rules, prompt_token_ids=prompt, sampling=sampling, grammar=grammar)
 
 
 def parse(body: Mapping[str, object], endpoint: Endpoint) -> ApiRequest:

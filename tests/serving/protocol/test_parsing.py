@@ -13,7 +13,6 @@ from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.serving.protocol.body import json_object
 from kvc_trt.serving.protocol.errors import ApiError
 from kvc_trt.serving.protocol.fields import Endpoint
-from kvc_trt.serving.protocol.prompts import ReadPrompt
 from kvc_trt.serving.protocol.request import MOST_ANSWERS, ApiRequest, parse
 
 MESSAGES = [{"role": "user", "content": "?"}]
@@ -90,9 +89,9 @@ def test_prompts(prompt: object, prompts: tuple[object, ...]) -> None:
 
 def test_answers_to_one_prompt_have_seeds_of_their_own() -> None:
     asked = chat(n=3, temperature=1, seed=2**64 - 1)
-    assert [asked.of_answer(ReadPrompt((5,)), index).sampling.seed for index in range(3)] == [2**64 - 1, 0, 1]
-    assert asked.of_answer(ReadPrompt((5,)), 1).prompt_token_ids == (5,)
-    assert chat(n=2).of_answer(ReadPrompt((5,)), 1).sampling.seed is None
+    assert [asked.of_answer((5,), index).sampling.seed for index in range(3)] == [2**64 - 1, 0, 1]
+    assert asked.of_answer((5,), 1).prompt_token_ids == (5,)
+    assert chat(n=2).of_answer((5,), 1).sampling.seed is None
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
