@@ -379,23 +379,24 @@ class TestChoice:
         assert "\n" not in raised.value.message
 
 
+@pytest.fixture(scope="module")
+def follows():
+    """True if an answer of a form may be a text."""
+    tokenizer = byte_tokenizer()
+    compiler = Grammars(tokenizer, tokenizer.get_vocab_size())
+
+    def may_be(form: ToolFormat, use: ToolUse, text: str, prompt: str = "", given: Grammar | None = None) -> bool:
+        matcher = compiler.matcher(form.constrained(use, prompt, given), [END], "tools")
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        whole = matcher.prefix(ids) == len(ids)
+        for one in ids if whole else ():
+            matcher.advance(one)
+        return whole and bool(matcher.allowed()[END] or matcher.is_complete)
+
+    return may_be
+
+
 class TestGrammars:
-    @pytest.fixture(scope="class")
-    def follows(self):
-        """True if an answer of a form may be a text."""
-        tokenizer = byte_tokenizer()
-        compiler = Grammars(tokenizer, tokenizer.get_vocab_size())
-
-        def may_be(form: ToolFormat, use: ToolUse, text: str, prompt: str = "", given: Grammar | None = None) -> bool:
-            matcher = compiler.matcher(form.constrained(use, prompt, given), [END], "tools")
-            ids = tokenizer.encode(text, add_special_tokens=False).ids
-            whole = matcher.prefix(ids) == len(ids)
-            for one in ids if whole else ():
-                matcher.advance(one)
-            return whole and bool(matcher.allowed()[END] or matcher.is_complete)
-
-        return may_be
-
     @pytest.mark.parametrize("parser", PARSERS)
     def test_forced_calls_are_those_that_are_read(self, parser, follows):
         form = PARSERS[parser]
@@ -414,10 +415,8 @@ class TestGrammars:
         assert not follows(form, replace(use, parallel=False), two) or not form.grammar.between
 
     def test_thoughts_come_first(self, follows):
-        form, use = (
-            replace(PARSERS["json"], thinks=True),
-            tool_use({"tools": [tool("clock")], "tool_choice": "required"}),
-        )
+        form = replace(PARSERS["json"], thinks=True)
+        use = tool_use({"tools": [tool("clock")], "tool_choice": "required"})
         assert follows(form, use, f"<think>\nHm {NOON}</think>\n\n{NOON}")
         assert follows(form, use, NOON)
         assert not follows(form, use, f"Hm.</think>{NOON}")
@@ -429,20 +428,17 @@ class TestGrammars:
     def test_a_call_in_place_of_a_format(self, follows):
         use, form = tool_use({"tools": [tool("clock")]}), PARSERS["hermes"]
         schema = Grammar.json_schema({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]})
-        for given, text in (
-            (schema, '{"a": 1}'),
-            (Grammar.choice(["yes", "no"]), "yes"),
-            (Grammar.json_object(), "{}"),
-        ):
-            assert follows(form, use, text, given=given)
-            assert follows(form, use, f"<tool_call>\n{NOON}\n</tool_call>", given=given)
-            assert not follows(form, use, "maybe", given=given)
+        formats = {'{"a": 1}': schema, "yes": Grammar.choice(["yes", "no"]), "{}": Grammar.json_object()}
+        for text, wanted in formats.items():
+            assert follows(form, use, text, given=wanted)
+            assert follows(form, use, f"<tool_call>\n{NOON}\n</tool_call>", given=wanted)
+            assert not follows(form, use, "maybe", given=wanted)
         with pytest.raises(InputError, match="tools: the regular expression cannot be followed where a call may come"):
             form.constrained(use, "", Grammar.regex("a+"))
 
     def test_an_answer_without_tools_is_left_alone(self):
-        given = Grammar.regex("a+")
-        assert PARSERS["hermes"].constrained(ToolUse(), "", given) is given
+        wanted = Grammar.regex("a+")
+        assert PARSERS["hermes"].constrained(ToolUse(), "", wanted) is wanted
         assert PARSERS["hermes"].constrained(tool_use({"tools": TOOLS}), "") is None
 
 
