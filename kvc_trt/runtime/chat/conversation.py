@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.chat.messages import Message, check_messages
 from kvc_trt.runtime.chat.template import ChatTemplate
+from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.runtime.request import Event, Output, Request
 from kvc_trt.runtime.session.session import Session
 from kvc_trt.runtime.session.turn import check_takes_turns
 
 if TYPE_CHECKING:
     from kvc_trt.models.sources.tokenizer_library import Tokenizer
+    from kvc_trt.runtime.grammar.grammar import Schema
 
 
 @dataclass(frozen=True)
@@ -77,22 +79,30 @@ class Conversation:
         """The conversation so far, as messages with role and content."""
         return tuple(check_messages(self._messages, system=self._system)) if self._messages else ()
 
-    def ask(self, question: str, on_token: Callable[[Event], None] | None = None) -> Reply:
+    def ask(
+        self,
+        question: str,
+        on_token: Callable[[Event], None] | None = None,
+        *,
+        schema: Grammar | Schema | None = None,
+    ) -> Reply:
         """Answer a question; `on_token` is called with each event of the answer as it comes.
 
+        `schema` is of this answer alone; without it the rules of the conversation say what the answer may be.
         Raises InputError, with the numbers, for a question that does not fit; then the conversation is as it was. An
         answer that fails or is interrupted is not part of the conversation either.
         """
         asked = [*self._messages, {"role": "user", "content": question}]
         text = self._template.render(check_messages(asked, system=self._system), now=self._now)
+        grammar = self._rules.grammar if schema is None else Grammar.of(schema)
         start = time.perf_counter()
         new = None if self._row is None else self._unread(text)
         if self._row is None or new is None:
             fed = self._encode(text)
-            row = self._begin(fed)
+            row = self._begin(fed, grammar)
         else:
             fed = [*self._fed, *new]
-            row = self._turn(self._row, new)
+            row = self._turn(self._row, new, grammar)
         read = time.perf_counter()
         try:
             output = self._answer(row, on_token)
@@ -110,15 +120,16 @@ class Conversation:
             self._session.remove(self._row)
         self._row = None
 
-    def _begin(self, tokens: list[int]) -> int:
-        request = replace(self._rules, prompt_token_ids=tokens)
+    def _begin(self, tokens: list[int], grammar: Grammar | None) -> int:
+        request = replace(self._rules, prompt_token_ids=tokens, grammar=grammar)
         self._session.check(request)
         self.close()
         (self._row,) = self._session.add([request])
         return self._row
 
-    def _turn(self, row: int, tokens: list[int]) -> int:
+    def _turn(self, row: int, tokens: list[int], grammar: Grammar | None) -> int:
         try:
+            self._session.constrain(row, grammar)
             self._session.turn(row, tokens, feed_last=False)
         except InputError:  # it was refused, and nothing has changed
             raise
