@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.runtime.grammar.schema import MOST_CHARACTERS, check_schema, parsed_schema
+from kvc_trt.runtime.grammar.schema import MOST_CHARACTERS, check_schema, closed, parsed_schema
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -57,11 +57,11 @@ class Grammar:
 
     @staticmethod
     def json_schema(schema: Schema) -> Grammar:
-        """JSON that a schema allows."""
+        """JSON that a schema allows; of a class of pydantic's models, with no other fields than it has."""
         if isinstance(schema, str):
             schema = parsed_schema(schema)
         elif isinstance(schema, type) and hasattr(schema, "model_json_schema"):
-            schema = schema.model_json_schema()
+            schema = closed(schema.model_json_schema())
         if not isinstance(schema, (Mapping, bool)):
             raise InputError(
                 f"a JSON schema is {describe(schema)}, expected a mapping, JSON text, or a class of pydantic's models"

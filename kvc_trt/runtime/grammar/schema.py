@@ -175,3 +175,11 @@ def _check_properties(pointer: str, schema: Mapping[str, Any]) -> None:
             f"the JSON schema at {pointer}/minProperties is {least}, and {len(set(required))} properties are required: "
             "more are supported only where additionalProperties is false"
         )
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Close every object of a schema to properties that it does not name, unless it says what those are."""
+    for _, one in schemas_in(schema):
+        if isinstance(one, dict) and "properties" in one:
+            one.setdefault("additionalProperties", False)
+    return schema
