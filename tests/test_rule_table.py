@@ -66,14 +66,21 @@ def test_the_dataclasses_have_no_other_rules() -> None:
 
 
 def test_the_typed_keywords_are_those_of_the_table() -> None:
-    of_request = [name for name, rule in rules_of(Client.PYTHON).items() if not rule.of_sampling]
-    assert set(AnswerRules.__annotations__) == {*of_request, "sampling"}
+    others = {"ProofKind": ProofKind, "Sampling": Sampling, "Schema": object}
+    types = get_type_hints(AnswerRules, localns=others)
+    assert set(types) == {*rules_of(Client.PYTHON), "sampling"}
+    for name, rule in rules_of(Client.PYTHON).items():
+        if rule.kind in TYPES:
+            expected = TYPES[rule.kind]
+            assert types[name] == (expected if rule.default is not None else expected | None)
 
 
 def test_keywords_reach_the_request() -> None:
-    given = {name: VALUES[rule.name] for name, rule in rules_of(Client.PYTHON).items() if not rule.of_sampling}
-    [request] = requests_of([()], {"sampling": ALL.sampling, **given})
+    given = {name: VALUES[rule.name] for name, rule in rules_of(Client.PYTHON).items()}
+    [request] = requests_of([()], given)
     assert request == of(Client.PYTHON)
+    given = {name: value for name, value in given.items() if not hasattr(Sampling, name)}
+    assert requests_of([()], {"sampling": ALL.sampling, **given}) == [request]
     assert requests_of([[1]], {"sampling": None, "stop": "a"}) == [Request([1], stop_strings=("a",))]
 
 
@@ -152,7 +159,7 @@ def written(one: TensorType) -> str:
 
 
 def test_the_page_of_servers_has_every_field_and_its_type() -> None:
-    section = (DOCS / "serving.md").read_text().split("\n### Requests\n")[1].split("\n### ")[0]
+    section = (DOCS / "serving-triton.md").read_text().split("\n## Requests\n")[1].split("\n## ")[0]
     found = {}
     for line in section.splitlines():
         if line.startswith("| `"):
@@ -164,14 +171,14 @@ def test_the_page_of_servers_has_every_field_and_its_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "client"),
+    ("page", "section", "client"),
     [
-        ("What a request may say", Client.OPENAI),
-        ("For clients of TensorRT-LLM", Client.TENSORRT_LLM),
+        ("openai-fields.md", "Works", Client.OPENAI),
+        ("serving-triton.md", "For clients of TensorRT-LLM", Client.TENSORRT_LLM),
     ],
 )
-def test_the_page_of_servers_names_every_rule(section: str, client: Client) -> None:
-    text = (DOCS / "serving.md").read_text().split(f"\n### {section}\n")[1].split("\n### ")[0]
+def test_the_page_of_servers_names_every_rule(page: str, section: str, client: Client) -> None:
+    text = (DOCS / page).read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
     spelled = Client.TRITON if client is Client.TENSORRT_LLM else client
     names = {rule.named(spelled) for rule in rules_of(client).values()}
     assert sorted(name for name in names if f"`{name}`" not in text) == []

@@ -168,7 +168,7 @@ _RULES = (
     ),
     Rule(
         "bad_words", Kind.TEXTS, (), "Never answer with this text; may be repeated.",
-        names={Client.COMMAND_LINE: "bad_word", Client.OPENAI: None},
+        names={Client.COMMAND_LINE: "bad_word"},
         metavar="TEXT",
     ),
     Rule(
@@ -191,7 +191,7 @@ _RULES = (
         "logit_bias", Kind.BIASES, None, "Added to the logits of these tokens.",
         Range(-100, 100),
         names={
-            Client.COMMAND_LINE: None, Client.OPENAI: None, Client.TRITON: None, Client.TENSORRT_LLM: None,
+            Client.COMMAND_LINE: None, Client.TRITON: None, Client.TENSORRT_LLM: None,
         },
     ),
     Rule(

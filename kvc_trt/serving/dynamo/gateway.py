@@ -17,7 +17,7 @@ from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, T
 
 from kvc_trt.errors import InputError
 from kvc_trt.serving.dynamo.bodies import checked_body, error_of_answer, error_of_status, error_of_stream
-from kvc_trt.serving.dynamo.exposition import merged
+from kvc_trt.serving.exposition import merged
 
 LARGEST_BODY = 64 << 20
 HEALTH_SECONDS = 30.0
