@@ -42,7 +42,7 @@ def engine(tmp_path_factory):
     weights = RandomWeights(read_config(model), 0)
     save_file({name: weights.read(name) for name in weights.names()}, model / "model.safetensors")
     tokenizer.save(str(model / "tokenizer.json"))
-    template = "{% for message in messages %}[{{ message.role }}]{{ message.content }}\n{% endfor %}[answer]"
+    template = "{% for message in messages %}[{{ message.role }}]{{ message.content }}\n{% endfor %}[assistant]"
     (model / "chat_template.jinja").write_text(template)
     assert run(["build", "--model", str(model), *TINY_BUILD, "-o", str(folder / "engine")]) == 0
     yield folder / "engine"

@@ -205,9 +205,7 @@ class Conversation:
         if new is None or self._opening is None:
             return self._join(replace(rules, prompt_token_ids=tokens), stop)
         opening = self._opening
-        request = replace(
-            rules, prompt_token_ids=new, context=opening.context, context_token_ids=opening.seen.tokens
-        )
+        request = replace(rules, prompt_token_ids=new, context=opening.context, context_token_ids=opening.seen.tokens)
         return self._join(request, stop)
 
     def _join(self, request: Request, stop: Callable[[], bool]) -> int:
