@@ -44,7 +44,9 @@ def engine(tmp_path_factory):
     tokenizer.save(str(model / "tokenizer.json"))
     template = "{% for message in messages %}[{{ message.role }}]{{ message.content }}\n{% endfor %}[assistant]"
     (model / "chat_template.jinja").write_text(template)
-    assert run(["build", "--model", str(model), *TINY_BUILD, "-o", str(folder / "engine")]) == 0
+    assert (
+        run(["build", "--model", str(model), *TINY_BUILD, "--max-output-len", "80", "-o", str(folder / "engine")]) == 0
+    )
     yield folder / "engine"
     shutil.rmtree(folder)
 
