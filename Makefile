@@ -9,6 +9,8 @@ PEERS  ?= $(BUILD)/peers
 DYNAMO ?= $(BUILD)/dynamo
 TRITON ?= $(BUILD)/triton
 AIPERF ?= $(BUILD)/aiperf
+CLIENTS ?= $(BUILD)/clients
+SERVE  ?= $(if $(wildcard $(VENV)/.installed),$(VENV),$(BUILD)/serve)
 UV     ?= $(BUILD)/uv
 RELEASE ?= $(BUILD)/release
 RUNTIME ?= $(BUILD)/runtime
@@ -22,15 +24,19 @@ QUIETLY := --quiet --disable-pip-version-check
 # Of versions and hashes in environments/ (`make lock`): `$(RUN)/python $(INSTALL) development --extra test`.
 INSTALL := environments/install.py
 # What each environment asks for, beside its file there.
-EXTRAS := test cuda-build tensorrt-lean tensorrt-rtx tensorrt-types
+EXTRAS := test serve cuda-build tensorrt-lean tensorrt-rtx tensorrt-types
 FOR_TRITON := 'numpy<2' 'tritonclient[grpc]==2.51.0'
+# Kubernetes' own reading of what `kvc-trt export dynamo` writes, tests only.
+FOR_DYNAMO := kubernetes==32.0.1
 FOR_AIPERF := aiperf==0.13.0
+FOR_CLIENTS := instructor==1.17.0 openai-agents==0.24.0
 FOR_RELEASE := cyclonedx-bom==7.5.0 wheel==0.48.0
 # What builds kvc-trt itself where it is installed; pyproject.toml says which versions can.
 FOR_PROJECT := scikit-build-core==1.1.2
 # Installed without their dependencies. kvpress, for tests/oracles: its presses need torch and transformers, the rest of
-# it an older transformers and data sets. The bare server of pytriton needs nothing; NIXL asks for torch.
-ALONE := kvpress==0.5.5 nvidia-pytriton==0.7.0 nixl-cu12==1.5.1 uv==0.13.9
+# it an older transformers and data sets. The bare server of pytriton needs nothing; Dynamo asks for what its planner
+# simulates with, which the package index has as a stub alone; NIXL asks for torch.
+ALONE := kvpress==0.5.5 nvidia-pytriton==0.7.0 ai-dynamo==1.6.1 nixl-cu12==1.5.1 uv==0.13.9
 alone = $(INSTALL) alone --no-dependencies $(filter $(1)==%,$(ALONE))
 CXX_SOURCES := find plugins_cuda plugins_cpu tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp'
 # Files come in the order of tests/collection.py. Among all tests, those of servers wait: there is work for a third process.
@@ -53,7 +59,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env env-latest licences wheel demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native native-if-possible emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving soak faults fuzz tamper peers-env dynamo-env triton-env aiperf-env serve clean generate lock
+.PHONY: help env env-latest licences wheel demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native native-if-possible emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving soak faults fuzz tamper peers-env dynamo-env triton-env aiperf-env clients-env serve clean generate lock
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of retrieval-tiny (under ten minutes)"
@@ -110,7 +116,7 @@ env-latest:
 
 # Of everything in the environments that are there.
 licences: env
-	@for python in $(wildcard $(addsuffix /bin/python,$(VENV) $(DYNAMO) $(TRITON) $(AIPERF) $(RELEASE))); do \
+	@for python in $(wildcard $(addsuffix /bin/python,$(VENV) $(DYNAMO) $(TRITON) $(AIPERF) $(CLIENTS) $(RELEASE))); do \
 		echo "$$python"; $$python environments/licences.py || exit 1; done
 
 # The wheel, and in it a list of what it runs on: the versions that it was tested with, their licences, who needs what.
@@ -230,7 +236,7 @@ test: env
 	$(NATIVE) pytest -m "not slow" $(IN_PARALLEL)
 
 test-all: $(VENV)/.tensorrt $(VENV)/.cuda-build
-	$(SIDE_BY_SIDE) lint types types-tensorrt everything-compiled dynamo-env triton-env aiperf-env
+	$(SIDE_BY_SIDE) lint types types-tensorrt everything-compiled dynamo-env triton-env aiperf-env clients-env
 	@$(if $(EVERYTHING),,$(NATIVE) python -m tests.kernel_stamp $(BUILD) --check ||) $(MAKE) test-kernels
 	$(MAKE) kernel-resources test-as-on-a-gpu
 	$(NATIVE) pytest $(EVERYTHING) $(IN_PARALLEL) \
@@ -339,6 +345,14 @@ $(AIPERF)/.installed: environments/aiperf.txt
 	$(AIPERF)/bin/python $(INSTALL) aiperf $(FOR_AIPERF)
 	@touch $@
 
+# Libraries over OpenAI's client, for the tests of the light server: they pin what others may not have.
+clients-env: $(CLIENTS)/.installed
+
+$(CLIENTS)/.installed: environments/clients.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python $(INSTALL) clients $(FOR_CLIENTS)
+	@touch $@
+
 # Triton Inference Server, without root and without a GPU, from a wheel whose own dependencies the bare server does not
 # need. Its Python models run kvc-trt as it is here; with NumPy 2 this server reads no text.
 triton-env: $(TRITON)/.installed
@@ -350,23 +364,30 @@ $(TRITON)/.installed: pyproject.toml environments/triton.txt environments/alone.
 	$(TRITON)/bin/python $(call alone,nvidia-pytriton)
 	@touch $@
 
-# NVIDIA Dynamo in an environment of its own: it pins what others may not have. NIXL's own dependency is torch, which
-# nothing here needs.
+# NVIDIA Dynamo in an environment of its own: it pins what others may not have.
 dynamo-env: $(DYNAMO)/.installed
 
 $(DYNAMO)/.installed: pyproject.toml environments/dynamo.txt environments/alone.txt
 	@echo "Making the environment of NVIDIA Dynamo in $(DYNAMO)."
 	$(PYTHON) -m venv $(DYNAMO)
-	$(DYNAMO)/bin/python $(INSTALL) dynamo --project --extra dynamo
+	$(DYNAMO)/bin/python $(INSTALL) dynamo --project --extra dynamo $(FOR_DYNAMO)
+	$(DYNAMO)/bin/python $(call alone,ai-dynamo)
 	$(DYNAMO)/bin/python $(call alone,nixl-cu12)
 	@touch $@
 
 # retrieval-tiny behind OpenAI's API; ENGINES=DIR... serves others, ARGUMENTS="--port 9000" and so on go with it.
 ENGINES ?= $(DEMO)
-serve: dynamo-env
-	@test -e $(DEMO)/manifest.json || $(DYNAMO)/bin/kvc-trt build --model retrieval-tiny --policy rocketkv \
+serve: $(SERVE)/.installed
+	@test -e $(DEMO)/manifest.json || $(SERVE)/bin/kvc-trt build --model retrieval-tiny --policy rocketkv \
 		--token-budget 64 --no-verify -o $(DEMO)
-	$(DYNAMO)/bin/kvc-trt serve $(ENGINES) $(ARGUMENTS)
+	$(SERVE)/bin/kvc-trt serve $(ENGINES) $(ARGUMENTS)
+
+# A small environment for who has not made the one of `make env`.
+$(BUILD)/serve/.installed: pyproject.toml environments/development.txt
+	@echo "Making an environment for the server in $(BUILD)/serve."
+	$(PYTHON) -m venv $(BUILD)/serve
+	$(BUILD)/serve/bin/python $(INSTALL) development --project --extra serve
+	@touch $@
 
 # The other engines in an environment of their own. llama.cpp is compiled for this processor, which takes ten minutes.
 peers-env: $(PEERS)/.installed
@@ -385,12 +406,13 @@ LOCK = UV_PYTHON_DOWNLOADS=never $(UV)/bin/uv pip compile --quiet --universal --
 	--custom-compile-command 'make lock' --python-version $(or $(1),3.10) $(ARGUMENTS)
 lock: $(UV)/.installed
 	$(LOCK) pyproject.toml $(addprefix --extra ,$(EXTRAS)) --output-file environments/development.txt
-	printf '%s\n' $(FOR_PROJECT) | $(LOCK) pyproject.toml - --extra dynamo --output-file environments/dynamo.txt
+	printf '%s\n' $(FOR_PROJECT) $(FOR_DYNAMO) | $(LOCK) pyproject.toml - --extra dynamo --output-file environments/dynamo.txt
 	printf '%s\n' $(FOR_PROJECT) $(FOR_TRITON) | $(LOCK) pyproject.toml - --output-file environments/triton.txt
 	printf '%s\n' $(FOR_PROJECT) $(FOR_RELEASE) | $(LOCK) - --output-file environments/release.txt
 	printf '%s\n' $(ALONE) | $(LOCK) --no-deps - --output-file environments/alone.txt
 # It is made for Python 3.11 and newer.
 	echo $(FOR_AIPERF) | $(call LOCK,3.11) - --output-file environments/aiperf.txt
+	printf '%s\n' $(FOR_CLIENTS) | $(LOCK) - --output-file environments/clients.txt
 
 $(UV)/.installed:
 	$(PYTHON) -m venv $(UV)

@@ -20,7 +20,7 @@ from environments import install, licences
 from tests.test_project import PYPROJECT, ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-ENVIRONMENTS = ("development", "dynamo", "triton", "aiperf", "release")
+ENVIRONMENTS = ("development", "dynamo", "triton", "aiperf", "clients", "release")
 FILES = (*ENVIRONMENTS, "alone")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 UNSUPPORTED = [("aiperf", "3.10")]
@@ -38,11 +38,14 @@ def asked(environment: str) -> list[str]:
     project, build = PYPROJECT["project"], PYPROJECT["build-system"]["requires"]
     if environment == "aiperf":
         return made("FOR_AIPERF")
+    if environment == "clients":
+        return made("FOR_CLIENTS")
     if environment == "release":
         return [*made("FOR_RELEASE"), *build]
     extras = {"development": made("EXTRAS"), "dynamo": ["dynamo"], "triton": []}[environment]
     chosen = [text for extra in extras for text in project["optional-dependencies"][extra]]
-    return [*project["dependencies"], *build, *chosen, *(made("FOR_TRITON") if environment == "triton" else ())]
+    more = {"development": [], "dynamo": made("FOR_DYNAMO"), "triton": made("FOR_TRITON")}[environment]
+    return [*project["dependencies"], *build, *chosen, *more]
 
 
 def holding(texts: list[str], python: str) -> Iterator[Requirement]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import get_type_hints
 
@@ -14,7 +14,7 @@ from kvc_trt.api.rules import AnswerRules, requests_of
 from kvc_trt.cli.run import command
 from kvc_trt.errors import InputError
 from kvc_trt.proof import ProofKind
-from kvc_trt.runtime import Context, Request, Sampling
+from kvc_trt.runtime import Context, Grammar, Request, Sampling
 from kvc_trt.runtime.answer_rules import RULES, Client, Rule, rules_of
 from kvc_trt.runtime.executor import Limits
 from kvc_trt.runtime.kinds import Kind
@@ -37,7 +37,7 @@ VALUES = {
     "max_new_tokens": 5, "temperature": 0.7, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": 4,
     "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": -0.5, "stop_strings": ("a",),
     "stop_token_ids": (7, 8), "bad_words": ("b",), "min_tokens": 2, "ignore_eos": True, "logprobs": 0,
-    "kv_proof": "lists",
+    "kv_proof": "lists", "grammar": Grammar.choice(["a"]), "logit_bias": {3: 1.5},
 }  # fmt: skip
 ALL = request_under((), VALUES)
 
@@ -66,14 +66,21 @@ def test_the_dataclasses_have_no_other_rules() -> None:
 
 
 def test_the_typed_keywords_are_those_of_the_table() -> None:
-    of_request = [name for name, rule in rules_of(Client.PYTHON).items() if not rule.of_sampling]
-    assert set(AnswerRules.__annotations__) == {*of_request, "sampling"}
+    others = {"ProofKind": ProofKind, "Sampling": Sampling, "Schema": object}
+    types = get_type_hints(AnswerRules, localns=others)
+    assert set(types) == {*rules_of(Client.PYTHON), "sampling"}
+    for name, rule in rules_of(Client.PYTHON).items():
+        if rule.kind in TYPES:
+            expected = TYPES[rule.kind]
+            assert types[name] == (expected if rule.default is not None else expected | None)
 
 
 def test_keywords_reach_the_request() -> None:
-    given = {name: VALUES[rule.name] for name, rule in rules_of(Client.PYTHON).items() if not rule.of_sampling}
-    [request] = requests_of([()], {"sampling": ALL.sampling, **given})
+    given = {name: VALUES[rule.name] for name, rule in rules_of(Client.PYTHON).items()}
+    [request] = requests_of([()], given)
     assert request == of(Client.PYTHON)
+    given = {name: value for name, value in given.items() if not hasattr(Sampling, name)}
+    assert requests_of([()], {"sampling": ALL.sampling, **given}) == [request]
     assert requests_of([[1]], {"sampling": None, "stop": "a"}) == [Request([1], stop_strings=("a",))]
 
 
@@ -89,7 +96,7 @@ def test_the_command_has_an_option_for_each_rule() -> None:
 def test_fields_of_triton_reach_the_request() -> None:
     returned = {"return_log_probs": True, "return_kv_proof": "lists"}
     given = {name: VALUES[rule.name] for name, rule in rules_of(Client.TRITON).items()} | returned
-    assert parse_request({"text_input": "x", **given}).rules == ALL
+    assert parse_request({"text_input": "x", **given}).rules == of(Client.TRITON)
     assert set(OTHER_NAMES) <= set(rules_of(Client.OPENAI))
 
 
@@ -102,8 +109,7 @@ def test_fields_of_dynamo_reach_the_request() -> None:
         vocab_size=50, max_input_len=32, max_output_len=8, max_sequence_len=40, capacities=(40,), prompt_block=1
     )
     asked = {"token_ids": [3], "annotations": ["kvc-trt.kv_proof.lists"], **groups}
-    values = {**VALUES, "bad_words": ()}
-    assert request_of(asked, limits) == request_under([3], values)
+    assert request_of(asked, limits) == replace(of(Client.OPENAI), prompt_token_ids=[3], kv_proof="lists")
 
 
 def test_the_family_has_its_rules() -> None:
@@ -153,7 +159,7 @@ def written(one: TensorType) -> str:
 
 
 def test_the_page_of_servers_has_every_field_and_its_type() -> None:
-    section = (DOCS / "serving.md").read_text().split("\n### Requests\n")[1].split("\n### ")[0]
+    section = (DOCS / "serving-triton.md").read_text().split("\n## Requests\n")[1].split("\n## ")[0]
     found = {}
     for line in section.splitlines():
         if line.startswith("| `"):
@@ -165,14 +171,14 @@ def test_the_page_of_servers_has_every_field_and_its_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "client"),
+    ("page", "section", "client"),
     [
-        ("What a request may say", Client.OPENAI),
-        ("For clients of TensorRT-LLM", Client.TENSORRT_LLM),
+        ("openai-fields.md", "Works", Client.OPENAI),
+        ("serving-triton.md", "For clients of TensorRT-LLM", Client.TENSORRT_LLM),
     ],
 )
-def test_the_page_of_servers_names_every_rule(section: str, client: Client) -> None:
-    text = (DOCS / "serving.md").read_text().split(f"\n### {section}\n")[1].split("\n### ")[0]
+def test_the_page_of_servers_names_every_rule(page: str, section: str, client: Client) -> None:
+    text = (DOCS / page).read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
     spelled = Client.TRITON if client is Client.TENSORRT_LLM else client
     names = {rule.named(spelled) for rule in rules_of(client).values()}
     assert sorted(name for name in names if f"`{name}`" not in text) == []

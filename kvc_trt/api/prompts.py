@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from kvc_trt.errors import BarePromptWarning, InputError, describe
-from kvc_trt.runtime.chat.template import check_messages
+from kvc_trt.runtime.chat.messages import check_messages
 from kvc_trt.runtime.kinds import Kind, listed
 
 if TYPE_CHECKING:

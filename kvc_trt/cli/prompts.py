@@ -12,7 +12,7 @@ import click
 from kvc_trt.cli.text.printing import show
 from kvc_trt.errors import InputError, describe
 from kvc_trt.files.inputs import read_json_input, read_text_input
-from kvc_trt.runtime.chat.template import check_messages
+from kvc_trt.runtime.chat.messages import check_messages
 
 if TYPE_CHECKING:
     from kvc_trt import Engine

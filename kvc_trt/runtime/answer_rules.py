@@ -168,7 +168,7 @@ _RULES = (
     ),
     Rule(
         "bad_words", Kind.TEXTS, (), "Never answer with this text; may be repeated.",
-        names={Client.COMMAND_LINE: "bad_word", Client.OPENAI: None},
+        names={Client.COMMAND_LINE: "bad_word"},
         metavar="TEXT",
     ),
     Rule(
@@ -178,6 +178,21 @@ _RULES = (
     Rule(
         "ignore_eos", Kind.SWITCH, False, "Go on past the model's own end tokens.",
         names={Client.TENSORRT_LLM: None},
+    ),
+    Rule(
+        "grammar", Kind.GRAMMAR, None, "Answer with JSON that the schema in this file allows.",
+        names={
+            Client.COMMAND_LINE: "json_schema", Client.PYTHON: "schema",
+            Client.OPENAI: None, Client.TRITON: None, Client.TENSORRT_LLM: None,
+        },
+        metavar="FILE",
+    ),
+    Rule(
+        "logit_bias", Kind.BIASES, None, "Added to the logits of these tokens.",
+        Range(-100, 100),
+        names={
+            Client.COMMAND_LINE: None, Client.TRITON: None, Client.TENSORRT_LLM: None,
+        },
     ),
     Rule(
         "logprobs", Kind.INTEGER, None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +13,12 @@ from kvc_trt.proof import PromptRecord, Proof, ProofKind
 from kvc_trt.runtime.answer_rules import RULES
 from kvc_trt.runtime.context import Context
 from kvc_trt.runtime.executor import Limits
+from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.runtime.kinds import Kind, is_integer, listed, tokens_in
 from kvc_trt.runtime.logprobs import TokenLogprobs
 
-FinishReason = Literal["stop", "length", "capacity"]
+FinishReason = Literal["stop", "length", "capacity", "interrupted"]
+"""An end token or a stop string, max_new_tokens, no room in a cache, or a caller who wanted no more."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,11 @@ class Request:
     would after a space."""
     banned_token_ids: Sequence[Sequence[int]] = ()
     """The same for sequences of token ids."""
+    grammar: Grammar | None = None
+    """The text that the answer may be. It ends, with reason `stop`, as soon as nothing can follow, and end tokens and
+    stop tokens come only where the grammar may end. Each answer of the row begins it anew."""
+    logit_bias: Mapping[int, float] | None = None
+    """Numbers from -100 to 100 by token id, added to the logits before anything else changes them."""
     logprobs: int | None = None
     """Return the log-probability of each token, and of this many of the most likely ones; None returns none."""
     ignore_eos: bool = False
@@ -142,6 +150,17 @@ class Output:
     """One for each of `token_ids`, if the request asks for them."""
     kv_proof: Proof | None = None
     """The proof of what the caches kept and read, if the request asks for it."""
+
+    def json(self) -> Any:
+        """Return what the text says as JSON; InputError for a text that is none, as where the answer was cut."""
+        try:
+            return json.loads(self.text or "")
+        except (ValueError, RecursionError) as error:
+            ended = f"ended after {len(self.token_ids)} tokens ({self.finish_reason})"
+            raise InputError(
+                f"the answer {ended} and is not JSON: {error}",
+                hint=None if self.finish_reason == "stop" else "let it be longer: max_new_tokens",
+            ) from error
 
 
 @dataclass(frozen=True)

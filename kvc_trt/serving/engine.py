@@ -18,6 +18,8 @@ from kvc_trt.serving.tokens import token_ids
 if TYPE_CHECKING:
     from os import PathLike
 
+    from kvc_trt.runtime.scheduler.ticket import Ticket
+
 
 @dataclass(frozen=True)
 class ServingSettings:
@@ -55,6 +57,9 @@ class ServedEngine:
         )
         self.limits = self._scheduler.session.executor.limits
         """The engine's limits: its vocabulary, its longest prompt, and so on."""
+        session = self._scheduler.session
+        self._cache_bytes = session.executor.state_bytes()
+        self._row_bytes = self._cache_bytes // session.max_batch_size
         self._scheduler.start()
 
     @classmethod
@@ -90,30 +95,36 @@ class ServedEngine:
         right, for a full queue, and for no time at all.
         """
         try:
-            if seconds is not None:
-                seconds = Kind.NUMBER.plain(seconds, "seconds")
             ids = self._token_ids(request)
             wanted, positions = request.rules.max_new_tokens, self.limits.max_sequence_len
             if wanted is not None and wanted > positions:
                 raise InputError(f"max_tokens is {wanted}, and the engine has positions for {positions} tokens in all")
-            ticket = self._scheduler.submit(
-                replace(request.rules, prompt_token_ids=ids),
-                priority=priority,
-                deadline=None if seconds is None else self._scheduler.clock() + seconds,
-            )
+        except InputError as error:
+            raise invalid(error) from error
+        ticket = self.take(replace(request.rules, prompt_token_ids=ids), priority=priority, seconds=seconds)
+        return Answer(request, ticket, self.limits)
+
+    def take(self, request: Request, *, priority: int = 0, seconds: float | None = None) -> Ticket:
+        """Take a request whose prompt has been read, and return its ticket; otherwise as `submit`."""
+        try:
+            if seconds is not None:
+                seconds = Kind.NUMBER.plain(seconds, "seconds")
+            deadline = None if seconds is None else self._scheduler.clock() + seconds
+            return self._scheduler.submit(request, priority=priority, deadline=deadline)
         except InputError as error:
             raise invalid(error) from error
         except (Busy, DeadlineMissed) as error:
             raise serving_error(error) from error
-        return Answer(request, ticket, self.limits)
 
     def answer_once(self) -> None:
         """Ask for one token after the shortest prompt, and wait for it; ServingError where none comes."""
         asyncio.run(self.submit(ServedRequest(token_ids=(0,), rules=Request((), 1))).whole())
 
     def metrics(self) -> dict[str, Any]:
-        """Return the scheduler's figures (docs/scheduler.md)."""
-        return self._scheduler.metrics()
+        """Return the scheduler's figures (docs/scheduler.md), and the bytes of its rows' caches, all and taken."""
+        figures = self._scheduler.metrics()
+        taken = figures["running"] + figures["staying"]
+        return {**figures, "cache_bytes": self._cache_bytes, "cache_bytes_in_use": taken * self._row_bytes}
 
     def close(self, *, drain: bool = False) -> None:
         """Take no more requests and end: those that are there are cancelled, or with `drain` answered first."""

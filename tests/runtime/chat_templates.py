@@ -144,3 +144,129 @@ BLOCKS = """{% macro turn(role, text) -%}
 """trim_blocks, lstrip_blocks, macros, break and continue, parts for training only, JSON with an indent."""
 
 TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "mistral": MISTRAL, "qwen3": QWEN3, "blocks": BLOCKS}
+
+HERMES = """{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\\n\\n' }}
+    {%- endif %}
+    {{- "Tools, in <tools></tools>:\\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools>\\n\\nCall one within <tool_call></tool_call>.<|im_end|>\\n" }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "user" or (message.role == "system" and not tools) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == "assistant" %}
+        {{- '<|im_start|>assistant' }}
+        {%- if message.content %}
+            {{- '\\n' + message.content }}
+        {%- endif %}
+        {%- for tool_call in message.tool_calls %}
+            {%- if tool_call.function is defined %}
+                {%- set tool_call = tool_call.function %}
+            {%- endif %}
+            {{- '\\n<tool_call>\\n{"name": "' + tool_call.name + '", "arguments": ' }}
+            {{- tool_call.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.index0 == 0 or messages[loop.index0 - 1].role != "tool" %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != "tool" %}
+            {{- '<|im_end|>\\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking %}
+        {{- '<think>\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+"""Tools as JSON lines, calls and results between tags; opens the thoughts on demand."""
+
+LLAMA3_TOOLS = """{{- bos_token }}
+{%- if tools is not none %}
+    {{- "Environment: ipython\\nAnswer with a call as {\\"name\\": function, \\"parameters\\": dictionary}.\\n" }}
+    {%- for tool in tools %}
+        {{- tool | tojson(indent=4) }}
+        {{- "\\n\\n" }}
+    {%- endfor %}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "tool" or message.role == "ipython" %}
+        {{- "<|start_header_id|>ipython<|end_header_id|>\\n\\n" }}
+        {%- if message.content is mapping %}
+            {{- message.content | tojson }}
+        {%- else %}
+            {{- message.content }}
+        {%- endif %}
+        {{- "<|eot_id|>" }}
+    {%- elif 'tool_calls' in message %}
+        {%- if not message.tool_calls | length == 1 %}
+            {{- raise_exception("This model only supports single tool-calls at once!") }}
+        {%- endif %}
+        {%- set tool_call = message.tool_calls[0].function %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n<|python_tag|>' }}
+        {{- '{"name": "' + tool_call.name + '", "parameters": ' }}
+        {{- tool_call.arguments | tojson }}
+        {{- "}<|eom_id|>" }}
+    {%- else %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim }}
+        {{- '<|eot_id|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+"""Tools with an indent; refuses several calls at once."""
+
+MISTRAL_TOOLS = """{{- bos_token }}
+{%- for message in messages %}
+    {%- if message["role"] == "user" %}
+        {%- if tools is not none and loop.last %}
+            {{- "[AVAILABLE_TOOLS] [" }}
+            {%- for tool in tools %}
+                {%- set tool = tool.function %}
+                {{- '{"type": "function", "function": {' }}
+                {%- for key, val in tool.items() if key != "return" %}
+                    {{- '"' + key + '": ' + (('"' + val + '"') if val is string else val | tojson) }}
+                    {{- "" if loop.last else ", " }}
+                {%- endfor %}
+                {{- "}}" if loop.last else "}}, " }}
+            {%- endfor %}
+            {{- "][/AVAILABLE_TOOLS]" }}
+        {%- endif %}
+        {{- "[INST] " + message["content"] + "[/INST]" }}
+    {%- elif message.tool_calls is defined and message.tool_calls is not none %}
+        {{- "[TOOL_CALLS] [" }}
+        {%- for tool_call in message.tool_calls %}
+            {%- set out = tool_call.function | tojson %}
+            {{- out[:-1] }}
+            {%- if not tool_call.id is defined or tool_call.id | length != 9 %}
+                {{- raise_exception("Tool call IDs should be alphanumeric strings with length 9!") }}
+            {%- endif %}
+            {{- ', "id": "' + tool_call.id + '"}' }}
+            {{- ", " if not loop.last else "]" + eos_token }}
+        {%- endfor %}
+    {%- elif message["role"] == "assistant" %}
+        {{- " " + message["content"] | trim + eos_token }}
+    {%- elif message["role"] == "tool" %}
+        {{- '[TOOL_RESULTS] {"content": ' + message.content | string + ', "call_id": "' + message.tool_call_id }}
+        {{- '"}[/TOOL_RESULTS]' }}
+    {%- endif %}
+{%- endfor %}
+"""
+"""Tools key by key; wants ids of nine characters."""
+
+TOOL_TEMPLATES = {"hermes": HERMES, "llama3": LLAMA3_TOOLS, "mistral": MISTRAL_TOOLS}
+"""Templates that have a place for tools."""

@@ -9,7 +9,8 @@ from datetime import datetime
 import pytest
 
 from kvc_trt.errors import InputError
-from kvc_trt.runtime.chat.template import ChatTemplate, check_messages
+from kvc_trt.runtime.chat.messages import check_messages
+from kvc_trt.runtime.chat.template import ChatTemplate
 from tests.runtime.chat_templates import CHATML, MISTRAL, TEMPLATES
 
 USER = {"role": "user", "content": "Where is  Paris?\n"}
@@ -126,13 +127,13 @@ class TestLoad:
         ([[USER]], "message 0: expected an object"),
         ([USER, {"role": "user"}], "message 1: content is missing"),
         ([{"content": "a"}], "message 0: role is missing"),
-        ([{"role": "developer", "content": "a"}], "role is 'developer', expected one of system, user, assistant, tool"),
+        ([{"role": "function", "content": "a"}], "role is 'function', expected one of system, user, assistant, tool"),
         ([{"role": ["user"], "content": "a"}], "'role' must be text"),
         ([{"role": "user", "content": None}], "'content' must be text, found None"),
-        ([{"role": "user", "content": [{"type": "text", "text": "a"}]}], "'content' must be text"),
         ([{"role": "user", "content": ""}], "content of the user's message is empty"),
-        ([{**USER, "tool_calls": []}], r"'tool_calls' must be text, found \[\]"),
+        ([{"role": "user", "content": []}], "content of the user's message is empty"),
         ([{**USER, 3: "a"}], "3 must be text"),
+        ([{**USER, "name": ["a"]}], r"'name' must be text, found \['a'\]"),
         ([{"role": "user", "content": "\ud800"}], "half of a character"),
         ([{"role": "user", "content": "a" * (16 << 20)}], "16777220 characters, expected at most 16777216"),
     ],

@@ -2,7 +2,7 @@
 
 The template is a Jinja text that came with the model, so it is a stranger's program: `template_process` says how it is
 kept in bounds. Its result is what `apply_chat_template` of transformers gives for the same files. It already holds the
-model's special tokens, so it is encoded without adding any.
+model's special tokens, so it is encoded without adding any. Tools that it has no place for are written out (`tools`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ from kvc_trt.files.held import HeldFile
 from kvc_trt.files.inputs import decoded_text, parsed_json
 from kvc_trt.models.sources.containment import contained
 from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES
+from kvc_trt.runtime.chat.messages import check_messages, json_value
 from kvc_trt.runtime.chat.template_process import TemplateProcess
+from kvc_trt.runtime.chat.tools import check_tools, has_calls, mentions_tools, written_out
 
 TEMPLATE_FILE, CONFIG_FILE = "chat_template.jinja", "tokenizer_config.json"
 TOKENS_FILE = "special_tokens_map.json"
 _FILES = (TEMPLATE_FILE, CONFIG_FILE, TOKENS_FILE)
-ROLES = ("system", "user", "assistant", "tool")
-LONGEST_MESSAGES = 16 << 20
-"""Characters of a conversation."""
 _LARGEST_TEMPLATE = TOKENIZER_FILES[TEMPLATE_FILE]
+_DEFAULT, _FOR_TOOLS = "default", "tool_use"
+"""Names of templates, where a model has several."""
+_OWN_NAMES = ("messages", "tools", "documents", "add_generation_prompt", "now", "strftime_now", "raise_exception")
+"""Variables of a template that only `render` sets."""
+_MOST_VARIABLES = 64
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -34,20 +38,31 @@ class ChatTemplate:
     """One template with the special tokens that it may name; `load` finds it."""
 
     def __init__(
-        self, template: str, *, special_tokens: Mapping[str, str] | None = None, source: str = "messages"
+        self,
+        template: str,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        source: str = "messages",
+        for_tools: str | None = None,
     ) -> None:
         self.template = template
         """The Jinja text."""
+        self.for_tools = template if for_tools is None else for_tools
+        """The Jinja text for a conversation with tools; few models have another one."""
         self.special_tokens = dict(special_tokens or {})
         """The special tokens that the tokenizer has: bos_token, eos_token and so on."""
         self._process = TemplateProcess(template, self.special_tokens, source)
+        self._tool_process = (
+            self._process if for_tools is None else TemplateProcess(for_tools, self.special_tokens, source)
+        )
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> ChatTemplate | None:
         """Return the template of a Hugging Face directory; None where there is none.
 
-        chat_template.jinja comes before `chat_template` of tokenizer_config.json, of whose named templates `default`
-        is taken. Raises InputError for files that cannot be read; the template itself shows when it is rendered.
+        chat_template.jinja comes before `chat_template` of tokenizer_config.json. Of its named templates `default` is
+        taken, and `tool_use` for conversations with tools. Raises InputError for files that cannot be read; the
+        template itself shows when it is rendered.
         """
         directory = Path(directory)
         present = [name for name in _FILES if (directory / name).exists()]
@@ -58,77 +73,63 @@ class ChatTemplate:
         """Return the template of a tokenizer's files, by their names; otherwise like `load`."""
         config = _json_object(files, CONFIG_FILE)
         template, source = _text(files, TEMPLATE_FILE), files.get(TEMPLATE_FILE)
+        named = {} if template is None else {_DEFAULT: template}
         if source is None and CONFIG_FILE in files:
             source = files[CONFIG_FILE]
-            template = _configured(config.get("chat_template"), source.path)
-        if template is None or source is None:
+            named = _configured(config.get("chat_template"), source.path)
+        if source is None or not named:
             return None
         tokens = {**_special_tokens(_json_object(files, TOKENS_FILE)), **_special_tokens(config)}
-        return cls(template, special_tokens=tokens, source=str(source.path))
+        return cls(named[_DEFAULT], special_tokens=tokens, source=str(source.path), for_tools=named.get(_FOR_TOOLS))
 
     def render(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         now: datetime | None = None,
     ) -> str:
-        """Return the prompt for these messages, each with `role` (one of `ROLES`) and `content`.
+        """Return the prompt for these messages, which are as `check_messages` takes them.
 
-        `add_generation_prompt` opens the assistant's answer at its end. `now` is the date that a template may write
-        into the prompt; None is the clock's. Raises InputError, one line, for something that is not a list of messages,
-        and for messages that the template refuses, or cannot render within its bounds.
+        `tools` are those that the model may call, in OpenAI's form; `variables` are further ones that the template may
+        read, such as `enable_thinking`. `add_generation_prompt` opens the assistant's answer at its end. `now` is the
+        date that a template may write into the prompt; None is the clock's. Raises InputError, one line, for something
+        that is not a list of messages or tools, and for messages that the template refuses, or cannot render within its
+        bounds.
         """
-        checked = check_messages(messages)
-        names = {"messages": checked, "tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
-        return self._process.render(names if now is None else {**names, "now": now.isoformat()})
+        checked, offered = check_messages(messages), check_tools(tools) if tools else None
+        process, template = self._process, self.template
+        if offered or has_calls(checked):
+            process, template = self._tool_process, self.for_tools
+            if not mentions_tools(template):
+                checked, offered = written_out(checked, offered), None
+        names = {
+            **({} if variables is None else check_variables(variables)),
+            "messages": checked,
+            "tools": offered,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return process.render(names if now is None else {**names, "now": now.isoformat()})
 
 
-def check_messages(messages: object, what: str = "messages", *, system: str | None = None) -> list[dict[str, str]]:
-    """Return the messages as plain values; InputError, which opens with `what`, for what is not a conversation.
+def check_variables(variables: object, what: str = "chat_template_kwargs") -> dict[str, Any]:
+    """Return further variables of a template as plain values; InputError for what cannot be some.
 
-    Every message has `role` and `content`, and may have other keys for the template, all of them text. `system` is put
-    before them as a message of that role.
+    They cannot take the place of what `ChatTemplate.render` sets itself, nor of special tokens.
     """
-    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
-        raise InputError(f"{what}: expected a list of messages, found {describe(messages)}")
-    if not messages:
-        raise InputError(f"{what}: there is no message, expected at least one")
-    checked = [_checked(message, f"{what}: message {index}") for index, message in enumerate(messages)]
-    if system is not None:
-        if checked[0]["role"] == "system":
-            raise InputError(f"{what}: message 0 has the role system, and another system message is given")
-        checked.insert(0, _checked({"role": "system", "content": system}, f"{what}: system message"))
-    length = sum(len(text) for message in checked for text in message.values())
-    if length > LONGEST_MESSAGES:
-        raise InputError(f"{what}: {length} characters, expected at most {LONGEST_MESSAGES}")
-    return checked
-
-
-def _checked(message: object, what: str) -> dict[str, str]:
-    if not isinstance(message, Mapping):
-        raise InputError(f"{what}: expected an object with role and content, found {describe(message)}")
-    for key in ("role", "content"):
-        if key not in message:
-            raise InputError(f"{what}: {key} is missing")
-    for key, value in message.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise InputError(f"{what}: {describe(key)} must be text, found {describe(value)}")
-        if not _is_unicode(key + value):
-            raise InputError(f"{what}: {describe(key)} holds half of a character (a lone surrogate)")
-    if message["role"] not in ROLES:
-        raise InputError(f"{what}: role is {describe(message['role'])}, expected one of {', '.join(ROLES)}")
-    if message["role"] == "user" and not message["content"]:
-        raise InputError(f"{what}: content of the user's message is empty")
-    return {str(key): str(value) for key, value in message.items()}
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    if not isinstance(variables, Mapping):
+        raise InputError(f"{what}: expected an object, found {describe(variables)}")
+    if len(variables) > _MOST_VARIABLES:
+        raise InputError(f"{what}: {len(variables)} variables, expected at most {_MOST_VARIABLES}")
+    for name in variables:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise InputError(f"{what}: {describe(name)} is not a name of a variable")
+        if name in _OWN_NAMES or name in _SPECIAL_TOKENS:
+            raise InputError(f"{what}: {name} cannot be set from outside")
+    return {name: json_value(value, f"{what}: {name}") for name, value in variables.items()}
 
 
 def _text(files: Mapping[str, HeldFile], name: str) -> str | None:
@@ -148,17 +149,27 @@ def _json_object(files: Mapping[str, HeldFile], name: str) -> dict[str, Any]:
     return value
 
 
-def _configured(value: object, source: Path) -> str | None:
-    """`chat_template` of a tokenizer_config.json: one template, or a list of {name, template}."""
+def _configured(value: object, source: Path) -> dict[str, str]:
+    """`chat_template` of a tokenizer_config.json, one template or a list of {name, template}; empty if there is none.
+
+    Of several, those named `default` and `tool_use`.
+    """
+    if value is None:
+        return {}
+    named = {_DEFAULT: value}
     if isinstance(value, list):
         entries = [entry for entry in value if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
-        named = {entry["name"]: entry.get("template") for entry in entries}
-        if not isinstance(named.get("default"), str):
-            raise InputError(f"{source}: no chat_template is named 'default', found {describe(list(named))}")
-        value = named["default"]
-    if value is not None and not isinstance(value, str):
+        found = {entry["name"]: entry.get("template") for entry in entries}
+        if not isinstance(found.get(_DEFAULT), str):
+            raise InputError(f"{source}: no chat_template is named 'default', found {describe(list(found))}")
+        named = {name: found[name] for name in (_DEFAULT, _FOR_TOOLS) if found.get(name) is not None}
+    return {name: _template(one, source) for name, one in named.items()}
+
+
+def _template(value: object, source: Path) -> str:
+    if not isinstance(value, str):
         raise InputError(f"{source}: chat_template must be text, found {describe(value)}")
-    if value is not None and len(value) > _LARGEST_TEMPLATE:
+    if len(value) > _LARGEST_TEMPLATE:
         raise InputError(f"{source}: chat_template has {len(value)} characters, expected at most {_LARGEST_TEMPLATE}")
     return value
 

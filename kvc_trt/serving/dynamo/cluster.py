@@ -32,9 +32,9 @@ _CONTAINERFILE = f"""\
 # Beside this file: a wheel of kvc-trt {__version__} (pip wheel --no-deps kvc-trt), and the engine.
 FROM docker.io/library/python:3.11-slim
 COPY kvc_trt-{__version__}-py3-none-any.whl /tmp/
-# NIXL's own dependency is torch, which nothing here needs.
+# Their own dependencies are Dynamo's planner's, and torch: nothing here needs them.
 RUN pip install --no-cache-dir "/tmp/kvc_trt-{__version__}-py3-none-any.whl[dynamo]" \\
-    && pip install --no-cache-dir --no-deps nixl-cu12=={NIXL_VERSION} \\
+    && pip install --no-cache-dir --no-deps ai-dynamo=={DYNAMO_VERSION} nixl-cu12=={NIXL_VERSION} \\
     && useradd --create-home --uid 1000 dynamo
 COPY {ENGINE} /engine
 USER dynamo

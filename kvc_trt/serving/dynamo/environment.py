@@ -1,6 +1,6 @@
 """The environment of Dynamo's processes: everything stays on this machine, and nothing is left in HOME.
 
-Dynamo binds to outward addresses by default, and authenticates nobody. The names are those of ai-dynamo 1.4.2.
+Dynamo binds to outward addresses by default, and authenticates nobody. The names are those of ai-dynamo 1.6.1.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from pathlib import Path
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.files.cache import cache_root
 
-DYNAMO_VERSION = "1.4.2"
+DYNAMO_VERSION = "1.6.1"
 """Its interface to engines and the names below are promised to no other version."""
 NIXL_VERSION = "1.5.1"
 """Of nixl-cu12; its interface to backends is not stable."""
-INSTALL = "make dynamo-env, then build/dynamo/bin/kvc-trt serve; or pip install 'kvc-trt[dynamo]'"
+INSTALL = (
+    "make dynamo-env, then build/dynamo/bin/kvc-trt serve --dynamo; or pip install 'kvc-trt[dynamo]' and "
+    f"pip install --no-deps ai-dynamo=={DYNAMO_VERSION}"
+)
 
 ON_THIS_MACHINE = {
     "DYN_TCP_RPC_HOST": "127.0.0.1",  # an address: where workers take requests

@@ -1,8 +1,8 @@
 """The gateway for clients: it checks the API key, which Dynamo's frontend cannot, and passes requests on to it.
 
-It also mends what Dynamo 1.4.2 does to a request that is refused. The frontend drops some fields without a word, turns
-a worker's refusal of a completion into status 500, and writes it into a stream of status 200; here each is an error of
-status 4xx with its reason, in the form of OpenAI's API.
+It also mends what Dynamo 1.6.1 does to a request that is refused. The frontend drops some fields without a word, and
+writes a worker's refusal into a stream of status 200; here each is an error of status 4xx with its reason, in the form
+of OpenAI's API.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, T
 
 from kvc_trt.errors import InputError
 from kvc_trt.serving.dynamo.bodies import checked_body, error_of_answer, error_of_status, error_of_stream
-from kvc_trt.serving.dynamo.exposition import merged
+from kvc_trt.serving.exposition import merged
 
 LARGEST_BODY = 64 << 20
 HEALTH_SECONDS = 30.0

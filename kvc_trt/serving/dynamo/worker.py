@@ -30,12 +30,12 @@ from kvc_trt.files.lost import report_lost_files
 from kvc_trt.runtime import Scheduler
 from kvc_trt.serving.dynamo.bodies import WANTS_ERRORS
 from kvc_trt.serving.dynamo.chunks import CANCELLED, Chunk, refusal
-from kvc_trt.serving.dynamo.exposition import exposition
 from kvc_trt.serving.dynamo.handoff.handing_over import Decode, Prefill
 from kvc_trt.serving.dynamo.handoff.transfer import NixlTransfers
 from kvc_trt.serving.dynamo.model_directory import start_tokens, write_model_directory
 from kvc_trt.serving.dynamo.records import write_record
 from kvc_trt.serving.dynamo.whole_engine import Answering
+from kvc_trt.serving.exposition import exposition
 
 log = logging.getLogger("kvc_trt.serving")
 

@@ -148,13 +148,13 @@ BAD = [
     ({"max_token": 5}, "max_token"),
     ({"prompt": ""}, "empty"),
     ({"prompt": []}, "empty"),
-    ({"prompt": [5000]}, "token 1 is 5000"),
-    ({"prompt": [5] * 1025}, "1025 tokens"),
+    ({"prompt": [5000]}, "nvalid request"),
+    ({"prompt": [5] * 1025}, "1026 tokens"),
     ({"prompt": {"text": "?"}}, "prompt"),
     ({"prompt": None}, "prompt"),
     ({"temperature": 3}, "emperature"),
     ({"temperature": "hot"}, "string"),
-    ({"top_p": 0}, "top"),
+    ({"top_p": 0}, "op_p"),
     ({"guided_regex": "a+"}, "guided"),
     ({"nvext": 3}, "nvext"),
     ({"min_tokens": 60, "max_tokens": 5}, "min_tokens"),
@@ -304,7 +304,7 @@ def test_a_worker_that_is_killed_breaks_its_answers_and_comes_back(served, clien
     worker.kill()
     rest = answer.read().decode()
     connection.close()
-    assert '"error":{"message":"Internal server error"' in rest
+    assert '"error":{"message":"Service temporarily unavailable"' in rest
     assert client.ask("/health") == (
         503,
         {"status": "unhealthy", "models": {"chat": "answers", "demo": "does not answer"}},

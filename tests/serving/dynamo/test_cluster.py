@@ -58,9 +58,14 @@ def test_an_image_is_a_name(demo_engine, tmp_path, capsys):
 
 
 READ_BY_DYNAMO = """
-import json, sys
+import json, pathlib, sys, types
+import dynamo
 from kubernetes.client import ApiClient
+# The planner itself wants what it simulates with; of it this is but the reader of deployments.
+planner = sys.modules["dynamo.planner"] = types.ModuleType("dynamo.planner")
+planner.__path__ = [str(pathlib.Path(path) / "planner") for path in dynamo.__path__]
 from dynamo.planner.monitoring import dgd_services as dynamo
+from dynamo.profiler.utils.config import get_main_container_dict
 found = json.load(sys.stdin)
 components = dynamo.get_components_by_name(found)
 client = ApiClient()
@@ -70,7 +75,7 @@ for name, component in components.items():
     pods[name] = client.sanitize_for_serialization(pod)
 print(json.dumps({
     "roles": {name: dynamo.get_planner_component_role(one) for name, one in components.items()},
-    "main": {name: dynamo.get_main_container(one) for name, one in components.items()},
+    "main": {name: get_main_container_dict(one) for name, one in components.items()},
     "replicas": {name: dynamo.Service(name=name, service=one).number_replicas() for name, one in components.items()},
     "pods": pods,
 }))

@@ -151,7 +151,7 @@ def test_many_at_once(apart, answers, needle):
 
 @pytest.mark.parametrize(
     ("bad", "named"),
-    [({"n": 2}, "n of"), ({"max_tokens": 1_000_000}, "max_tokens"), ({"prompt": [5000]}, "token 1 is 5000")],
+    [({"n": 2}, "n of"), ({"max_tokens": 1_000_000}, "max_tokens"), ({"prompt": [5000]}, "nvalid request")],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_bad_input_is_an_error_of_that_request_alone(apart, bad, named, stream):

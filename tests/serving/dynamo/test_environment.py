@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from importlib import metadata
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.serving.dynamo import environment
 from kvc_trt.serving.dynamo.environment import ON_THIS_MACHINE, process_environment, require_dynamo
+from tests.serving.dynamo.served import ROOT
 
 
 def test_nobody_can_be_talked_into_leaving_this_machine():
@@ -40,23 +42,18 @@ def test_without_dynamo_the_command_that_installs_it_is_named(monkeypatch):
 
 def test_another_version_is_refused(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(metadata, "version", lambda name: "1.6.1")
-    with pytest.raises(UnsupportedEnvironment, match=f"1.6.1 is installed, expected {environment.DYNAMO_VERSION}"):
+    monkeypatch.setattr(metadata, "version", lambda name: "1.4.2")
+    with pytest.raises(UnsupportedEnvironment, match=f"1.4.2 is installed, expected {environment.DYNAMO_VERSION}"):
         require_dynamo()
 
 
-def test_the_version_is_that_of_the_extra():
-    import re
-
-    from tests.serving.dynamo.served import ROOT
-
-    pinned = re.findall(r'"ai-dynamo==([\d.]+)"', (ROOT / "pyproject.toml").read_text())
-    assert pinned == [environment.DYNAMO_VERSION]
-
-
-def test_the_version_of_nixl_is_that_of_the_environment():
-    import re
-
-    from tests.serving.dynamo.served import ROOT
-
-    assert re.findall(r"nixl-cu12==([\d.]+)", (ROOT / "Makefile").read_text()) == [environment.NIXL_VERSION]
+@pytest.mark.parametrize(
+    ("file", "package", "version"),
+    [
+        ("pyproject.toml", "ai-dynamo-runtime", environment.DYNAMO_VERSION),
+        ("Makefile", "ai-dynamo", environment.DYNAMO_VERSION),
+        ("Makefile", "nixl-cu12", environment.NIXL_VERSION),
+    ],
+)
+def test_versions_are_those_that_are_installed(file, package, version):
+    assert re.findall(rf"\b{package}==([\d.]+)", (ROOT / file).read_text()) == [version]
