@@ -88,7 +88,7 @@ def query_type(model: ModelProto, attention: Operator) -> tuple[int, int]:
 
 def element_type(model: ModelProto, value: str) -> int:
     """Return the type of a value: of the last cast before it, or of the weight or input from which it is computed."""
-    types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    types: dict[str, int] = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     types |= {given.name: given.type.tensor_type.elem_type for given in model.graph.input}
     producers = {output: node for node in model.graph.node for output in node.output}
     while value not in types:
