@@ -26,7 +26,7 @@ from kvc_trt.models.config import longest_sequence
 from kvc_trt.progress import Advance, NullProgress, Progress
 from kvc_trt.tasks.dataset import DataSet
 
-TOKENS_AT_ONCE = 4096
+TOKENS_AT_ONCE = 2048
 """Prompt tokens of the questions that one policy is asked before their answers are kept: one long question, or a few
 short ones, which are faster together."""
 
