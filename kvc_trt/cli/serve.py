@@ -20,6 +20,7 @@ from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.files.cache import cache_root
 from kvc_trt.serving.dynamo.deployment import Deployment, Running, Served
 from kvc_trt.serving.dynamo.environment import require_dynamo
+from kvc_trt.serving.protocol.tools import PARSERS
 from kvc_trt.serving.triton.installation import find_triton
 from kvc_trt.serving.triton.serve import TritonDeployment, serve_triton
 
@@ -84,6 +85,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
     ),
     cloup.option("--backend", type=click.Choice(names()), help="What runs it.  [default: what it was built for]"),
     cloup.option("--threads", type=click.IntRange(min=1), help="CPU threads of each engine.  [default: all cores]"),
+    cloup.option(
+        "--tool-parser",
+        type=click.Choice(tuple(PARSERS)),
+        help="The form of the model's calls of tools.  [default: by its chat template]",
+    ),
     SEALED,
     cloup.option(
         "--kv-proofs",
@@ -105,6 +111,7 @@ def command(
     prefill_slice_ms: float | None,
     backend: str | None,
     threads: int | None,
+    tool_parser: str | None,
     sealed: bool,
     kv_proofs: bool,
 ) -> None:
@@ -123,6 +130,8 @@ def command(
         raise click.UsageError("--triton has no roles; prefill and decode apart are NVIDIA Dynamo's")
     if origins and (on_triton or on_dynamo or apart):
         raise click.UsageError("--cors is of the server in this process, without --dynamo, --triton or --role")
+    if tool_parser is not None and (on_triton or on_dynamo or apart):
+        raise click.UsageError("--tool-parser is of the server in this process, without --dynamo, --triton or --role")
     settings = ServingSettings(
         rows,
         queue,
@@ -145,7 +154,8 @@ def command(
     from kvc_trt.serving.http.server import Deployment as Light
     from kvc_trt.serving.http.server import serve
 
-    serve(Light([(one.name, one.engine) for one in served], host, port, key, origins, settings), show)
+    named = [(one.name, one.engine) for one in served]
+    serve(Light(named, host, port, key, origins, settings, tool_parser), show)
 
 
 def require_server() -> None:
