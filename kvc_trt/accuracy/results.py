@@ -41,6 +41,8 @@ class Results:
         self._settings = {"format": FORMAT, **settings}
         self._file: BufferedRandom | None = None
         self._partial: BufferedRandom | None = None
+        self._kept = False
+        """True if the second file holds cells."""
         self._writing = threading.Lock()
 
     def __enter__(self) -> Results:
@@ -62,12 +64,14 @@ class Results:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close the file; everything appended is on the disk already."""
+        """Close the files, the second of which stays only while it holds cells; everything is on the disk already."""
         assert self._file is not None
         assert self._partial is not None
         with self._writing:
             self._file.close()
             self._partial.close()
+            if not self._kept:
+                self.path.with_suffix(".partial.jsonl").unlink(missing_ok=True)
 
     def append(self, cell: Cell) -> None:
         """Write one cell, whole and to the disk. UnsupportedEnvironment where the disk is full. Any thread may."""
@@ -79,6 +83,7 @@ class Results:
         """Write one cell that will have more answers soon, to the disk as well; otherwise like `append`."""
         assert self._partial is not None
         with self._writing:
+            self._kept = True
             self._write_to(self._partial, cell.to_json())
             self.cells[cell.key] = cell
 
@@ -86,6 +91,7 @@ class Results:
         """Drop what was kept: each of its cells has been appended since."""
         assert self._partial is not None
         with self._writing:
+            self._kept = False
             self._partial.truncate(0)
             self._write_to(self._partial, self._settings)
 
@@ -102,6 +108,7 @@ class Results:
                     self.cells[cell.key] = cell
         except (ValueError, RecursionError, InputError):
             lines = []
+        self._kept = bool(lines[1:])
         if not lines:
             self.settle()
 
