@@ -127,7 +127,7 @@ def _new_bar() -> RichBar:
 
 def _left(seconds: float, done: int, total: int | None) -> str:
     """Say how long the rest takes at the pace so far, if that can be said."""
-    if not total or not done:
+    if not total or not 0 < done < total:
         return ""
     left = seconds * (total - done) / done
     return f", about {left:.0f} s left" if left < 100 else f", about {left / 60:.0f} min left"
