@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from kvc_trt import errors, models, policies
     from kvc_trt.accuracy.request import AccuracyRequest
     from kvc_trt.api import Engine, build, measure_accuracy, plan
-    from kvc_trt.runtime import Event, Output, Sampling
+    from kvc_trt.runtime import Event, Grammar, Output, Sampling
 else:
     _MODULES = {
         **dict.fromkeys(("Engine", "build", "measure_accuracy", "plan"), "kvc_trt.api"),
         "AccuracyRequest": "kvc_trt.accuracy.request",
-        **dict.fromkeys(("Event", "Output", "Sampling"), "kvc_trt.runtime"),
+        **dict.fromkeys(("Event", "Grammar", "Output", "Sampling"), "kvc_trt.runtime"),
         **{name: f"kvc_trt.{name}" for name in ("errors", "models", "policies")},
     }
     __getattr__ = lazy_names(__name__, _MODULES)
@@ -32,6 +32,7 @@ __all__ = [
     "AccuracyRequest",
     "Engine",
     "Event",
+    "Grammar",
     "Output",
     "Sampling",
     "__version__",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import get_type_hints
 
@@ -14,7 +14,7 @@ from kvc_trt.api.rules import AnswerRules, requests_of
 from kvc_trt.cli.run import command
 from kvc_trt.errors import InputError
 from kvc_trt.proof import ProofKind
-from kvc_trt.runtime import Context, Request, Sampling
+from kvc_trt.runtime import Context, Grammar, Request, Sampling
 from kvc_trt.runtime.answer_rules import RULES, Client, Rule, rules_of
 from kvc_trt.runtime.executor import Limits
 from kvc_trt.runtime.kinds import Kind
@@ -37,7 +37,7 @@ VALUES = {
     "max_new_tokens": 5, "temperature": 0.7, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": 4,
     "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": -0.5, "stop_strings": ("a",),
     "stop_token_ids": (7, 8), "bad_words": ("b",), "min_tokens": 2, "ignore_eos": True, "logprobs": 0,
-    "kv_proof": "lists",
+    "kv_proof": "lists", "grammar": Grammar.choice(["a"]), "logit_bias": {3: 1.5},
 }  # fmt: skip
 ALL = request_under((), VALUES)
 
@@ -89,7 +89,7 @@ def test_the_command_has_an_option_for_each_rule() -> None:
 def test_fields_of_triton_reach_the_request() -> None:
     returned = {"return_log_probs": True, "return_kv_proof": "lists"}
     given = {name: VALUES[rule.name] for name, rule in rules_of(Client.TRITON).items()} | returned
-    assert parse_request({"text_input": "x", **given}).rules == ALL
+    assert parse_request({"text_input": "x", **given}).rules == of(Client.TRITON)
     assert set(OTHER_NAMES) <= set(rules_of(Client.OPENAI))
 
 
@@ -102,8 +102,7 @@ def test_fields_of_dynamo_reach_the_request() -> None:
         vocab_size=50, max_input_len=32, max_output_len=8, max_sequence_len=40, capacities=(40,), prompt_block=1
     )
     asked = {"token_ids": [3], "annotations": ["kvc-trt.kv_proof.lists"], **groups}
-    values = {**VALUES, "bad_words": ()}
-    assert request_of(asked, limits) == request_under([3], values)
+    assert request_of(asked, limits) == replace(of(Client.OPENAI), prompt_token_ids=[3], kv_proof="lists")
 
 
 def test_the_family_has_its_rules() -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
-from kvc_trt.runtime import Sampling
+from kvc_trt.runtime import Grammar, Sampling
 from kvc_trt.runtime.answer_rules import Client, rules_of
 from kvc_trt.runtime.request import request_under
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from kvc_trt.proof import ProofKind
     from kvc_trt.runtime import Context, Request
+
+
+Schema: TypeAlias = "Mapping[str, Any] | str | type[BaseModel] | Grammar"
+"""What an answer may be."""
 
 
 class AnswerRules(TypedDict, total=False):
@@ -30,6 +36,11 @@ class AnswerRules(TypedDict, total=False):
     """Let nothing end the answer before it has this many tokens."""
     ignore_eos: bool
     """Go on past the model's own end tokens."""
+    schema: Schema | None
+    """Answer with JSON that this schema allows: a mapping, JSON text, or a class of pydantic's models; or with what a
+    `kvc_trt.Grammar` allows (docs/grammars.md)."""
+    logit_bias: Mapping[int, float] | None
+    """Numbers from -100 to 100 by token id, added to the model's logits."""
     logprobs: int | None
     """With each token, give its log-probability and those of this many of the most likely ones (0 to 20)."""
     kv_proof: ProofKind | None
@@ -57,5 +68,12 @@ def _request(given: dict[str, Any]) -> Request:
     for name in given:
         if name not in known:
             raise TypeError(f"unknown rule {name!r}, expected one of {', '.join((*known, 'sampling', 'context'))}")
+    if given.get("schema") is not None:
+        given["schema"] = grammar_of(given["schema"])
     rules = {known[name].name: value for name, value in given.items()}
     return replace(request_under((), rules), sampling=Sampling() if sampling is None else sampling, context=context)
+
+
+def grammar_of(schema: Schema) -> Grammar:
+    """Return the grammar of what may be given as `schema`; InputError for anything else."""
+    return schema if isinstance(schema, Grammar) else Grammar.json_schema(schema)

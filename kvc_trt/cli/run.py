@@ -128,6 +128,7 @@ def command(**parameters: Any) -> None:
         converse(engine, given)
         return
     outputs = _answers(engine, prompts, given, context)
+    _warn_of_cut_answers(outputs, given)
     if given.proof_file is not None:
         assert outputs[0].kv_proof is not None, "it was asked for"
         write_proof(given.proof_file, outputs[0].kv_proof, replace=True)
@@ -163,6 +164,21 @@ def _answers(engine: Engine, prompts: Sequence[Any], given: RunArguments, contex
             return _shown(engine.stream(prompts, context=context, **given.rules), engine.session())
         outputs: list[Output] = engine.generate(prompts, context=context, **given.rules)
         return outputs
+
+
+def _warn_of_cut_answers(outputs: Sequence[Output], given: RunArguments) -> None:
+    """Say on stderr which answers ended before their grammar did."""
+    for index, output in enumerate(outputs):
+        if given.rules["schema"] is not None and output.finish_reason != "stop":
+            what = "the answer" if len(outputs) == 1 else f"answer {index}"
+            kind = "its JSON" if given.rules["schema"].is_json else "it"
+            message = (
+                f"{what} ended after {len(output.token_ids)} tokens ({output.finish_reason}): {kind} may be cut off"
+            )
+            show(
+                f"warning: {message}\nhint: a larger --max-new-tokens, or an engine with a larger max_output_len",
+                err=True,
+            )
 
 
 def _shown(events: Iterable[Event], session: Session) -> list[Output]:

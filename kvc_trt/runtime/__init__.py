@@ -6,6 +6,7 @@ from kvc_trt.files.held import HeldFile
 from kvc_trt.models.sources.tokenizer import held_tokenizer
 from kvc_trt.models.sources.tokenizer_library import Tokenizer
 from kvc_trt.runtime.context import Context
+from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.runtime.request import Event, Output, Request, Sampling
 from kvc_trt.runtime.scheduler.scheduler import Scheduler
 from kvc_trt.runtime.scheduler.ticket import Ticket
@@ -16,6 +17,7 @@ from kvc_trt.runtime.timings import Timings
 __all__ = [
     "Context",
     "Event",
+    "Grammar",
     "Output",
     "Request",
     "Sampling",

@@ -180,6 +180,21 @@ _RULES = (
         names={Client.TENSORRT_LLM: None},
     ),
     Rule(
+        "grammar", Kind.GRAMMAR, None, "Answer with JSON that the schema in this file allows.",
+        names={
+            Client.COMMAND_LINE: "json_schema", Client.PYTHON: "schema",
+            Client.OPENAI: None, Client.TRITON: None, Client.TENSORRT_LLM: None,
+        },
+        metavar="FILE",
+    ),
+    Rule(
+        "logit_bias", Kind.BIASES, None, "Added to the logits of these tokens.",
+        Range(-100, 100),
+        names={
+            Client.COMMAND_LINE: None, Client.OPENAI: None, Client.TRITON: None, Client.TENSORRT_LLM: None,
+        },
+    ),
+    Rule(
         "logprobs", Kind.INTEGER, None,
         f"In --json, the log-probability of each token, and of the N most likely ones (0 to {MOST}).",
         Range(0, MOST),

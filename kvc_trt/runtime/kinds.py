@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvc_trt.errors import InputError, describe
+from kvc_trt.runtime.grammar.grammar import Grammar
 
 MOST_LISTED = 8192
 """Characters of all the texts of a list together, or token ids in one. A row looks through them at every token, while
@@ -30,9 +31,11 @@ class Kind(Enum):
     LARGE_INTEGER = "an integer from 0 to 2^64 - 1"
     NUMBER = "a number"
     SWITCH = "true or false"
+    GRAMMAR = "a grammar"
+    BIASES = "numbers by token id"
 
     def plain(self, value: object, what: str) -> Any:
-        """Return the value as str, int, float, bool, or a tuple of str or int.
+        """Return the value as str, int, float, bool, a tuple of str or int, a `Grammar`, or a dict of int to float.
 
         Python's and NumPy's numbers are taken where they are exact; true and false are no numbers, and a text alone is
         a list of one. Raises InputError, which opens with `what`, for everything else.
@@ -66,11 +69,13 @@ def _texts(value: object, what: str) -> tuple[str, ...]:
 
 
 def _tokens(value: object, what: str) -> tuple[int, ...]:
-    found = tokens_in(value, MOST_LISTED, what)
-    for one in found:
-        if not is_integer(one) or not 0 <= one <= _MOST_TOKEN_ID:
-            raise _unexpected(one, what, Kind.TOKENS.value)
-    return tuple(operator.index(one) for one in found)
+    return tuple(_token(one, what) for one in tokens_in(value, MOST_LISTED, what))
+
+
+def _token(value: object, what: str) -> int:
+    if not is_integer(value) or not 0 <= operator.index(value) <= _MOST_TOKEN_ID:  # type: ignore[arg-type]  # it is one
+        raise _unexpected(value, what, "a token id")
+    return operator.index(value)  # type: ignore[arg-type]
 
 
 def _integer(value: object, what: str) -> int:
@@ -108,6 +113,20 @@ def _switch(value: object, what: str) -> bool:
     return bool(value)
 
 
+def _grammar(value: object, what: str) -> Grammar:
+    if not isinstance(value, Grammar):
+        raise _unexpected(value, what, Kind.GRAMMAR.value)
+    return value
+
+
+def _biases(value: object, what: str) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise _unexpected(value, what, Kind.BIASES.value)
+    if len(value) > MOST_LISTED:
+        raise InputError(f"{what} has {len(value)} tokens, expected at most {MOST_LISTED}")
+    return {_token(token, what): _number(bias, f"{what} of token {token}") for token, bias in value.items()}
+
+
 _PLAIN: Mapping[Kind, Callable[[object, str], Any]] = {
     Kind.TEXT: _text,
     Kind.TEXTS: _texts,
@@ -116,6 +135,8 @@ _PLAIN: Mapping[Kind, Callable[[object, str], Any]] = {
     Kind.LARGE_INTEGER: _large_integer,
     Kind.NUMBER: _number,
     Kind.SWITCH: _switch,
+    Kind.GRAMMAR: _grammar,
+    Kind.BIASES: _biases,
 }
 
 

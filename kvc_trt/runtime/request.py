@@ -12,6 +12,7 @@ from kvc_trt.proof import PromptRecord, Proof, ProofKind
 from kvc_trt.runtime.answer_rules import RULES
 from kvc_trt.runtime.context import Context
 from kvc_trt.runtime.executor import Limits
+from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.runtime.kinds import Kind, is_integer, listed, tokens_in
 from kvc_trt.runtime.logprobs import TokenLogprobs
 
@@ -75,6 +76,11 @@ class Request:
     would after a space."""
     banned_token_ids: Sequence[Sequence[int]] = ()
     """The same for sequences of token ids."""
+    grammar: Grammar | None = None
+    """The text that the answer may be. It ends, with reason `stop`, as soon as nothing can follow, and end tokens and
+    stop tokens come only where the grammar may end. Each answer of the row begins it anew."""
+    logit_bias: Mapping[int, float] | None = None
+    """Numbers from -100 to 100 by token id, added to the logits before anything else changes them."""
     logprobs: int | None = None
     """Return the log-probability of each token, and of this many of the most likely ones; None returns none."""
     ignore_eos: bool = False

@@ -1,16 +1,18 @@
 """Choose the next token of one row from its logits.
 
-In this order: banned tokens and penalties change the logits; temperature, top-k, top-p and min-p make of them what is
-drawn from.
+In this order: biases and penalties change the logits; what a grammar or a ban forbids leaves them; temperature, top-k,
+top-p and min-p make of the rest what is drawn from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvc_trt.errors import InputError
+from kvc_trt.runtime.grammar.matcher import Matcher
 from kvc_trt.runtime.logprobs import best_ids
 from kvc_trt.runtime.request import Sampling
 from kvc_trt.runtime.sampling.banned import Banned
@@ -23,16 +25,35 @@ class Sampler:
     The row tells it what its text is: `read` for each token that was fed, `begin_answer` where another answer begins.
     """
 
-    def __init__(self, sampling: Sampling, banned: Banned | None = None) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        banned: Banned | None = None,
+        biases: Mapping[int, float] | None = None,
+        *,
+        label: str = "row",
+    ) -> None:
         self._sampling = sampling
         self._random = np.random.default_rng(sampling.seed)
         self._banned = banned or Banned()
+        self._biases = biases or {}
         self._penalties = Penalties(sampling)
+        self._matcher: Matcher | None = None
+        self._label = label
 
     @property
     def is_greedy(self) -> bool:
         """True if the best token of the model's own logits is always chosen."""
-        return self._sampling.temperature == 0.0 and not self._banned.is_active and not self._penalties.is_active
+        return self._sampling.temperature == 0.0 and not self._changes_logits
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the grammar of the answer lets nothing follow."""
+        return self._matcher is not None and self._matcher.is_complete
+
+    def constrain(self, matcher: Matcher | None) -> None:
+        """Let `matcher` say what the answer may be that begins next."""
+        self._matcher = matcher
 
     def read(self, token_ids: Sequence[int]) -> None:
         """Take note of tokens that the text has now."""
@@ -43,24 +64,38 @@ class Sampler:
         """Begin another answer to a text that goes on."""
         self._banned.begin_answer()
         self._penalties.begin_answer()
+        if self._matcher is not None:
+            self._matcher.begin_answer()
+
+    def possible(self, tokens: list[int]) -> list[int]:
+        """Return the first of these tokens, up to one that the grammar does not let follow."""
+        return tokens if self._matcher is None else tokens[: self._matcher.prefix(tokens)]
 
     def choose(self, logits: NDArray[np.float32]) -> int:
         """Return the next token id, given `logits` [vocab] that are finite or -inf; they are not changed."""
-        token = self._draw(self._adjusted(logits))
+        token = self._draw(self._adjusted(logits) if self._changes_logits else logits)
         self._banned.answered()
         self._penalties.answered(token)
+        if self._matcher is not None:
+            self._matcher.advance(token)
         return token
 
+    @property
+    def _changes_logits(self) -> bool:
+        return bool(self._biases or self._matcher or self._banned.is_active or self._penalties.is_active)
+
     def _adjusted(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        banned = self._banned.token_ids()
-        if not banned and not self._penalties.is_active:
-            return logits
         adjusted: NDArray[np.float32] = logits.copy()
+        for token, bias in self._biases.items():
+            adjusted[token] += bias
         self._penalties.apply(adjusted)
-        adjusted[banned] = -np.inf
-        if np.isneginf(adjusted.max()):  # the model excludes all others: a ban still holds, so all these are equal
-            adjusted[:] = 0.0
-            adjusted[banned] = -np.inf
+        forbidden = np.zeros(len(logits), np.bool_) if self._matcher is None else ~self._matcher.allowed()
+        forbidden[self._banned.token_ids()] = True
+        adjusted[forbidden] = -np.inf
+        if np.isneginf(adjusted.max()):  # the model excludes all others, and a ban still holds, so all these are equal
+            adjusted[~forbidden] = 0.0
+            if forbidden.all():
+                raise InputError(f"{self._label}: bans leave no token that the grammar allows")
         return adjusted
 
     def _draw(self, logits: NDArray[np.float32]) -> int:

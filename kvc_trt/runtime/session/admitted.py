@@ -61,6 +61,12 @@ class Admitted:
         RULES["max_new_tokens"].check(max_new_tokens, f"{label}: ")
         RULES["min_tokens"].check(request.min_tokens, f"{label}: ", at_most=max_new_tokens)
         RULES["logprobs"].check(request.logprobs, f"{label}: ")
+        for token, bias in (request.logit_bias or {}).items():
+            if token >= limits.vocab_size:
+                raise InputError(
+                    f"{label}: logit_bias has token {token}, expected ids from 0 to {limits.vocab_size - 1}"
+                )
+            RULES["logit_bias"].check(bias, f"{label}: ", name=f"logit_bias of token {token}")
         if not all(request.stop_strings):
             raise InputError(f"{label}: a stop string is empty")
         continuation = check_token_ids(request.continuation_token_ids, limits, f"{label}: continuation")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from kvc_trt.progress import Progress
 from kvc_trt.proof import Recorder
 from kvc_trt.runtime.executor import Executor, Prefilled, prefill_in_slices
+from kvc_trt.runtime.grammar.compiler import Grammars
+from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.runtime.request import Request
 from kvc_trt.runtime.sampling.banned import banned_sequences, check_leaves_a_token
 from kvc_trt.runtime.session.admitted import Admitted, label_of
@@ -50,6 +52,7 @@ class Joining:
         self._end_token_ids = frozenset(end_token_ids)
         self._lists = lists
         self._progress = progress
+        self._grammars = Grammars(tokenizer, executor.limits.vocab_size)
         self._next_identity = 0
         self.keeps_text = False
         """True if rows keep the tokens they read, to make drafts of them."""
@@ -72,6 +75,8 @@ class Joining:
             check_continuation(admitted, limits)
         admitted.ends = frozenset((*request.stop_token_ids, *(() if request.ignore_eos else self._end_token_ids)))
         admitted.banned = banned_sequences(request, self._tokenizer, limits, label)
+        if request.grammar is not None:
+            self._grammars.check(request.grammar, label)
         check_leaves_a_token(admitted.banned, admitted.ends if request.min_tokens else (), limits, label)
         check_context_text(admitted, limits)
         return admitted
@@ -162,8 +167,13 @@ class Joining:
         if admitted.context is None:
             row.check_room(len(admitted.continuation), "continuation")
         row.forced.extend(admitted.continuation)
+        self.constrain(row, admitted.request.grammar)
         self._next_identity += 1
         return row
+
+    def constrain(self, row: Row, grammar: Grammar | None) -> None:
+        """Let the answer of a row that begins next be of a grammar; None lets it be any text."""
+        row.constrain(None if grammar is None else self._grammars.matcher(grammar, row.ends, row.label))
 
     def _read_rest(self, row: Row, tokens: list[int]) -> None:
         start = time.perf_counter()

@@ -12,6 +12,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.proof import Proof, Recorder
 from kvc_trt.runtime.context import NO_TOKENS, extended_digest
 from kvc_trt.runtime.executor import NOT_FINITE, Limits
+from kvc_trt.runtime.grammar.matcher import Matcher
 from kvc_trt.runtime.logprobs import token_logprobs
 from kvc_trt.runtime.request import Event, FinishReason, Output
 from kvc_trt.runtime.sampling.answer_text import AnswerText, Ends
@@ -76,7 +77,9 @@ class Row:
         self._ends = Ends(admitted.ends, request.stop_strings, request.min_tokens)
         self._so_far = AnswerText(tokenizer, self._ends)
         ends = [token for token in admitted.ends if 0 <= token < limits.vocab_size]
-        self._sampler = Sampler(request.sampling, Banned(admitted.banned, ends, request.min_tokens))
+        self._sampler = Sampler(
+            request.sampling, Banned(admitted.banned, ends, request.min_tokens), request.logit_bias, label=self.label
+        )
         if request.context is None:
             known = prompt[: len(prompt) - len(admitted.unread)]
             self._sampler.read(known)
@@ -96,6 +99,15 @@ class Row:
         """True if the row always takes the best token and needs no logits."""
         needs_logits = self._keep_logits or self._wanted_logprobs is not None or self.recorder is not None
         return self._sampler.is_greedy and not needs_logits
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end its answers."""
+        return self._ends.token_ids
+
+    def constrain(self, matcher: Matcher | None) -> None:
+        """Let `matcher` say what the answer may be that begins next; None lets it be any text."""
+        self._sampler.constrain(matcher)
 
     @property
     def is_finite(self) -> bool:
@@ -179,7 +191,7 @@ class Row:
         first, *queued = self.unfed()
         tokens = queued[:count]
         if len(tokens) < count:
-            tokens += self.text.draft([first, *queued], count - len(tokens))
+            tokens += self._sampler.possible(self.text.draft([first, *queued], count - len(tokens)))
         self.text.watch([first], tokens)
         return Draft(tokens, max(len(queued[:count]), min(self.text.expected, len(tokens))))
 
@@ -239,6 +251,8 @@ class Row:
 
     def _no_room(self) -> FinishReason | None:
         """Return why no token can follow the one that is drawn now, if none can."""
+        if self._sampler.is_complete:
+            return "stop"
         if len(self._so_far.token_ids) + 1 >= self._max_new_tokens:
             return "length"
         return "capacity" if self.room() == 0 else None

@@ -10,6 +10,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.context import Context, Packing
 from kvc_trt.runtime.executor import Executor
+from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.runtime.request import Event, Output, Request, check_token_ids
 from kvc_trt.runtime.session.context_store import ContextStore
 from kvc_trt.runtime.session.drafting import Drafting
@@ -143,6 +144,13 @@ class Session:
         """
         found = self._settled(row)
         return self.contexts.of_row(found, self.executor.read_row(self._slots.place(found)))
+
+    def constrain(self, row: int, grammar: Grammar | None) -> None:
+        """Let the answer to a row's next turn be of a grammar, and those after it; None lets them be any text.
+
+        Raises InputError for a grammar that cannot be compiled.
+        """
+        self._joining.constrain(self._slots.find(row), grammar)
 
     def queued(self, row: int) -> int:
         """Return how many tokens a row has yet to feed before it samples."""

@@ -1,0 +1,167 @@
+"""Grammars compiled for one tokenizer, by llguidance.
+
+The library gets limits for all that it builds and does, so that a hostile grammar fails in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Collection
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvc_trt.errors import InputError
+from kvc_trt.runtime.grammar.grammar import Grammar
+from kvc_trt.runtime.grammar.matcher import Matcher, reason_of
+from kvc_trt.runtime.grammar.schema import schemas_in
+from kvc_trt.runtime.grammar.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+    from kvc_trt.models.sources.tokenizer_library import Tokenizer
+
+_MOST_KEPT = 64
+"""Compiled grammars that are kept; the least recently used go first."""
+_WHITESPACE = r" |\n[ \t]{0,32}"
+"""Between the tokens of JSON: one space, or a new line and its indentation. More would let a model write it forever."""
+_PLACES_TRIED = 200
+"""Schemas inside of one that are compiled alone to find which is wrong."""
+_NOTHING_FOLLOWS = "NoExtensionBias"
+"""llguidance's reason for a state that no token leads out of."""
+_ASCII = "".join(map(chr, range(0x20, 0x7F)))
+
+
+class Grammars:
+    """Compiles grammars for the tokenizer of a model with `vocab_size` logits. Any thread may ask."""
+
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def check(self, grammar: Grammar, what: str) -> None:
+        """Compile a grammar; InputError, which opens with `what`, for one that this model cannot answer by."""
+        self._matcher(grammar, what)
+
+    def matcher(self, grammar: Grammar, ends: Collection[int], what: str) -> Matcher:
+        """Return the state of an answer that `ends` [token ids] end; InputError as `check` raises it."""
+        return Matcher(self._matcher(grammar, what).deep_copy(), self._vocab_size, ends, what)
+
+    def _matcher(self, grammar: Grammar, what: str) -> LLMatcher:
+        with self._lock:
+            found = self._compiled.get(grammar)
+            if found is None:
+                try:
+                    found = self._compile(grammar)
+                except InputError as error:
+                    raise InputError(f"{what}: {error.message}", hint=error.hint) from error
+                self._compiled[grammar] = found
+                while len(self._compiled) > _MOST_KEPT:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(grammar)
+            return found
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        vocabulary, library = self._vocabulary
+        if grammar.is_json and (missing := vocabulary.missing(_ASCII)):
+            raise InputError(
+                f"{grammar.name}: the tokenizer has no token for {missing[0]!r}, so it cannot write JSON",
+                hint="take a model with a byte-level or a SentencePiece tokenizer, as nearly all chat models have",
+            )
+        found = LLMatcher(library, _source(grammar), log_level=0, limits=_limits())
+        allowed = b"" if found.is_error() else found.compute_bitmask()  # which builds what the first token needs
+        if found.is_error() and found.stop_reason() != _NOTHING_FOLLOWS:
+            where = _place_of_error(grammar, library)
+            raise InputError(f"{grammar.name} cannot be compiled{where}: {reason_of(found)}")
+        if not np.unpackbits(np.frombuffer(allowed, np.uint8), count=self._vocab_size, bitorder="little").any():
+            raise InputError(f"{grammar.name} lets an answer begin with no token of the tokenizer")
+        return found
+
+    @cached_property
+    def _vocabulary(self) -> tuple[Vocabulary, LLTokenizer]:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        if self._tokenizer is None:
+            raise InputError("a grammar needs a tokenizer, and this engine has none")
+        vocabulary = Vocabulary(self._tokenizer, self._vocab_size)
+        wrapped = TokenizerWrapper(_Tokens(vocabulary))
+        return vocabulary, LLTokenizer(wrapped, n_vocab=self._vocab_size + 1, eos_token=self._vocab_size)
+
+
+class _Tokens:
+    """A vocabulary as llguidance takes it, with one token more: the end of an answer, whatever the model's ends are.
+
+    Where a grammar forces a text, llguidance allows the tokens alone that `__call__` makes of it.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.tokens = [*vocabulary.tokens, b"<end>"]
+        self.eos_token_id = len(vocabulary.tokens)
+        self.special_token_ids = [*vocabulary.special, self.eos_token_id]
+        self._vocabulary = vocabulary
+
+    def __call__(self, text: str) -> list[int]:
+        return self._vocabulary.encode(text)
+
+
+def _limits() -> LLParserLimits:
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        initial_lexer_fuel=200_000,
+        step_lexer_fuel=50_000,
+        step_max_items=20_000,
+        max_lexer_states=10_000,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+
+
+def _source(grammar: Grammar) -> str:
+    """Return a grammar as llguidance reads it."""
+    from llguidance import LLMatcher
+
+    if grammar.kind == "regex":
+        return LLMatcher.grammar_from_regex(grammar.text)
+    if grammar.kind == "lark":
+        return LLMatcher.grammar_from_lark(grammar.text)
+    if grammar.kind == "choice":
+        texts = (json.dumps(one, ensure_ascii=False) for one in grammar.choices())
+        return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
+    return _source_of_schema({"type": "object"} if grammar.kind == "json_object" else json.loads(grammar.text))
+
+
+def _source_of_schema(schema: Any) -> str:
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": _WHITESPACE})
+
+
+def _place_of_error(grammar: Grammar, library: LLTokenizer) -> str:
+    """Return the place of the innermost schema that cannot be compiled alone; empty if there is none."""
+    from llguidance import LLMatcher
+
+    if grammar.kind != "json_schema":
+        return ""
+    whole = json.loads(grammar.text)
+    shared = {name: whole[name] for name in ("$defs", "definitions") if isinstance(whole, dict) and name in whole}
+    found = ""
+    for count, (pointer, schema) in enumerate(schemas_in(whole)):
+        if count == _PLACES_TRIED:
+            break
+        if pointer == "#" or (found and not pointer.startswith(f"{found}/")):
+            continue
+        alone = {**shared, **schema} if isinstance(schema, dict) else schema
+        if LLMatcher.validate_grammar(_source_of_schema(alone), library, limits=_limits()):
+            found = pointer
+    return f" at {found}" if found else ""

@@ -1,0 +1,67 @@
+"""What the next token of one answer may be under its grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.errors import InputError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+class Matcher:
+    """The state of one answer. `ends` [token ids] end it, and are allowed where the grammar may end.
+
+    `state` is of a vocabulary with one token more than `vocab_size`, which stands for the ends.
+    """
+
+    def __init__(self, state: LLMatcher, vocab_size: int, ends: Collection[int], what: str) -> None:
+        self._state, self._vocab_size, self._what = state, vocab_size, what
+        self._ends = np.array(sorted(end for end in ends if 0 <= end < vocab_size), np.int64)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if nothing can follow: the answer ends here."""
+        return bool(self._state.is_stopped())
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Return [vocab]: True for each token that may come next."""
+        bits = self._state.compute_bitmask()
+        self._check()
+        mask = np.unpackbits(np.frombuffer(bits, np.uint8), count=self._vocab_size + 1, bitorder="little").view(
+            np.bool_
+        )
+        allowed = mask[:-1]
+        allowed[self._ends] = mask[-1]
+        return allowed
+
+    def advance(self, token: int) -> None:
+        """Take note of the token that was drawn. It was allowed."""
+        if token not in self._ends:
+            self._state.consume_token(token)
+            self._check()
+
+    def prefix(self, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens may come next, one after the other; ends are none of them."""
+        until = next((i for i, token in enumerate(tokens) if token in self._ends), len(tokens))
+        return int(self._state.validate_tokens(list(tokens[:until])))
+
+    def begin_answer(self) -> None:
+        """Begin another answer under the same grammar."""
+        self._state.reset()
+
+    def _check(self) -> None:
+        if self._state.is_error():
+            raise InputError(
+                f"{self._what}: the answer cannot follow its grammar any further: {reason_of(self._state)}"
+            )
+
+
+def reason_of(state: LLMatcher) -> str:
+    """Return why a state has failed, without the notes that the library adds for its developers."""
+    return " ".join(state.get_error().replace("<non-verbose/>", "").split()) or state.stop_reason()
