@@ -148,6 +148,8 @@ class Output:
     """One for each of `token_ids`, if the request asks for them."""
     kv_proof: Proof | None = None
     """The proof of what the caches kept and read, if the request asks for it."""
+    moved_bytes: int | None = None
+    """Bytes of the prompt's caches that another process sent, where one has read the prompt."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from kvc_trt.errors import InputError, describe
 from kvc_trt.proof import document_of
 from kvc_trt.proof.file import proof_of
 from kvc_trt.runtime.answer_rules import RULES, Rule
-from kvc_trt.runtime.kinds import listed
+from kvc_trt.runtime.grammar.grammar import Grammar
+from kvc_trt.runtime.kinds import Kind, listed
 from kvc_trt.runtime.logprobs import TokenLogprobs
 from kvc_trt.runtime.request import Event, FinishReason, Output, Request, request_under
 from kvc_trt.serving.errors import Reason, ServingError
@@ -38,7 +39,7 @@ class _Output(OwnSchema):
     text: str | None
     finish_reason: FinishReason
     logical_length: int
-    physical_lengths: tuple[int, ...]
+    physical_lengths: list[int]
     reused_tokens: int
     moved_bytes: int | None = None
     kv_proof: dict[str, Any] | None = None
@@ -50,7 +51,9 @@ class _Token(OwnSchema):
     token: int
     text: str
     logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
+    best: list[int] = []
+    """The most likely tokens, and then their log-probabilities."""
+    best_logprobs: list[float] = []
     output: _Output | None = None
     refused: _Refused | None = None
 
@@ -90,7 +93,9 @@ def document_of_event(event: Event) -> dict[str, Any]:
     """Return what a worker says of one token."""
     found: dict[str, Any] = {"token": event.token_id, "text": event.text}
     if event.logprobs is not None:
-        found |= {"logprob": event.logprobs.logprob, "top": event.logprobs.top}
+        found["logprob"] = event.logprobs.logprob
+        found["best"] = [token for token, _ in event.logprobs.top]
+        found["best_logprobs"] = [logprob for _, logprob in event.logprobs.top]
     if event.output is not None:
         found["output"] = _document_of_output(event.output)
     return found
@@ -114,7 +119,8 @@ class AnswerReader:
         said = validated(_Token, found, "a worker's answer")
         if said.refused is not None:
             raise ServingError(said.refused.reason, said.refused.message)
-        logprobs = None if said.logprob is None else TokenLogprobs(said.logprob, said.top)
+        top = tuple(zip(said.best, said.best_logprobs, strict=False))
+        logprobs = None if said.logprob is None else TokenLogprobs(said.logprob, top)
         self._token_ids.append(said.token)
         if logprobs is not None:
             self._logprobs.append(logprobs)
@@ -128,7 +134,7 @@ class AnswerReader:
             text=said.text,
             finish_reason=said.finish_reason,
             logical_length=said.logical_length,
-            physical_lengths=said.physical_lengths,
+            physical_lengths=tuple(said.physical_lengths),
             reused_tokens=said.reused_tokens,
             logprobs=None if self._request.logprobs is None else tuple(self._logprobs),
             kv_proof=None if said.kv_proof is None else proof_of(said.kv_proof, "a worker's answer"),
@@ -141,7 +147,7 @@ def _note_of(request: Request) -> str:
     for rule in RULES.values():
         value = getattr(request.sampling if rule.of_sampling else request, rule.name)
         if value != rule.default:
-            rules[rule.name] = value
+            rules[rule.name] = asdict(value) if rule.kind is Kind.GRAMMAR else value
     return RULES_NOTE + json.dumps(rules, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -154,7 +160,13 @@ def _note(asked: Mapping[str, Any]) -> str | None:
 
 
 def _read(rule: Rule, value: Any) -> Any:
-    return value
+    """Return a rule's value as `Request` takes it; JSON has no grammars, and no names that are numbers."""
+    try:
+        if rule.kind is Kind.GRAMMAR:
+            return Grammar(**value)
+        return {int(token): bias for token, bias in value.items()} if rule.kind is Kind.BIASES else value
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"the rules of the annotation: {rule.name} is {describe(value)}") from error
 
 
 def _document_of_output(output: Output) -> dict[str, Any]:
@@ -162,7 +174,7 @@ def _document_of_output(output: Output) -> dict[str, Any]:
         "text": output.text,
         "finish_reason": output.finish_reason,
         "logical_length": output.logical_length,
-        "physical_lengths": output.physical_lengths,
+        "physical_lengths": list(output.physical_lengths),
         "reused_tokens": output.reused_tokens,
     }
     if output.moved_bytes is not None:

@@ -28,7 +28,6 @@ from kvc_trt.engine import EngineDirectory
 from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, HandoffRefused, InputError, KvcError
 from kvc_trt.files.lost import report_lost_files
 from kvc_trt.runtime import Scheduler
-from kvc_trt.serving.dynamo.bodies import WANTS_ERRORS
 from kvc_trt.serving.dynamo.chunks import CANCELLED, Chunk, refusal
 from kvc_trt.serving.dynamo.exposition import exposition
 from kvc_trt.serving.dynamo.handoff.handing_over import Decode, Prefill
@@ -36,6 +35,8 @@ from kvc_trt.serving.dynamo.handoff.transfer import NixlTransfers
 from kvc_trt.serving.dynamo.model_directory import start_tokens, write_model_directory
 from kvc_trt.serving.dynamo.records import write_record
 from kvc_trt.serving.dynamo.whole_engine import Answering
+from kvc_trt.serving.dynamo.wire import is_ours
+from kvc_trt.serving.errors import ServingError, invalid, serving_error
 
 log = logging.getLogger("kvc_trt.serving")
 
@@ -125,7 +126,7 @@ class Worker(LLMEngine):  # type: ignore[misc]
         answering = self._answering
         # A probe is of this worker alone, whatever others it works with.
         answer = answering.answer_whole if is_probe(request) else answering.answer
-        wants_errors = self.settings.role != "prefill" and WANTS_ERRORS in (request.get("annotations") or ())
+        for_gateway = self.settings.role != "prefill" and is_ours(request)
         try:
             async with aclosing(answer(request, context.id())) as chunks:
                 async for chunk in chunks:
@@ -135,13 +136,12 @@ class Worker(LLMEngine):  # type: ignore[misc]
         except (InputError, Busy, DeadlineMissed, HandoffRefused) as error:
             if is_probe(request) or isinstance(error, HandoffRefused):
                 log.warning("request %s: %s", context.id(), error.message)
-            status = 400 if isinstance(error, InputError) else 503
-            if wants_errors:
-                yield refusal(status, error.message)
-            elif status == 400:
+            if for_gateway:
+                yield refusal(_refused(error))
+            elif isinstance(error, InputError):
                 raise InvalidArgument(error.message) from None
             else:
-                raise HttpError(status, error.message) from None
+                raise HttpError(503, error.message) from None
         except (HttpError, InvalidArgument, GeneratorExit, asyncio.CancelledError):
             raise
         except Exception:
@@ -186,6 +186,13 @@ class Worker(LLMEngine):  # type: ignore[misc]
             return "" if self._answering is None else exposition(self._answering.figures(), labels)
 
         metrics.register_prometheus_expfmt_callback(text)
+
+
+def _refused(error: KvcError) -> ServingError:
+    """Return the error for a request that this worker cannot, or can now not, answer."""
+    if isinstance(error, HandoffRefused):
+        return ServingError("busy", error.message)
+    return invalid(error) if isinstance(error, InputError) else serving_error(error)
 
 
 def _parser() -> argparse.ArgumentParser:
