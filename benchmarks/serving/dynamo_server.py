@@ -56,7 +56,7 @@ class DynamoServer:
             one.end()
 
     def _start(self, name: str, arguments: list[str]) -> Started:
-        command = [str(self._python), "-m", "kvc_trt", "serve", *arguments]
+        command = [str(self._python), "-m", "kvc_trt", "serve", "--dynamo", *arguments]
         if "--role" in arguments:
             command += ["--store", str(self._store)]
         return Started(command, self._variables, self._directory / f"{name}.log")

@@ -26,7 +26,7 @@ class Server:
         variables = {**place.variables(), "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0"}
         named = [f"{name}={path}" for name, path in engines.items()]
         options = ["--port", "0", "--rows", str(ROWS), "--queue", "16", "--threads", "1"]
-        command = [str(place.dynamo / "bin" / "python"), "-m", "kvc_trt", "serve", *named, *options]
+        command = [str(place.dynamo / "bin" / "python"), "-m", "kvc_trt", "serve", "--dynamo", *named, *options]
         self._engines = tuple(engines)
         self._started = Started(command, variables, directory / "serve.log")
         self._started.until(lambda: _ADDRESS.search(self._started.log) is not None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib.util
 import ipaddress
 import os
 import re
@@ -14,7 +16,7 @@ import cloup
 from kvc_trt.backends.registry import names
 from kvc_trt.cli.option_types import SEALED
 from kvc_trt.cli.text.printing import show
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.files.cache import cache_root
 from kvc_trt.serving.dynamo.deployment import Deployment, Running, Served
 from kvc_trt.serving.dynamo.environment import require_dynamo
@@ -36,15 +38,29 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
     "Where it listens",
     cloup.option("--host", default="127.0.0.1", help=f"Another than loopback wants an API key in ${API_KEY}."),
     cloup.option("--port", type=click.IntRange(0, 65535), default=8000, help="0 takes one that is free."),
-)
-@cloup.option(
-    "--triton",
-    "on_triton",
-    is_flag=True,
-    help="Start Triton Inference Server instead, on loopback; gRPC and metrics have the two ports after --port.",
+    cloup.option(
+        "--cors",
+        "origins",
+        multiple=True,
+        metavar="ORIGIN",
+        help="Pages of this origin, such as https://example.org, may ask from a browser; * is any. May be repeated.",
+    ),
 )
 @cloup.option_group(
-    "Prefill and decode apart",
+    "What serves",
+    cloup.option(
+        "--dynamo", "on_dynamo", is_flag=True, help="NVIDIA Dynamo's frontend, and a process for each engine."
+    ),
+    cloup.option(
+        "--triton",
+        "on_triton",
+        is_flag=True,
+        help="Triton Inference Server, on loopback; gRPC and metrics have the two ports after --port.",
+    ),
+    help="Without either, this process does.",
+)
+@cloup.option_group(
+    "Prefill and decode apart, with Dynamo",
     cloup.option(
         "--role",
         type=click.Choice(ROLES),
@@ -79,6 +95,8 @@ def command(
     engines: tuple[str, ...],
     host: str,
     port: int,
+    origins: tuple[str, ...],
+    on_dynamo: bool,
     on_triton: bool,
     role: Role,
     store: Path | None,
@@ -90,7 +108,7 @@ def command(
     sealed: bool,
     kv_proofs: bool,
 ) -> None:
-    """Answer OpenAI's API (chat, completions, models) with engines, through NVIDIA Dynamo's frontend.
+    """Answer OpenAI's API (chat, completions, models) with engines.
 
     Each ENGINE is a directory, asked for by NAME, or by the directory's own name. It says when every engine has
     answered, and Ctrl-C ends it after the answers that have begun.
@@ -98,25 +116,56 @@ def command(
     With roles, prompts are read by some processes and answered by others, of engines that are equal or differ in their
     backend alone; what goes from one to the other is the compressed cache.
     """
+    from kvc_trt.serving.engine import ServingSettings
+
+    apart = role != "aggregated" or store is not None
+    if on_triton and (on_dynamo or apart):
+        raise click.UsageError("--triton has no roles; prefill and decode apart are NVIDIA Dynamo's")
+    if origins and on_triton:
+        raise click.UsageError("--cors: Triton knows no origins")
+    settings = ServingSettings(
+        rows,
+        queue,
+        prefill_slice_ms=prefill_slice_ms,
+        threads=threads,
+        backend=backend,
+        kv_proofs=kv_proofs,
+        sealed=sealed,
+    )
     if on_triton:
-        from kvc_trt.serving.engine import ServingSettings
-
-        settings = ServingSettings(
-            rows,
-            queue,
-            prefill_slice_ms=prefill_slice_ms,
-            threads=threads,
-            backend=backend,
-            kv_proofs=kv_proofs,
-            sealed=sealed,
-        )
-        _serve_triton(engines, host, port, settings, apart=role != "aggregated" or store is not None)
+        _serve_triton(engines, host, port, settings)
         return
-    import asyncio
-
     key = os.environ.get(API_KEY) or None
     check_host(host, key)
     served = served_engines(engines, role)
+    if on_dynamo or apart:
+        _serve_dynamo(served, role, host, port, key, origins, store, settings)
+        return
+    require_server()
+    from kvc_trt.serving.http.server import Deployment as Light
+    from kvc_trt.serving.http.server import serve
+
+    serve(Light([(one.name, one.engine) for one in served], host, port, key, origins, settings), show)
+
+
+def require_server() -> None:
+    """Raise UnsupportedEnvironment, with the command that installs it, unless the light server can run here."""
+    if importlib.util.find_spec("aiohttp") is None:
+        raise UnsupportedEnvironment(
+            "aiohttp is not installed in this environment", hint="pip install 'kvc-trt[serve]', or make serve"
+        )
+
+
+def _serve_dynamo(
+    served: list[Served],
+    role: Role,
+    host: str,
+    port: int,
+    key: str | None,
+    origins: tuple[str, ...],
+    store: Path | None,
+    settings: ServingSettings,
+) -> None:
     require_dynamo()
     deployment = Deployment(
         served,
@@ -124,21 +173,20 @@ def command(
         host,
         port,
         api_key=key,
+        origins=origins,
         store=cache_root() / "serving" if store is None and role != "aggregated" else store,
-        rows=rows,
-        queue=queue,
-        prefill_slice_ms=prefill_slice_ms,
-        backend=backend,
-        threads=threads,
-        kv_proofs=kv_proofs,
-        sealed=sealed,
+        rows=settings.rows,
+        queue=settings.queue_limit,
+        prefill_slice_ms=settings.prefill_slice_ms,
+        backend=settings.backend,
+        threads=settings.threads,
+        kv_proofs=settings.kv_proofs,
+        sealed=settings.sealed,
     )
     asyncio.run(Running(deployment, show).run())
 
 
-def _serve_triton(engines: tuple[str, ...], host: str, port: int, settings: ServingSettings, *, apart: bool) -> None:
-    if apart:
-        raise click.UsageError("--triton has no roles; prefill and decode apart are NVIDIA Dynamo's")
+def _serve_triton(engines: tuple[str, ...], host: str, port: int, settings: ServingSettings) -> None:
     if not is_loopback(host):
         raise InputError(
             f"--host {host}: Triton asks nobody for a key, so --triton listens on loopback alone",

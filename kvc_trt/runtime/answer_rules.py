@@ -168,7 +168,7 @@ _RULES = (
     ),
     Rule(
         "bad_words", Kind.TEXTS, (), "Never answer with this text; may be repeated.",
-        names={Client.COMMAND_LINE: "bad_word", Client.OPENAI: None},
+        names={Client.COMMAND_LINE: "bad_word"},
         metavar="TEXT",
     ),
     Rule(

@@ -10,13 +10,16 @@ from kvc_trt.api.engine import Engine
 from kvc_trt.errors import Busy, DeadlineMissed, InputError
 from kvc_trt.runtime.kinds import Kind
 from kvc_trt.runtime.request import Request
-from kvc_trt.serving.errors import invalid, serving_error
+from kvc_trt.serving.errors import ServingError, invalid, serving_error
 from kvc_trt.serving.request import ServedRequest
 from kvc_trt.serving.served_answer import Answer
 from kvc_trt.serving.tokens import token_ids
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from os import PathLike
+
+    from kvc_trt.runtime.scheduler.ticket import Ticket
 
 
 @dataclass(frozen=True)
@@ -90,26 +93,41 @@ class ServedEngine:
         right, for a full queue, and for no time at all.
         """
         try:
-            if seconds is not None:
-                seconds = Kind.NUMBER.plain(seconds, "seconds")
             ids = self._token_ids(request)
             wanted, positions = request.rules.max_new_tokens, self.limits.max_sequence_len
             if wanted is not None and wanted > positions:
                 raise InputError(f"max_tokens is {wanted}, and the engine has positions for {positions} tokens in all")
-            ticket = self._scheduler.submit(
-                replace(request.rules, prompt_token_ids=ids),
-                priority=priority,
-                deadline=None if seconds is None else self._scheduler.clock() + seconds,
-            )
+        except InputError as error:
+            raise invalid(error) from error
+        ticket = self.take(replace(request.rules, prompt_token_ids=ids), priority=priority, seconds=seconds)
+        return Answer(request, ticket, self.limits)
+
+    def take(self, request: Request, *, priority: int = 0, seconds: float | None = None) -> Ticket:
+        """Take a request whose prompt has been read, and return its ticket; otherwise as `submit`."""
+        try:
+            if seconds is not None:
+                seconds = Kind.NUMBER.plain(seconds, "seconds")
+            deadline = None if seconds is None else self._scheduler.clock() + seconds
+            return self._scheduler.submit(request, priority=priority, deadline=deadline)
         except InputError as error:
             raise invalid(error) from error
         except (Busy, DeadlineMissed) as error:
             raise serving_error(error) from error
-        return Answer(request, ticket, self.limits)
 
     def answer_once(self) -> None:
         """Ask for one token after the shortest prompt, and wait for it; ServingError where none comes."""
         asyncio.run(self.submit(ServedRequest(token_ids=(0,), rules=Request((), 1))).whole())
+
+    async def begin(self, answers: Sequence[Ticket]) -> None:
+        """Return at once: what `take` has not refused is under way."""
+
+    async def answers(self) -> bool:
+        """Return whether a request of one token is answered, or was refused because others are."""
+        try:
+            await asyncio.to_thread(self.answer_once)
+        except ServingError as error:
+            return error.reason == "busy"
+        return True
 
     def metrics(self) -> dict[str, Any]:
         """Return the scheduler's figures (docs/scheduler.md)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from typing import Literal
 
 from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, InputError
@@ -33,8 +34,14 @@ def serving_error(error: Exception) -> ServingError:
         return ServingError("too late", error.message)
     if isinstance(error, Cancelled):
         return ServingError("cancelled", error.message)
-    LOG.error("a request failed", exc_info=error)
-    return ServingError("failed", "the server could not answer this request; its log says why")
+    return ServingError("failed", logged(error))
+
+
+def logged(error: Exception) -> str:
+    """Write a failure's traceback to the log, and return what its caller may know: an id that leads to it."""
+    identity = uuid.uuid4().hex[:12]
+    LOG.error("request failed, id %s", identity, exc_info=error)
+    return f"the server could not answer this request; its log says why, under the id {identity}"
 
 
 def invalid(error: InputError) -> ServingError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import shlex
+from typing import TYPE_CHECKING, Any
 
 from kvc_trt.tasks.key_value import is_vocabulary
 
@@ -20,3 +22,17 @@ BEGINNING = "The capital of France is"
 def example_text(tokenizer: Tokenizer) -> str:
     """Return a text that a model with this tokenizer can go on with."""
     return RECORDS if is_vocabulary(tokenizer.get_vocab()) else BEGINNING
+
+
+def curl(address: str, name: str, tokenizer: Tokenizer | None, *, api_key: bool) -> str:
+    """Return the command that asks a model behind OpenAI's API what it can answer.
+
+    `tokenizer` is that of a model that takes completions alone; None asks one that chats.
+    """
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}]}
+    if tokenizer is not None:
+        asked = {"prompt": example_text(tokenizer)}
+    body = json.dumps({"model": name, **asked, "max_tokens": 32})
+    key = ' -H "Authorization: Bearer $KVC_TRT_API_KEY"' if api_key else ""
+    path = "chat/completions" if tokenizer is None else "completions"
+    return f"curl {address}/{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}"

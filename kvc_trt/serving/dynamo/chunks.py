@@ -5,17 +5,14 @@ An answer that ends without a reason, or without a chunk at all, reads as a shor
 
 from __future__ import annotations
 
-from statistics import mean
 from typing import Any
 
 from kvc_trt.errors import InputError
-from kvc_trt.proof import document_of
 from kvc_trt.runtime import Event, Output
 from kvc_trt.serving.dynamo.wire import OUR_DATA, OURS, document_of_event, document_of_refusal
 from kvc_trt.serving.errors import ServingError
+from kvc_trt.serving.protocol.choices import REASONS, kept_by
 
-REASONS = {"stop": "stop", "length": "length", "capacity": "length"}
-"""Ours to Dynamo's, which has none for a cache that is full."""
 LARGEST_LISTS = 16 << 20
 """Bytes of a proof's lists, a third more in base64; Dynamo's messages end at 32 MiB."""
 CANCELLED = {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
@@ -52,17 +49,6 @@ def chunk_of(event: Event, *, for_gateway: bool = False) -> Chunk:
         }
         chunk[OUR_DATA] = {OURS: kept_by(event.output)}
     return chunk
-
-
-def kept_by(output: Output) -> dict[str, Any]:
-    """Return what an answer's caches hold at its end, what of it another process sent, and the answer's proof."""
-    found: dict[str, Any] = {
-        "logical_tokens": output.logical_length,
-        "kept_tokens_per_cache": round(mean(output.physical_lengths), 1),
-    }
-    if output.moved_bytes is not None:
-        found["moved_bytes"] = output.moved_bytes
-    return found if output.kv_proof is None else {**found, "kv_proof": document_of(output.kv_proof)}
 
 
 def _check_proof(output: Output) -> None:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import random
-import shlex
 import shutil
 import socket
 import sys
@@ -19,14 +17,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.models.sources.tokenizer import read_tokenizer
+from kvc_trt.serving import example
 from kvc_trt.serving.dynamo.environment import process_environment, require_dynamo
 from kvc_trt.serving.dynamo.model_directory import TEMPLATE_FILE
 from kvc_trt.serving.dynamo.records import forget_dead, read_record, status_urls
-from kvc_trt.serving.example import QUESTION, example_text
 from kvc_trt.serving.owners import own_directory, remove_abandoned
 from kvc_trt.serving.processes import Child, ask_here, asked_by_signals, until_asked
 
@@ -60,6 +58,8 @@ class Deployment:
     port: int = 8000
     """0 takes one that is free."""
     api_key: str | None = None
+    origins: Sequence[str] = ()
+    """Origins whose pages may ask from a browser; `*` is any."""
     store: Path | None = None
     """The store in which processes find each other; None makes a directory for these alone."""
     rows: int | None = None
@@ -106,13 +106,15 @@ class Running:
         self._workers = {one.name: self._worker(one) for one in deployment.served}
         if deployment.has_frontend:
             from kvc_trt.serving.dynamo.gateway import Gateway
+            from kvc_trt.serving.dynamo.remote_models import RemoteModels
 
-            self._gateway = Gateway(
+            models = RemoteModels(
                 f"http://{FRONTEND_HOST}:{self._frontend_port}",
-                deployment.api_key,
-                models=list(self._workers),
-                status=lambda: status_urls(self._store / "workers"),
+                self._store / "models",
+                list(self._workers),
+                lambda: status_urls(self._store / "workers"),
             )
+            self._gateway = Gateway(models, deployment.api_key, deployment.origins)
             self._frontend = self._new_frontend()
 
     async def run(self) -> None:
@@ -163,7 +165,7 @@ class Running:
 
     async def _works(self, name: str, child: Child) -> bool:
         if self._gateway is not None:
-            return await self._gateway.answers(name)
+            return await self._gateway.models.answers(name)
         return await asyncio.to_thread(_is_live, self._status_ports[child.name])
 
     async def _frontend_answers(self) -> bool:
@@ -257,13 +259,8 @@ def _new_store() -> Path:
 def curl(address: str, name: str, model: Path, *, api_key: bool) -> str:
     """Return the command that asks a model, which the frontend reads from the directory `model`, what it can answer."""
     chat = (model / TEMPLATE_FILE).exists()
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}]}
-    if not chat:
-        asked = {"prompt": example_text(read_tokenizer(model / "tokenizer.json"))}
-    body = json.dumps({"model": name, **asked, "max_tokens": 32})
-    key = ' -H "Authorization: Bearer $KVC_TRT_API_KEY"' if api_key else ""
-    path = "chat/completions" if chat else "completions"
-    return f"curl {address}/{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    tokenizer = None if chat else read_tokenizer(model / "tokenizer.json")
+    return example.curl(address, name, tokenizer, api_key=api_key)
 
 
 def _is_live(port: int) -> bool:

@@ -16,7 +16,7 @@ from kvc_trt.proof import document_of
 from kvc_trt.proof.file import proof_of
 from kvc_trt.runtime.answer_rules import RULES, Rule
 from kvc_trt.runtime.grammar.grammar import Grammar
-from kvc_trt.runtime.kinds import Kind, listed
+from kvc_trt.runtime.kinds import Kind
 from kvc_trt.runtime.logprobs import TokenLogprobs
 from kvc_trt.runtime.request import Event, FinishReason, Output, Request, request_under
 from kvc_trt.serving.errors import Reason, ServingError
@@ -51,9 +51,9 @@ class _Token(OwnSchema):
     token: int
     text: str
     logprob: float | None = None
-    best: list[int] = []
-    """The most likely tokens, and then their log-probabilities."""
-    best_logprobs: list[float] = []
+    best: list[int] | None = None
+    """The most likely tokens, if their log-probabilities are wanted."""
+    best_logprobs: list[float] | None = None
     output: _Output | None = None
     refused: _Refused | None = None
 
@@ -119,7 +119,7 @@ class AnswerReader:
         said = validated(_Token, found, "a worker's answer")
         if said.refused is not None:
             raise ServingError(said.refused.reason, said.refused.message)
-        top = tuple(zip(said.best, said.best_logprobs, strict=False))
+        top = tuple(zip(said.best or (), said.best_logprobs or (), strict=False))
         logprobs = None if said.logprob is None else TokenLogprobs(said.logprob, top)
         self._token_ids.append(said.token)
         if logprobs is not None:
@@ -153,7 +153,8 @@ def _note_of(request: Request) -> str:
 
 def _note(asked: Mapping[str, Any]) -> str | None:
     """Return the rules among a message's annotations, which are a client's where no gateway stands before Dynamo."""
-    for one in listed(asked.get("annotations") or []) or []:
+    annotations = asked.get("annotations")
+    for one in annotations if isinstance(annotations, (list, tuple)) else ():
         if isinstance(one, str) and one.startswith(RULES_NOTE):
             return one[len(RULES_NOTE) :]
     return None

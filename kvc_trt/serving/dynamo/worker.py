@@ -29,14 +29,15 @@ from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, HandoffRefused, Inpu
 from kvc_trt.files.lost import report_lost_files
 from kvc_trt.runtime import Scheduler
 from kvc_trt.serving.dynamo.chunks import CANCELLED, Chunk, refusal
-from kvc_trt.serving.dynamo.exposition import exposition
 from kvc_trt.serving.dynamo.handoff.handing_over import Decode, Prefill
 from kvc_trt.serving.dynamo.handoff.transfer import NixlTransfers
+from kvc_trt.serving.dynamo.model_card import write_card
 from kvc_trt.serving.dynamo.model_directory import start_tokens, write_model_directory
 from kvc_trt.serving.dynamo.records import write_record
 from kvc_trt.serving.dynamo.whole_engine import Answering
 from kvc_trt.serving.dynamo.wire import is_ours
 from kvc_trt.serving.errors import ServingError, invalid, serving_error
+from kvc_trt.serving.exposition import exposition
 
 log = logging.getLogger("kvc_trt.serving")
 
@@ -58,6 +59,7 @@ class Worker(LLMEngine):  # type: ignore[misc]
         )
         settings.model.mkdir(parents=True, exist_ok=True)
         write_model_directory(self._engine.directory, settings.model)
+        write_card(self._engine.directory, settings.name, settings.model)
         self._answering: Answering | None = None
         self._watching: asyncio.Task[None] | None = None
         self._answers = 0

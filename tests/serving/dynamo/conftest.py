@@ -4,23 +4,6 @@ import pytest
 
 
 @pytest.fixture(scope="package")
-def demo_engine(tmp_path_factory):
-    """The shipped model under RocketKV; it keeps a part of each prompt, up to 1,024 tokens.
-
-    Its answers may be long: what leaves, or kills a process, during an answer needs one that is not soon over.
-    """
-    from kvc_trt.cli.main import run
-
-    engine = tmp_path_factory.mktemp("demo") / "demo"
-    lengths = ["--max-input-len", "1024", "--max-output-len", "8192"]
-    policy = ["--policy", "rocketkv", "--token-budget", "64"]
-    derived_for_short_answers = ["--set", "prompt_budget=512", "--set", "page_size=4", "--set", "top_r=8"]
-    arguments = [*policy, *derived_for_short_answers, *lengths, "--no-verify", "-o", str(engine)]
-    assert run(["build", "--model", "retrieval-tiny", *arguments]) == 0
-    return engine
-
-
-@pytest.fixture(scope="package")
 def needle(demo_engine):
     """A prompt of the longest length, as token ids."""
     from kvc_trt import Engine

@@ -19,6 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = Path(os.environ.get("KVC_TRT_DYNAMO", ROOT / "build" / "dynamo")) / "bin" / "python"
 """Made by `make dynamo-env`."""
+PATHS = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 READY_SECONDS = 300
 LONG = 8000
 """Tokens of an answer that is not over before something else is done: seconds, where 500 tokens are 0.4."""
@@ -30,14 +31,16 @@ def require_environment() -> None:
 
 
 class Served:
-    """A running `kvc-trt serve`."""
+    """A running `kvc-trt serve`: the light server by `python`, or by None NVIDIA Dynamo in its environment."""
 
-    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
-        require_environment()
+    def __init__(self, *arguments: str, environment: dict[str, str] | None = None, python: Path | None = None) -> None:
+        if python is None:
+            require_environment()
+            python, arguments = PYTHON, ("--dynamo", *arguments)
         quick = {"DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0", "DYN_PREFILL_DRAIN_TIMEOUT_S": "2"}
         self.process = subprocess.Popen(
-            [str(PYTHON), "-m", "kvc_trt", "serve", *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **quick, **(environment or {})},
+            [str(python), "-m", "kvc_trt", "serve", *arguments],
+            env={**os.environ, "PYTHONPATH": PATHS, **quick, **(environment or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

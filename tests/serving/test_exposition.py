@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvc_trt.runtime.scheduler.metrics import Metrics
-from kvc_trt.serving.dynamo.exposition import exposition, merged
+from kvc_trt.serving.exposition import exposition, merged
 
 
 def figures():

@@ -1,0 +1,93 @@
+"""What the gateway has to know of a model, which only its workers have: a file beside those of Dynamo's frontend."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvc_trt.files.atomic import write_whole
+from kvc_trt.files.inputs import read_json_input
+from kvc_trt.models.sources.tokenizer import read_tokenizer
+from kvc_trt.runtime.chat.template import ChatTemplate
+from kvc_trt.runtime.executor import Limits
+from kvc_trt.serving.protocol.model import ServedModel
+from kvc_trt.validation import OwnSchema, validated
+
+if TYPE_CHECKING:
+    from kvc_trt.engine import EngineDirectory
+
+CARD = "kvc_trt.json"
+_LARGEST = 4 << 20
+
+
+class _Template(OwnSchema):
+    template: str
+    for_tools: str | None
+    special_tokens: dict[str, str]
+
+
+class _Limits(OwnSchema):
+    """Those of an engine's limits that requests are checked by."""
+
+    vocab_size: int
+    max_input_len: int
+    max_output_len: int
+    max_sequence_len: int
+
+
+class _Card(OwnSchema):
+    fingerprint: str
+    made: int
+    limits: _Limits
+    end_token_ids: list[int]
+    template: _Template | None
+
+
+def write_card(engine: EngineDirectory, name: str, directory: Path) -> None:
+    """Write down an engine that is served as `name`, in the directory from which the frontend reads its model."""
+    parameters = engine.parameters
+    limits = _Limits(
+        vocab_size=engine.model.vocab_size,
+        max_input_len=parameters.max_input_len,
+        max_output_len=parameters.max_output_len,
+        max_sequence_len=parameters.max_sequence_len,
+    )
+    model = ServedModel.of(name, engine, _limits(limits), int(time.time()))
+    card = _Card(
+        fingerprint=model.fingerprint,
+        made=model.made,
+        limits=limits,
+        end_token_ids=sorted(model.end_token_ids),
+        template=None if model.template is None else _written(model.template),
+    )
+    write_whole(directory / CARD, card.model_dump_json().encode())
+
+
+def read_card(directory: Path) -> ServedModel:
+    """Return the model of a directory, which has its name; InputError for a card that is none."""
+    card = validated(_Card, read_json_input(directory / CARD, _LARGEST), str(directory / CARD))
+    template = None
+    if card.template is not None:
+        tokens, for_tools = card.template.special_tokens, card.template.for_tools
+        template = ChatTemplate(card.template.template, special_tokens=tokens, for_tools=for_tools)
+    return ServedModel(
+        directory.name,
+        read_tokenizer(directory / "tokenizer.json"),
+        template,
+        _limits(card.limits),
+        frozenset(card.end_token_ids),
+        card.fingerprint,
+        card.made,
+    )
+
+
+def _written(template: ChatTemplate) -> _Template:
+    text, for_tools = template.template, template.for_tools
+    return _Template(
+        template=text, for_tools=None if for_tools == text else for_tools, special_tokens=template.special_tokens
+    )
+
+
+def _limits(written: _Limits) -> Limits:
+    return Limits(**written.model_dump(), capacities=(), prompt_block=1)

@@ -1,0 +1,224 @@
+"""The light server: its paths, and its life from the first engine to the last answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.serving.engine import ServedEngine, ServingSettings
+from kvc_trt.serving.example import curl
+from kvc_trt.serving.http.answering import answer
+from kvc_trt.serving.http.door import OPEN, Door
+from kvc_trt.serving.models import Models, OwnModels
+from kvc_trt.serving.processes import asked_by_signals
+from kvc_trt.serving.protocol.body import LARGEST_BODY, json_object
+from kvc_trt.serving.protocol.errors import ApiError
+from kvc_trt.serving.protocol.fields import Endpoint
+from kvc_trt.serving.protocol.model import ServedModel
+from kvc_trt.serving.protocol.tokenizing import detokenized, tokenized
+from kvc_trt.version import __version__
+
+DRAIN_SECONDS = 30.0
+"""For how long answers that have begun may go on after Ctrl-C."""
+_ELSEWHERE = {
+    "embeddings": "an engine writes text, and makes no embeddings",
+    "responses": "ask /v1/chat/completions, with all messages of the conversation",
+    "images": "an engine writes text, and makes no images",
+    "audio": "an engine reads and writes text alone",
+    "moderations": "an engine writes text, and moderates none",
+    "rerank": "an engine writes text, and ranks none",
+    "score": "an engine writes text, and ranks none",
+    "files": "nothing is stored here",
+    "batches": "nothing is stored here; send the requests one by one",
+    "fine_tuning": "an engine is built from weights that are ready: kvc-trt build",
+    "assistants": "nothing is stored here; ask /v1/chat/completions",
+    "threads": "nothing is stored here; ask /v1/chat/completions",
+}
+"""Paths below /v1 that OpenAI's clients may ask for, and why there is nothing."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The engines to serve here, by the names under which requests ask for them, and where clients find them."""
+
+    served: Sequence[tuple[str, Path]]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 takes one that is free."""
+    api_key: str | None = None
+    origins: Sequence[str] = ()
+    """Origins whose pages may ask from a browser; `*` is any."""
+    settings: ServingSettings = field(default_factory=ServingSettings)
+
+
+def serve(deployment: Deployment, say: Callable[[str], None]) -> None:
+    """Answer requests until this process is asked to end. `say` prints what the user reads, once all engines answer.
+
+    Raises UnsupportedEnvironment for an address that is taken, and what `ServedEngine.open` raises.
+    """
+    started = time.monotonic()
+    with contextlib.ExitStack() as undo:
+        listening = undo.enter_context(_listening(deployment.host, deployment.port))
+        models = OwnModels([loaded(name, path, deployment.settings, undo) for name, path in deployment.served])
+        server = LightServer(models, Door(deployment.api_key, deployment.origins))
+        asyncio.run(server.run(listening, lambda: say(_ready(deployment, listening, models, started)), models.close))
+
+
+class LightServer:
+    """One HTTP server over models that answer."""
+
+    def __init__(self, models: Models, door: Door) -> None:
+        self._models, self._running = models, 0
+        self.ending = False
+        """True once no more requests are taken."""
+        self._all_over = asyncio.Event()
+        self.application = web.Application(client_max_size=LARGEST_BODY)
+        door.of(self.application)
+        routes = self.application.router
+        for endpoint in Endpoint:
+            routes.add_post(endpoint.value, self._asking(endpoint))
+        routes.add_post("/tokenize", self._tokenize)
+        routes.add_post("/detokenize", self._detokenize)
+        routes.add_get("/v1/models", self._list)
+        routes.add_get("/v1/models/{name}", self._show)
+        routes.add_get("/health", self._health)
+        routes.add_get("/metrics", self._metrics)
+        routes.add_get("/version", self._version)
+        routes.add_get(OPEN, self._live)
+        routes.add_route("*", "/{path:.*}", self._nothing)
+
+    async def run(self, listening: socket.socket, ready: Callable[[], None], end: Callable[[], None]) -> None:
+        """Answer until this process is asked to end; then finish the answers that have begun, for half a minute.
+
+        `ready` is called once it listens, and `end`, in a thread, ends what is still being answered.
+        """
+        asked = asyncio.Event(), asyncio.Event()  # once, and twice: somebody is in a hurry
+        runner = web.AppRunner(self.application, handler_cancellation=True, access_log=None, shutdown_timeout=1)
+        await runner.setup()
+        with asked_by_signals(lambda: asked[asked[0].is_set()].set()):
+            site = web.SockSite(runner, listening)
+            await site.start()
+            ready()
+            await asked[0].wait()
+            self.ending = True
+            await site.stop()
+            await _first_of(self._over(), asked[1].wait(), asyncio.sleep(DRAIN_SECONDS))
+        await asyncio.to_thread(end)
+        await runner.cleanup()
+
+    async def _over(self) -> None:
+        """Wait until no request is being answered."""
+        while self._running:
+            self._all_over.clear()
+            await self._all_over.wait()
+
+    def _asking(self, endpoint: Endpoint) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def ask(request: web.Request) -> web.StreamResponse:
+            if self.ending:
+                raise ApiError(503, "the server is ending")
+            self._running += 1
+            try:
+                return await answer(request, endpoint, self._models)
+            finally:
+                self._running -= 1
+                if not self._running:
+                    self._all_over.set()
+
+        return ask
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        return await self._of_tokens(request, tokenized)
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        return await self._of_tokens(request, detokenized)
+
+    async def _of_tokens(
+        self, request: web.Request, made: Callable[[dict[str, Any], ServedModel], dict[str, Any]]
+    ) -> web.Response:
+        body = json_object(await request.read())
+        return web.json_response(await asyncio.to_thread(made, body, self._models.named_in(body)))
+
+    async def _list(self, request: web.Request) -> web.Response:
+        return web.json_response(await self._models.as_list())
+
+    async def _show(self, request: web.Request) -> web.Response:
+        return web.json_response(self._models.find(request.match_info["name"])[0].document)
+
+    async def _health(self, request: web.Request) -> web.Response:
+        """Say that every model answers, by a request to each of them."""
+        answers = await self._models.health()
+        words = {name: "answers" if answered else "does not answer" for name, answered in answers.items()}
+        healthy = bool(answers) and all(answers.values())
+        body = {"status": "healthy" if healthy else "unhealthy", "models": words}
+        return web.json_response(body, status=200 if healthy else 503)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(text=await self._models.figures(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": __version__})
+
+    async def _live(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "live"})
+
+    async def _nothing(self, request: web.Request) -> web.Response:
+        """Say what is not here, and what is."""
+        first, _, rest = request.match_info["path"].partition("/")
+        why = _ELSEWHERE.get(rest.partition("/")[0]) if first == "v1" else None
+        if why is not None:
+            raise ApiError(404, f"this server has no {request.path}: {why}")
+        here = {route.resource.canonical: route.method for route in self.application.router.routes() if route.resource}
+        if request.path in here:
+            raise ApiError(405, f"{request.path} takes {here[request.path]} requests")
+        raise ApiError(404, f"there is nothing at this path; {', '.join(one.value for one in Endpoint)} are")
+
+
+async def _first_of(*waited: Awaitable[object]) -> None:
+    """Wait until one of these is over, and give up the others."""
+    tasks = [asyncio.ensure_future(one) for one in waited]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Take an address before anything is loaded; requests wait there until the engines answer."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UnsupportedEnvironment(f"cannot listen at {host} port {port}: {reason}", hint="--port PORT") from None
+
+
+def loaded(
+    name: str, path: Path, settings: ServingSettings, undo: contextlib.ExitStack
+) -> tuple[ServedModel, ServedEngine]:
+    """Load an engine, and let it answer once."""
+    engine = ServedEngine.open(path, settings)
+    undo.callback(engine.close)
+    model = ServedModel.of(name, engine.engine.directory, engine.limits, int(time.time()))
+    engine.answer_once()
+    return model, engine
+
+
+def _ready(deployment: Deployment, listening: socket.socket, models: OwnModels, started: float) -> str:
+    """Return what a user does next."""
+    host = f"[{deployment.host}]" if ":" in deployment.host else deployment.host
+    address = f"http://{host}:{listening.getsockname()[1]}/v1"
+    names = ", ".join(model.name for model in models)
+    lines = [f"{names}: ready at {address} after {time.monotonic() - started:.1f} s"]
+    for model in models:
+        tokenizer = model.tokenizer if model.template is None else None
+        lines.append(curl(address, model.name, tokenizer, api_key=deployment.api_key is not None))
+    return "\n".join(lines)

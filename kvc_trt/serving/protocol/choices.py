@@ -1,0 +1,112 @@
+"""One answer as a choice of a response: the parts of a stream as they come, and the whole made of the same parts."""
+
+from __future__ import annotations
+
+from statistics import mean
+from typing import Any, TypeAlias
+
+from kvc_trt.proof import document_of
+from kvc_trt.runtime.request import Event, Output, Request
+from kvc_trt.serving.protocol.fields import Endpoint
+from kvc_trt.serving.protocol.logprobs import Drawn, chat_logprobs, completion_logprobs
+from kvc_trt.serving.protocol.model import ServedModel
+
+REASONS = {"stop": "stop", "length": "length", "capacity": "length"}
+"""Ours to OpenAI's, which has none for a cache that is full."""
+
+Part: TypeAlias = dict[str, Any]
+"""An entry of `choices` in a chunk of a stream."""
+
+
+class Choice:
+    """Choice `index` of a response: the answer to `request`, with `opening` before its text.
+
+    `prompt` is the prompt's place in the request.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        index: int,
+        request: Request,
+        model: ServedModel,
+        *,
+        prompt: int = 0,
+        opening: str = "",
+    ) -> None:
+        self.index, self.prompt = index, prompt
+        self.output: Output | None = None
+        """Once the answer is over."""
+        self._chat, self._request, self._model = endpoint is Endpoint.CHAT, request, model
+        self._opening = opening
+        self._ends = model.end_token_ids | frozenset(request.stop_token_ids)
+        self._offset = len(opening)
+        """Characters of the text before the next token."""
+        self._texts: list[str] = []
+        self._drawn: list[Drawn] = []
+
+    def begin(self) -> list[Part]:
+        """Return what a stream says before the first token."""
+        if self._chat:
+            return [self._part({"role": "assistant", "content": ""})]
+        return [self._part(self._opening)] if self._opening else []
+
+    def push(self, event: Event) -> list[Part]:
+        """Take one token, and return what a stream says of it; often nothing, until a character is whole."""
+        drawn = self._drawn_by(event)
+        self._drawn += drawn
+        parts = []
+        if event.text or drawn:
+            self._texts.append(event.text)
+            parts.append(self._part({"content": event.text} if self._chat else event.text, self._logprobs(drawn)))
+        if event.output is not None:
+            self.output = event.output
+            parts.append({**self._part({} if self._chat else ""), **self._end(event.output)})
+        return parts
+
+    def whole(self) -> dict[str, Any]:
+        """Return the choice of a response, once the answer is over."""
+        assert self.output is not None, "the answer is over"
+        self._offset = len(self._opening)
+        logprobs = None if self._request.logprobs is None else self._logprobs(self._drawn)
+        text = "".join((self._opening, *self._texts))
+        said: dict[str, Any] = {"text": text}
+        if self._chat:
+            said = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        return {"index": self.index, **said, "logprobs": logprobs, **self._end(self.output)}
+
+    def _drawn_by(self, event: Event) -> list[Drawn]:
+        """Return the event's token, if its log-probability is wanted; the token that ends an answer has no text."""
+        ended = event.output is not None and event.output.finish_reason == "stop" and event.token_id in self._ends
+        return [] if event.logprobs is None or ended else [Drawn(event.token_id, event.logprobs)]
+
+    def _logprobs(self, drawn: list[Drawn]) -> dict[str, Any] | None:
+        if self._request.logprobs is None:
+            return None
+        if self._chat:
+            return chat_logprobs(drawn, self._model.spelling)
+        found = completion_logprobs(drawn, self._model.spelling, self._offset)
+        self._offset += sum(map(len, found["tokens"]))
+        return found
+
+    def _part(self, said: dict[str, Any] | str, logprobs: dict[str, Any] | None = None) -> Part:
+        return {
+            "index": self.index,
+            "delta" if self._chat else "text": said,
+            "logprobs": logprobs,
+            "finish_reason": None,
+        }
+
+    def _end(self, output: Output) -> dict[str, Any]:
+        return {"finish_reason": REASONS[output.finish_reason], "kvc": kept_by(output)}
+
+
+def kept_by(output: Output) -> dict[str, Any]:
+    """Return what an answer's caches hold at its end, what of it another process sent, and the answer's proof."""
+    kept: dict[str, Any] = {
+        "logical_tokens": output.logical_length,
+        "kept_tokens_per_cache": round(mean(output.physical_lengths), 1),
+    }
+    if output.moved_bytes is not None:
+        kept["moved_bytes"] = output.moved_bytes
+    return kept if output.kv_proof is None else {**kept, "kv_proof": document_of(output.kv_proof)}

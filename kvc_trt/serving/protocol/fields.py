@@ -1,0 +1,194 @@
+"""Every field of a request to OpenAI's endpoints, with vLLM's common extras, and what becomes of it.
+
+A field works, has no effect on any answer, or is refused with a sentence that says what to do. A name that is not here
+is refused, too. The answer rules follow from their own table (`runtime/answer_rules.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+from kvc_trt.errors import describe, did_you_mean
+from kvc_trt.runtime.answer_rules import Client, Rule, rules_of
+from kvc_trt.serving.protocol.errors import NO_FIELD, NOT_SUPPORTED, ApiError, refused
+
+
+class Endpoint(Enum):
+    """What a client asks for, by its path."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+
+
+class Fate(Enum):
+    """What becomes of a field."""
+
+    WORKS = "works"
+    NO_EFFECT = "no effect"
+    REFUSED = "refused"
+
+
+BOTH = frozenset(Endpoint)
+CHAT = frozenset({Endpoint.CHAT})
+COMPLETIONS = frozenset({Endpoint.COMPLETIONS})
+
+
+@dataclass(frozen=True)
+class Field:
+    """One name that a request may hold."""
+
+    name: str
+    fate: Fate
+    words: str
+    """What it does, why it has no effect, or what to do in its place."""
+    endpoints: frozenset[Endpoint] = BOTH
+    harmless: tuple[object, ...] = ()
+    """Values of a refused field that ask for nothing, and pass."""
+    rule: Rule | None = None
+    """The answer rule that it gives."""
+
+    def check(self, value: object) -> None:
+        """Raise ApiError for a value of a refused field that asks for something."""
+        if self.fate is Fate.REFUSED and not any(value == one and type(value) is type(one) for one in self.harmless):
+            raise refused(
+                f"{self.name} is not supported, found {describe(value)}: {self.words}", self.name, code=NOT_SUPPORTED
+            )
+
+
+def _works(name: str, words: str, endpoints: frozenset[Endpoint] = BOTH) -> Field:
+    return Field(name, Fate.WORKS, words, endpoints)
+
+
+def _no_effect(name: str, words: str, endpoints: frozenset[Endpoint] = BOTH) -> Field:
+    return Field(name, Fate.NO_EFFECT, words, endpoints)
+
+
+def _refused(name: str, words: str, *harmless: object, endpoints: frozenset[Endpoint] = BOTH) -> Field:
+    return Field(name, Fate.REFUSED, words, endpoints, harmless)
+
+
+_BY_ENDPOINT = ("logprobs",)
+"""Rules whose field has another type in each endpoint."""
+_OF_TEXT = "the model reads and writes text alone"
+_OF_GRAMMARS = "one of these: json_schema, json_object, guided_json, guided_regex, guided_choice, guided_grammar"
+_OF_TEMPLATES = "the model's own chat template is used; give chat_template_kwargs what it reads"
+
+_FIELDS = (
+    _works("model", "One of the names that `/v1/models` lists."),
+    _works("messages", "The conversation; contents are text, or parts of the type text.", CHAT),
+    _works("prompt", "Text, token ids, or a list of either.", COMPLETIONS),
+    _works("stream", "True sends the answer in chunks, as it comes."),
+    _works("stream_options", "`include_usage`: true adds a last chunk with the usage."),
+    _works("n", "Answers to each prompt; answer i has the seed `seed` + i."),
+    *(
+        Field(name, Fate.WORKS, rule.help, rule=rule)
+        for name, rule in rules_of(Client.OPENAI).items()
+        if name not in _BY_ENDPOINT
+    ),
+    _works("max_completion_tokens", "OpenAI's newer name of `max_tokens`.", CHAT),
+    _works("logprobs", "True returns the log-probability of each token.", CHAT),
+    _works("top_logprobs", "Of how many of the most likely tokens, beside `logprobs`: true.", CHAT),
+    _works("logprobs", "Returns the log-probability of each token, and of this many of the most likely.", COMPLETIONS),
+    _works("echo", "True puts the prompt before the answer; not with `logprobs`.", COMPLETIONS),
+    _works("add_generation_prompt", "False does not open the assistant's answer.", CHAT),
+    _works("chat_template_kwargs", "Variables for the model's chat template, such as `enable_thinking`.", CHAT),
+    _works("return_kv_proof", "`digest` or `lists`: a proof of what the caches kept and read (`serve --kv-proofs`)."),
+    _no_effect("user", "No figure and no limit is of one user."),
+    _no_effect("safety_identifier", "No figure and no limit is of one user.", CHAT),
+    _no_effect("metadata", "It describes stored answers, and none are stored.", CHAT),
+    _no_effect("prompt_cache_key", "It chooses among OpenAI's machines.", CHAT),
+    _no_effect("prompt_cache_retention", "It says how long OpenAI keeps a prompt, and none is kept.", CHAT),
+    _no_effect("prompt_cache_options", "It says how OpenAI keeps a prompt, and none is kept.", CHAT),
+    _no_effect("cache_salt", "It keeps prompts of strangers apart, and prompts share nothing."),
+    _no_effect("request_id", "Every answer has an `id` of its own."),
+    _refused("store", "no answers are stored; leave it out", False, endpoints=CHAT),
+    _refused("service_tier", "there is one tier; leave it out", "auto", "default", endpoints=CHAT),
+    _refused("modalities", _OF_TEXT, ["text"], endpoints=CHAT),
+    _refused("audio", _OF_TEXT, endpoints=CHAT),
+    _refused("prediction", "drafts are made of the conversation itself; leave it out", endpoints=CHAT),
+    _refused("web_search_options", "give a tool that searches", endpoints=CHAT),
+    _refused("moderation", "nothing is moderated; leave it out", endpoints=CHAT),
+    _refused("verbosity", "say in a message how long the answer should be", "medium", endpoints=CHAT),
+    _refused("reasoning_effort", "give it in chat_template_kwargs if the model's template reads it", endpoints=CHAT),
+    _refused("tools", "describe them in a message", [], endpoints=CHAT),
+    _refused("tool_choice", "there are no tools to choose from", "none", "auto", endpoints=CHAT),
+    _refused("parallel_tool_calls", "there are no tools to call", endpoints=CHAT),
+    _refused("response_format", "say in a message how the answer should look", {"type": "text"}, endpoints=CHAT),
+    *(
+        _refused(name, "say in the prompt how the answer should look")
+        for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+    ),
+    _no_effect("guided_decoding_backend", "There is one."),
+    _refused("guided_whitespace_pattern", "the grammar says where white space may be"),
+    _refused("structural_tag", f"use {_OF_GRAMMARS}"),
+    _refused("logit_bias", "bad_words keeps texts out of an answer", {}),
+    _refused("functions", "it was replaced by tools", [], endpoints=CHAT),
+    _refused("function_call", "it was replaced by tool_choice", "none", endpoints=CHAT),
+    _refused("suffix", "write what should follow into the prompt", "", endpoints=COMPLETIONS),
+    _refused("best_of", "ask for n answers, and choose", 1, endpoints=COMPLETIONS),
+    _refused("use_beam_search", "answers are drawn token by token", False),
+    _refused("length_penalty", "it belongs to beam search", 1, 1.0),
+    _refused("include_stop_str_in_output", "an answer ends before its stop text; add it yourself", False),
+    _refused("skip_special_tokens", "special tokens are no part of a text", True),
+    _refused("spaces_between_special_tokens", "special tokens are no part of a text", True),
+    _refused("truncate_prompt_tokens", "shorten the prompt yourself; /tokenize counts its tokens"),
+    _refused("prompt_logprobs", "log-probabilities are of the answer alone"),
+    _refused("allowed_token_ids", f"use {_OF_GRAMMARS}"),
+    _refused("add_special_tokens", "give token ids as the prompt", True, endpoints=COMPLETIONS),
+    _refused("add_special_tokens", "the chat template writes them", False, endpoints=CHAT),
+    _refused("continue_final_message", "end with a user's message", False, endpoints=CHAT),
+    _refused("echo", "/v1/completions has it", False, endpoints=CHAT),
+    _refused("chat_template", _OF_TEMPLATES, endpoints=CHAT),
+    _refused("documents", "write them into a message", [], endpoints=CHAT),
+    _refused("mm_processor_kwargs", _OF_TEXT, {}),
+    _refused("media_io_kwargs", _OF_TEXT, {}, endpoints=CHAT),
+    _refused("prompt_embeds", "give text or token ids as the prompt"),
+    _refused("include_reasoning", "reasoning is always returned apart from the content", True, endpoints=CHAT),
+    _refused("thinking_token_budget", "max_tokens limits reasoning and content together"),
+    _refused("priority", "requests are answered in the order in which they come", 0),
+    _refused("logits_processors", "no code of clients is run", []),
+    _refused("return_tokens_as_token_ids", "give return_token_ids", False),
+    _refused("return_token_ids", "/tokenize returns the tokens of a text", False),
+    _refused("repetition_detection", "repetition_penalty and frequency_penalty are against repetition"),
+    _refused("kv_transfer_params", "kvc-trt serve --role sends caches from process to process"),
+    _refused("vllm_xargs", "they are for plugins of vLLM", {}),
+    _refused("data_parallel_rank", "there is one process for each engine"),
+)
+
+
+def _of(endpoint: Endpoint) -> Mapping[str, Field]:
+    return MappingProxyType({field.name: field for field in _FIELDS if endpoint in field.endpoints})
+
+
+FIELDS: Mapping[Endpoint, Mapping[str, Field]] = MappingProxyType({one: _of(one) for one in Endpoint})
+"""The fields of each endpoint, by name."""
+
+
+def given_fields(body: Mapping[str, object], endpoint: Endpoint) -> dict[str, object]:
+    """Return the fields of a body that ask for something; null is what was not given.
+
+    Raises ApiError, naming the field as the client wrote it, for one that is unknown or asks for what is refused.
+    """
+    known, found = FIELDS[endpoint], {}
+    for name, value in body.items():
+        field = known.get(name)
+        if field is None:
+            raise _unknown(name, endpoint)
+        if value is None:
+            continue
+        field.check(value)
+        if field.fate is Fate.WORKS:
+            found[name] = value
+    return found
+
+
+def _unknown(name: str, endpoint: Endpoint) -> ApiError:
+    for other in Endpoint:
+        if name in FIELDS[other]:
+            return refused(
+                f"{describe(name)} is a field of {other.value}, not of {endpoint.value}", name, code=NO_FIELD
+            )
+    return refused(f"unknown field {describe(name)}{did_you_mean(name, FIELDS[endpoint])}", name, code=NO_FIELD)

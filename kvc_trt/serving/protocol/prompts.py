@@ -1,0 +1,90 @@
+"""The token ids that a model reads for a request: of messages through its chat template, of texts, or of ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvc_trt.errors import InputError, KvcError
+from kvc_trt.runtime.request import check_token_ids
+from kvc_trt.serving.protocol.errors import TOO_LONG, ApiError, refused
+from kvc_trt.serving.protocol.fields import Endpoint
+from kvc_trt.serving.tokens import token_ids
+
+if TYPE_CHECKING:
+    from kvc_trt.runtime.executor import Limits
+    from kvc_trt.serving.protocol.model import ServedModel
+    from kvc_trt.serving.protocol.request import ApiRequest, Prompt
+
+
+@dataclass(frozen=True)
+class ReadPrompt:
+    """One prompt."""
+
+    token_ids: tuple[int, ...]
+    text: str = ""
+    """What goes before its answers."""
+
+
+def read_prompts(asked: ApiRequest, model: ServedModel) -> list[ReadPrompt]:
+    """Return the prompts of a request, each short enough to be answered; ApiError for any that is not.
+
+    A chat has one. The template may take seconds, so no asyncio loop should wait for this.
+    """
+    try:
+        if asked.endpoint is Endpoint.CHAT:
+            prompts = [_chat(asked, model)]
+        else:
+            prompts = [_read(prompt, asked.echo, model) for prompt in asked.prompts]
+    except KvcError as error:
+        raise refused(error.message, _field(asked)) from error
+    for prompt in prompts:
+        check_length(len(prompt.token_ids), asked.rules.max_new_tokens, model.limits, _field(asked))
+    return prompts
+
+
+def check_length(prompt: int, answer: int | None, limits: Limits, field: str) -> None:
+    """Raise ApiError for a prompt of too many tokens, or for one that leaves no room for so long an answer."""
+    if prompt > limits.max_input_len:
+        raise refused(
+            f"the prompt has {prompt} tokens, expected at most {limits.max_input_len}: this model takes no longer ones",
+            field,
+            code=TOO_LONG,
+        )
+    most = max(1, limits.max_sequence_len - prompt)
+    if answer is not None and answer > most:
+        raise refused(
+            f"max_tokens is {answer}, expected 1 to {most}: this model takes {limits.max_sequence_len} tokens "
+            f"together, and the prompt has {prompt}",
+            "max_tokens",
+            code=TOO_LONG,
+        )
+
+
+def no_template(model: ServedModel) -> ApiError:
+    """Return the error of a chat with a model that was not trained for one."""
+    return refused(
+        f"the model {model.name} has no chat template, so it takes no messages: ask {Endpoint.COMPLETIONS.value}",
+        "model",
+    )
+
+
+def _chat(asked: ApiRequest, model: ServedModel) -> ReadPrompt:
+    if model.template is None:
+        raise no_template(model)
+    text = model.template.render(asked.messages, add_generation_prompt=asked.opens_answer)
+    ids = tuple(model.tokenizer.encode(text, add_special_tokens=False).ids)
+    if not ids:
+        raise InputError("the chat template makes an empty prompt of these messages")
+    return ReadPrompt(ids)
+
+
+def _read(prompt: Prompt, echo: bool, model: ServedModel) -> ReadPrompt:
+    if isinstance(prompt, str):
+        return ReadPrompt(token_ids(model.tokenizer, prompt, model.limits.max_input_len), prompt if echo else "")
+    ids = tuple(check_token_ids(prompt, model.limits, "prompt"))
+    return ReadPrompt(ids, model.tokenizer.decode(list(ids)) if echo else "")
+
+
+def _field(asked: ApiRequest) -> str:
+    return "messages" if asked.endpoint is Endpoint.CHAT else "prompt"

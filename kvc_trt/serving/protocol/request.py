@@ -1,0 +1,208 @@
+"""A client's request to one of OpenAI's endpoints, checked as far as no engine is needed for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from kvc_trt.errors import InputError, describe
+from kvc_trt.proof.record import proof_kind
+from kvc_trt.runtime.answer_rules import RULES
+from kvc_trt.runtime.kinds import Kind, is_integer
+from kvc_trt.runtime.request import Request, request_under
+from kvc_trt.serving.protocol.errors import refused
+from kvc_trt.serving.protocol.fields import FIELDS, Endpoint, given_fields
+
+MOST_ANSWERS = 128
+"""Of one request, over all of its prompts."""
+MOST_STOPS = 4
+"""Stop texts, as in OpenAI's API."""
+_LENGTHS = ("max_completion_tokens", "max_tokens")
+
+Prompt: TypeAlias = "str | tuple[int, ...]"
+
+
+@dataclass(frozen=True)
+class ApiRequest:
+    """What a client asks for. A chat has `messages`, a completion `prompts`."""
+
+    endpoint: Endpoint
+    model: str
+    rules: Request = field(default_factory=lambda: Request(()))
+    """All of each answer's request but its prompt."""
+    prompts: tuple[Prompt, ...] = ()
+    """Texts, or token ids, which are unchecked."""
+    messages: list[Any] = field(default_factory=list)
+    """Unchecked: the chat template's own reader does it."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    opens_answer: bool = True
+    """True if the chat template opens the assistant's answer."""
+    n: int = 1
+    """Answers to each prompt."""
+    stream: bool = False
+    include_usage: bool = False
+    """True if a stream ends with what was counted."""
+    echo: bool = False
+    """True if each prompt goes before its answers."""
+
+    def of_answer(self, prompt: tuple[int, ...], index: int) -> Request:
+        """Return the request of answer `index` (of `n`) to a prompt's token ids. Equal seeds would draw equal ones."""
+        sampling = self.rules.sampling
+        if index and sampling.seed is not None:
+            sampling = replace(sampling, seed=(sampling.seed + index) % (1 << 64))
+        return replace(self.rules, prompt_token_ids=prompt, sampling=sampling)
+
+
+def parse(body: Mapping[str, object], endpoint: Endpoint) -> ApiRequest:
+    """Return the request of a JSON object; ApiError, naming the field that is wrong, with status 400."""
+    given = given_fields(body, endpoint)
+    chat = endpoint is Endpoint.CHAT
+    for name in ("model", "messages" if chat else "prompt"):
+        if name not in given:
+            raise refused(f"{name} is missing", name)
+    stream, asked = _switch(given, "stream"), _plain(given, "n", Kind.INTEGER, 1)
+    prompts = () if chat else _prompts(given["prompt"])
+    if not 1 <= asked * max(1, len(prompts)) <= MOST_ANSWERS:
+        found = f"n is {asked}, with {max(1, len(prompts))} prompts"
+        raise refused(f"{found}: expected 1 to {MOST_ANSWERS} answers in all", "n")
+    rules = _rules(given, endpoint)
+    echo = _switch(given, "echo")
+    if echo and rules.logprobs is not None:
+        raise refused("echo goes without logprobs: log-probabilities are of the answer alone", "echo")
+    return ApiRequest(
+        endpoint=endpoint,
+        model=_plain(given, "model", Kind.TEXT, ""),
+        rules=rules,
+        prompts=prompts,
+        messages=_messages(given["messages"]) if chat else [],
+        template_variables=_variables(given),
+        opens_answer=_switch(given, "add_generation_prompt", True),
+        n=asked,
+        stream=stream,
+        include_usage=_include_usage(given, stream),
+        echo=echo,
+    )
+
+
+def _plain(given: Mapping[str, object], name: str, kind: Kind, default: Any) -> Any:
+    """Return a field's value as one plain type."""
+    if name not in given:
+        return default
+    try:
+        return kind.plain(given[name], name)
+    except InputError as error:
+        raise refused(error.message, name) from None
+
+
+def _switch(given: Mapping[str, object], name: str, default: bool = False) -> bool:
+    return bool(_plain(given, name, Kind.SWITCH, default))
+
+
+def _rules(given: Mapping[str, object], endpoint: Endpoint) -> Request:
+    """Return the answer rules of a request, by the names of the endpoint's fields."""
+    rules: dict[str, Any] = {}
+    for name, one in FIELDS[endpoint].items():
+        rule = one.rule
+        if rule is None or name not in given or given[name] in rule.also_default:
+            continue
+        value = _plain(given, name, rule.kind, None)
+        try:
+            if rule.range is not None:
+                rule.check(value, name=name)
+        except InputError as error:
+            raise refused(error.message, name) from None
+        rules[rule.name] = value
+    rules |= _length(given, rules)
+    stops = rules.get("stop_strings", ())
+    if len(stops) > MOST_STOPS or not all(stops):
+        found = f"{len(stops)} texts" if all(stops) else "an empty text"
+        raise refused(f"stop: expected up to {MOST_STOPS} texts, found {found}", "stop")
+    least, most = rules.get("min_tokens", 0), rules.get("max_new_tokens")
+    if most is not None and least > most:
+        raise refused(f"min_tokens is {least}, expected at most max_tokens, which is {most}", "min_tokens")
+    rules["logprobs"] = _logprobs(given, endpoint)
+    try:
+        rules["kv_proof"] = proof_kind(given.get("return_kv_proof"), "return_kv_proof")
+    except InputError as error:
+        raise refused(error.message, "return_kv_proof") from None
+    return request_under((), rules)
+
+
+def _length(given: Mapping[str, object], rules: Mapping[str, Any]) -> dict[str, int]:
+    """Return the longest answer, under either of its names."""
+    newer, older = _LENGTHS
+    if newer not in given:
+        return {}
+    value = _plain(given, newer, Kind.INTEGER, None)
+    if value < 1:
+        raise refused(f"{newer} must be at least 1, found {value}", newer)
+    if rules.get("max_new_tokens", value) != value:
+        raise refused(f"{newer} is {value}, and {older} is {rules['max_new_tokens']}: give one of them", newer)
+    return {"max_new_tokens": value}
+
+
+def _logprobs(given: Mapping[str, object], endpoint: Endpoint) -> int | None:
+    """Return of how many of the most likely tokens to return log-probabilities; None returns none."""
+    rule = RULES["logprobs"]
+    if endpoint is Endpoint.CHAT and not _switch(given, "logprobs"):
+        if "top_logprobs" in given:
+            raise refused("top_logprobs: expected beside logprobs true", "top_logprobs")
+        return None
+    name = "top_logprobs" if endpoint is Endpoint.CHAT else "logprobs"
+    count: int | None = _plain(given, name, Kind.INTEGER, 0 if endpoint is Endpoint.CHAT else None)
+    try:
+        rule.check(count, name=name)
+    except InputError as error:
+        raise refused(error.message, name) from None
+    return count
+
+
+def _include_usage(given: Mapping[str, object], stream: bool) -> bool:
+    options = given.get("stream_options")
+    if options is None:
+        return False
+    if not stream:
+        raise refused("stream_options: expected beside stream true", "stream_options")
+    if not isinstance(options, dict):
+        raise refused(f"stream_options is {describe(options)}, expected a JSON object", "stream_options")
+    for name, value in options.items():
+        if name != "include_usage" and value not in (None, False):
+            raise refused(f"stream_options: {describe(name)} is not supported; include_usage is", "stream_options")
+    return _switch({name: value for name, value in options.items() if value is not None}, "include_usage")
+
+
+def _messages(given: object) -> list[Any]:
+    if not isinstance(given, list):
+        raise refused(f"messages is {describe(given)}, expected a list", "messages")
+    return given
+
+
+def _variables(given: Mapping[str, object]) -> dict[str, Any]:
+    variables = given.get("chat_template_kwargs", {})
+    if not isinstance(variables, dict):
+        raise refused(f"chat_template_kwargs is {describe(variables)}, expected a JSON object", "chat_template_kwargs")
+    return variables
+
+
+def _prompts(given: object) -> tuple[Prompt, ...]:
+    """Return one prompt, or each of a list of them."""
+    if isinstance(given, list) and given and not is_integer(given[0]):
+        if len(given) > MOST_ANSWERS:
+            raise refused(f"prompt: {len(given)} prompts, expected at most {MOST_ANSWERS}", "prompt")
+        return tuple(_prompt(one, f"prompt {index}") for index, one in enumerate(given))
+    return (_prompt(given, "prompt"),)
+
+
+def _prompt(given: object, what: str) -> Prompt:
+    if not isinstance(given, (str, list)):
+        raise refused(f"{what} is {describe(given)}, expected text or token ids", "prompt")
+    if not given:
+        raise refused(f"{what} is empty", "prompt")
+    if isinstance(given, list):
+        return tuple(given)
+    try:
+        text: str = Kind.TEXT.plain(given, what)
+    except InputError as error:
+        raise refused(error.message, "prompt") from None
+    return text
