@@ -171,7 +171,7 @@ def _read(rule: Rule, value: Any) -> Any:
 
 
 def _document_of_output(output: Output) -> dict[str, Any]:
-    found = {
+    found: dict[str, Any] = {
         "text": output.text,
         "finish_reason": output.finish_reason,
         "logical_length": output.logical_length,
