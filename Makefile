@@ -9,6 +9,7 @@ PEERS  ?= $(BUILD)/peers
 DYNAMO ?= $(BUILD)/dynamo
 TRITON ?= $(BUILD)/triton
 AIPERF ?= $(BUILD)/aiperf
+SERVE  ?= $(if $(wildcard $(VENV)/.installed),$(VENV),$(BUILD)/serve)
 UV     ?= $(BUILD)/uv
 RELEASE ?= $(BUILD)/release
 RUNTIME ?= $(BUILD)/runtime
@@ -22,7 +23,7 @@ QUIETLY := --quiet --disable-pip-version-check
 # Of versions and hashes in environments/ (`make lock`): `$(RUN)/python $(INSTALL) development --extra test`.
 INSTALL := environments/install.py
 # What each environment asks for, beside its file there.
-EXTRAS := test cuda-build tensorrt-lean tensorrt-rtx tensorrt-types
+EXTRAS := test serve cuda-build tensorrt-lean tensorrt-rtx tensorrt-types
 FOR_TRITON := 'numpy<2' 'tritonclient[grpc]==2.51.0'
 # Kubernetes' own reading of what `kvc-trt export dynamo` writes, tests only.
 FOR_DYNAMO := kubernetes==32.0.1
@@ -366,10 +367,17 @@ $(DYNAMO)/.installed: pyproject.toml environments/dynamo.txt environments/alone.
 
 # retrieval-tiny behind OpenAI's API; ENGINES=DIR... serves others, ARGUMENTS="--port 9000" and so on go with it.
 ENGINES ?= $(DEMO)
-serve: dynamo-env
-	@test -e $(DEMO)/manifest.json || $(DYNAMO)/bin/kvc-trt build --model retrieval-tiny --policy rocketkv \
+serve: $(SERVE)/.installed
+	@test -e $(DEMO)/manifest.json || $(SERVE)/bin/kvc-trt build --model retrieval-tiny --policy rocketkv \
 		--token-budget 64 --no-verify -o $(DEMO)
-	$(DYNAMO)/bin/kvc-trt serve $(ENGINES) $(ARGUMENTS)
+	$(SERVE)/bin/kvc-trt serve $(ENGINES) $(ARGUMENTS)
+
+# A small environment for who has not made the one of `make env`.
+$(BUILD)/serve/.installed: pyproject.toml environments/development.txt
+	@echo "Making an environment for the server in $(BUILD)/serve."
+	$(PYTHON) -m venv $(BUILD)/serve
+	$(BUILD)/serve/bin/python $(INSTALL) development --project --extra serve
+	@touch $@
 
 # The other engines in an environment of their own. llama.cpp is compiled for this processor, which takes ten minutes.
 peers-env: $(PEERS)/.installed

@@ -33,7 +33,7 @@ from kvc_trt.reference.bounds import rounded_outward
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.reference.hybrid import row_scores
 
-TEXT = ("docs/guide.md", "docs/serving.md")
+TEXT = ("docs/guide.md", "docs/serving-dynamo.md")
 FOLLOWING = "docs/tensorrt.md"
 BEST = "the most attended tokens"
 """What no bounds could exceed."""

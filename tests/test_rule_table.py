@@ -152,7 +152,7 @@ def written(one: TensorType) -> str:
 
 
 def test_the_page_of_servers_has_every_field_and_its_type() -> None:
-    section = (DOCS / "serving.md").read_text().split("\n### Requests\n")[1].split("\n### ")[0]
+    section = (DOCS / "serving-triton.md").read_text().split("\n## Requests\n")[1].split("\n## ")[0]
     found = {}
     for line in section.splitlines():
         if line.startswith("| `"):
@@ -164,14 +164,14 @@ def test_the_page_of_servers_has_every_field_and_its_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "client"),
+    ("page", "section", "client"),
     [
-        ("What a request may say", Client.OPENAI),
-        ("For clients of TensorRT-LLM", Client.TENSORRT_LLM),
+        ("openai-fields.md", "Works", Client.OPENAI),
+        ("serving-triton.md", "For clients of TensorRT-LLM", Client.TENSORRT_LLM),
     ],
 )
-def test_the_page_of_servers_names_every_rule(section: str, client: Client) -> None:
-    text = (DOCS / "serving.md").read_text().split(f"\n### {section}\n")[1].split("\n### ")[0]
+def test_the_page_of_servers_names_every_rule(page: str, section: str, client: Client) -> None:
+    text = (DOCS / page).read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
     spelled = Client.TRITON if client is Client.TENSORRT_LLM else client
     names = {rule.named(spelled) for rule in rules_of(client).values()}
     assert sorted(name for name in names if f"`{name}`" not in text) == []

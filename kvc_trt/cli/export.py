@@ -177,7 +177,7 @@ def triton(
     """Write a model repository that tritonserver loads as it is, with the engine in it.
 
     The server answers many requests together, and streams; kvc-trt has to be installed in its Python. See
-    docs/serving.md.
+    docs/serving-triton.md.
     """
     from kvc_trt.serving.triton.family.ensemble import export_ensemble
     from kvc_trt.serving.triton.repository import export_model

@@ -191,7 +191,7 @@ _RULES = (
         "logit_bias", Kind.BIASES, None, "Added to the logits of these tokens.",
         Range(-100, 100),
         names={
-            Client.COMMAND_LINE: None, Client.OPENAI: None, Client.TRITON: None, Client.TENSORRT_LLM: None,
+            Client.COMMAND_LINE: None, Client.TRITON: None, Client.TENSORRT_LLM: None,
         },
     ),
     Rule(

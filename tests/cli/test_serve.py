@@ -58,7 +58,7 @@ def test_there_is_something_to_serve():
 
 @pytest.mark.skipif(importlib.util.find_spec("dynamo") is not None, reason="Dynamo is installed here")
 def test_without_dynamo_it_says_what_to_install(capsys):
-    assert run(["serve", "engines/demo"]) == 3
+    assert run(["serve", "--dynamo", "engines/demo"]) == 3
     assert "make dynamo-env" in capsys.readouterr().err
 
 

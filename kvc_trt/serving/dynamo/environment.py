@@ -19,7 +19,7 @@ DYNAMO_VERSION = "1.6.1"
 NIXL_VERSION = "1.5.1"
 """Of nixl-cu12; its interface to backends is not stable."""
 INSTALL = (
-    "make dynamo-env, then build/dynamo/bin/kvc-trt serve; or pip install 'kvc-trt[dynamo]' and "
+    "make dynamo-env, then build/dynamo/bin/kvc-trt serve --dynamo; or pip install 'kvc-trt[dynamo]' and "
     f"pip install --no-deps ai-dynamo=={DYNAMO_VERSION}"
 )
 

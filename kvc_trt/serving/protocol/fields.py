@@ -73,7 +73,7 @@ def _refused(name: str, words: str, *harmless: object, endpoints: frozenset[Endp
 _BY_ENDPOINT = ("logprobs",)
 """Rules whose field has another type in each endpoint."""
 _OF_TEXT = "the model reads and writes text alone"
-_OF_GRAMMARS = "one of these: json_schema, json_object, guided_json, guided_regex, guided_choice, guided_grammar"
+_OF_GRAMMARS = "response_format, guided_regex, guided_choice or guided_grammar"
 _OF_TEMPLATES = "the model's own chat template is used; give chat_template_kwargs what it reads"
 
 _FIELDS = (
@@ -93,6 +93,14 @@ _FIELDS = (
     _works("top_logprobs", "Of how many of the most likely tokens, beside `logprobs`: true.", CHAT),
     _works("logprobs", "Returns the log-probability of each token, and of this many of the most likely.", COMPLETIONS),
     _works("echo", "True puts the prompt before the answer; not with `logprobs`.", COMPLETIONS),
+    _works(
+        "response_format", "`json_object`, or `json_schema` with a schema, which the answer follows; `text` is any."
+    ),
+    _works("structured_outputs", "One of `json`, `json_object`, `regex`, `choice` and `grammar`, as in vLLM."),
+    _works("guided_json", "A JSON schema that the answer follows."),
+    _works("guided_regex", "A regular expression that matches the whole answer."),
+    _works("guided_choice", "A list of texts, of which the answer is one."),
+    _works("guided_grammar", "A grammar in Lark's notation that the answer follows."),
     _works("add_generation_prompt", "False does not open the assistant's answer.", CHAT),
     _works("chat_template_kwargs", "Variables for the model's chat template, such as `enable_thinking`.", CHAT),
     _works("return_kv_proof", "`digest` or `lists`: a proof of what the caches kept and read (`serve --kv-proofs`)."),
@@ -116,15 +124,9 @@ _FIELDS = (
     _refused("tools", "describe them in a message", [], endpoints=CHAT),
     _refused("tool_choice", "there are no tools to choose from", "none", "auto", endpoints=CHAT),
     _refused("parallel_tool_calls", "there are no tools to call", endpoints=CHAT),
-    _refused("response_format", "say in a message how the answer should look", {"type": "text"}, endpoints=CHAT),
-    *(
-        _refused(name, "say in the prompt how the answer should look")
-        for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
-    ),
     _no_effect("guided_decoding_backend", "There is one."),
     _refused("guided_whitespace_pattern", "the grammar says where white space may be"),
     _refused("structural_tag", f"use {_OF_GRAMMARS}"),
-    _refused("logit_bias", "bad_words keeps texts out of an answer", {}),
     _refused("functions", "it was replaced by tools", [], endpoints=CHAT),
     _refused("function_call", "it was replaced by tool_choice", "none", endpoints=CHAT),
     _refused("suffix", "write what should follow into the prompt", "", endpoints=COMPLETIONS),

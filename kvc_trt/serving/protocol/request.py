@@ -13,11 +13,14 @@ from kvc_trt.runtime.kinds import Kind, is_integer
 from kvc_trt.runtime.request import Request, request_under
 from kvc_trt.serving.protocol.errors import refused
 from kvc_trt.serving.protocol.fields import FIELDS, Endpoint, given_fields
+from kvc_trt.serving.protocol.grammars import grammar_of
 
 MOST_ANSWERS = 128
 """Of one request, over all of its prompts."""
 MOST_STOPS = 4
 """Stop texts, as in OpenAI's API."""
+_LONGEST_ID = 20
+"""Characters of a token id, generously."""
 _LENGTHS = ("max_completion_tokens", "max_tokens")
 
 Prompt: TypeAlias = "str | tuple[int, ...]"
@@ -106,10 +109,10 @@ def _rules(given: Mapping[str, object], endpoint: Endpoint) -> Request:
         rule = one.rule
         if rule is None or name not in given or given[name] in rule.also_default:
             continue
-        value = _plain(given, name, rule.kind, None)
         try:
-            if rule.range is not None:
-                rule.check(value, name=name)
+            value = rule.kind.plain(_spelled(rule.kind, given[name]), name)
+            for place, one in value.items() if rule.kind is Kind.BIASES else [(name, value)]:
+                rule.check(one, name=name if place == name else f"{name} of token {place}")
         except InputError as error:
             raise refused(error.message, name) from None
         rules[rule.name] = value
@@ -122,11 +125,19 @@ def _rules(given: Mapping[str, object], endpoint: Endpoint) -> Request:
     if most is not None and least > most:
         raise refused(f"min_tokens is {least}, expected at most max_tokens, which is {most}", "min_tokens")
     rules["logprobs"] = _logprobs(given, endpoint)
+    rules["grammar"] = grammar_of(given)
     try:
         rules["kv_proof"] = proof_kind(given.get("return_kv_proof"), "return_kv_proof")
     except InputError as error:
         raise refused(error.message, "return_kv_proof") from None
     return request_under((), rules)
+
+
+def _spelled(kind: Kind, value: object) -> object:
+    """Return a value with integers for the names of JSON's objects where they are token ids."""
+    if kind is not Kind.BIASES or not isinstance(value, dict):
+        return value
+    return {int(name) if name.isdecimal() and len(name) < _LONGEST_ID else name: one for name, one in value.items()}
 
 
 def _length(given: Mapping[str, object], rules: Mapping[str, Any]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from tests.serving.dynamo.test_disaggregated import Apart, text_of
 
 pytestmark = [pytest.mark.dynamo, pytest.mark.slow]
 MOVED = {"int8": 106_712, "int4": 65_720}
-"""Bytes of docs/demo/needle.txt, as docs/serving.md has them; those of `auto` are 384,824."""
+"""Bytes of docs/demo/needle.txt, as docs/serving-dynamo.md has them; those of `auto` are 384,824."""
 
 
 @pytest.mark.parametrize("form", MOVED)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from kvc_trt import Sampling
 from kvc_trt.runtime import Request
+from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.serving.protocol.body import json_object
 from kvc_trt.serving.protocol.errors import ApiError
 from kvc_trt.serving.protocol.fields import Endpoint
@@ -92,6 +94,34 @@ def test_answers_to_one_prompt_have_seeds_of_their_own() -> None:
     assert chat(n=2).of_answer((5,), 1).sampling.seed is None
 
 
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+OF_SCHEMA = Grammar.json_schema(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("given", "grammar"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Grammar.json_object()),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, OF_SCHEMA),
+        ({"guided_json": SCHEMA}, OF_SCHEMA),
+        ({"guided_json": json.dumps(SCHEMA)}, OF_SCHEMA),
+        ({"guided_regex": "a+"}, Grammar.regex("a+")),
+        ({"guided_choice": ["a", "b"]}, Grammar.choice(["a", "b"])),
+        ({"guided_grammar": 'start: "a"'}, Grammar.lark('start: "a"')),
+        ({"structured_outputs": {"json": SCHEMA}}, OF_SCHEMA),
+        ({"structured_outputs": {"json_object": True, "regex": None}}, Grammar.json_object()),
+        ({"structured_outputs": {}}, None),
+    ],
+)
+def test_grammars(given: dict[str, Any], grammar: Grammar | None) -> None:
+    assert chat(**given).rules.grammar == completion(**given).rules.grammar == grammar
+
+
+def test_biases_have_token_ids_for_names() -> None:
+    assert chat(logit_bias={"5": -100, "7": 1.5}).rules.logit_bias == {5: -100.0, 7: 1.5}
+
+
 def test_values_that_ask_for_nothing() -> None:
     assert chat(store=False, user="u", metadata={"a": "b"}, n=1, response_format={"type": "text"}) == chat()
     assert completion(best_of=1, suffix="", echo=False, top_k=-1, stop=None) == completion()
@@ -124,6 +154,19 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs must be from 0 to 20, found 21"),
     ({"logprobs": 3}, "logprobs", "logprobs is 3, expected true or false"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs", "chat_template_kwargs is [], expected a JSON object"),
+    ({"logit_bias": {"5": 101}}, "logit_bias", "101"),
+    ({"logit_bias": {"lamp": 1}}, "logit_bias", "'lamp'"),
+    ({"logit_bias": [5]}, "logit_bias", "logit_bias is [5], expected numbers by token id"),
+    (
+        {"response_format": {"type": "xml"}},
+        "response_format",
+        "type is 'xml', expected text, json_object or json_schema",
+    ),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema is None, expected a JSON object"),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "guided_regex and guided_choice are given"),
+    ({"structured_outputs": {"regexp": "a"}}, "structured_outputs", "unknown field 'regexp'; did you mean 'regex'?"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "2 kinds are given"),
+    ({"guided_choice": []}, "guided_choice", "guided_choice: the list of choices is empty"),
     ({"return_kv_proof": "all"}, "return_kv_proof", "return_kv_proof is 'all', expected digest or lists"),
 ]
 
