@@ -54,7 +54,7 @@ class Models(ABC):
         """Return the model of this name and what answers for it; ApiError, with status 404, where there is none."""
         served = self.served
         if name not in served:
-            known = ", ".join(served) or "none"
+            known = ", ".join(sorted(served)) or "none"
             raise ApiError(
                 404, f"there is no model {describe(name)} here, expected {known}", param="model", code=NO_MODEL
             )

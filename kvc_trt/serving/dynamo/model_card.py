@@ -35,6 +35,10 @@ class _Limits(OwnSchema):
     max_output_len: int
     max_sequence_len: int
 
+    def plain(self) -> Limits:
+        """Return them as an engine has them; of its caches nothing is said."""
+        return Limits(**self.model_dump(), capacities=(), prompt_block=1)
+
 
 class _Card(OwnSchema):
     fingerprint: str
@@ -44,8 +48,8 @@ class _Card(OwnSchema):
     template: _Template | None
 
 
-def write_card(engine: EngineDirectory, name: str, directory: Path) -> None:
-    """Write down an engine that is served as `name`, in the directory from which the frontend reads its model."""
+def model_of(engine: EngineDirectory, name: str) -> ServedModel:
+    """Return the model of an engine that is served as `name`; InputError for one without a tokenizer."""
     parameters = engine.parameters
     limits = _Limits(
         vocab_size=engine.model.vocab_size,
@@ -53,11 +57,16 @@ def write_card(engine: EngineDirectory, name: str, directory: Path) -> None:
         max_output_len=parameters.max_output_len,
         max_sequence_len=parameters.max_sequence_len,
     )
-    model = ServedModel.of(name, engine, _limits(limits), int(time.time()))
+    return ServedModel.of(name, engine, limits.plain(), int(time.time()))
+
+
+def write_card(model: ServedModel, directory: Path) -> None:
+    """Write down a model in the directory from which the frontend reads it, beside its tokenizer.json."""
+    limits = {name: getattr(model.limits, name) for name in _Limits.model_fields}
     card = _Card(
         fingerprint=model.fingerprint,
         made=model.made,
-        limits=limits,
+        limits=_Limits(**limits),
         end_token_ids=sorted(model.end_token_ids),
         template=None if model.template is None else _written(model.template),
     )
@@ -75,7 +84,7 @@ def read_card(directory: Path) -> ServedModel:
         directory.name,
         read_tokenizer(directory / "tokenizer.json"),
         template,
-        _limits(card.limits),
+        card.limits.plain(),
         frozenset(card.end_token_ids),
         card.fingerprint,
         card.made,
@@ -87,7 +96,3 @@ def _written(template: ChatTemplate) -> _Template:
     return _Template(
         template=text, for_tools=None if for_tools == text else for_tools, special_tokens=template.special_tokens
     )
-
-
-def _limits(written: _Limits) -> Limits:
-    return Limits(**written.model_dump(), capacities=(), prompt_block=1)

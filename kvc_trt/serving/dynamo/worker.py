@@ -31,7 +31,7 @@ from kvc_trt.runtime import Scheduler
 from kvc_trt.serving.dynamo.chunks import CANCELLED, Chunk, refusal
 from kvc_trt.serving.dynamo.handoff.handing_over import Decode, Prefill
 from kvc_trt.serving.dynamo.handoff.transfer import NixlTransfers
-from kvc_trt.serving.dynamo.model_card import write_card
+from kvc_trt.serving.dynamo.model_card import model_of, write_card
 from kvc_trt.serving.dynamo.model_directory import start_tokens, write_model_directory
 from kvc_trt.serving.dynamo.records import write_record
 from kvc_trt.serving.dynamo.whole_engine import Answering
@@ -59,7 +59,7 @@ class Worker(LLMEngine):  # type: ignore[misc]
         )
         settings.model.mkdir(parents=True, exist_ok=True)
         write_model_directory(self._engine.directory, settings.model)
-        write_card(self._engine.directory, settings.name, settings.model)
+        write_card(model_of(self._engine.directory, settings.name), settings.model)
         self._answering: Answering | None = None
         self._watching: asyncio.Task[None] | None = None
         self._answers = 0
