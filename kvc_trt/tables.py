@@ -19,9 +19,14 @@ _RULED = "    \n    \n -- \n    \n    \n    \n    \n    \n"
 
 
 def text_table(
-    headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Collection[int] = (), widest: int = WIDEST
+    headers: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    right: Collection[int] = (),
+    widest: int = WIDEST,
+    even: bool = False,
 ) -> str:
-    """Return an aligned table; columns whose index is in `right` are right-aligned.
+    """Return an aligned table; columns whose index is in `right` are right-aligned. `even` makes all equally wide.
 
     Cells wrap where the table is wider than the terminal, or than `widest`; what goes to a pipe keeps one line per row.
     """
@@ -30,9 +35,16 @@ def text_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=Box(_RULED, ascii=True), show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
+    table = Table(
+        box=Box(_RULED, ascii=True), show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="", expand=even
+    )
     for index, header in enumerate(headers):
-        table.add_column(Text(escaped(header)), justify="right" if index in right else "left", overflow="fold")
+        table.add_column(
+            Text(escaped(header)),
+            justify="right" if index in right else "left",
+            overflow="fold",
+            ratio=int(even) or None,
+        )
     for row in rows:
         table.add_row(*(Text(escaped(str(cell))) for cell in row))
     buffer = StringIO()

@@ -143,8 +143,28 @@ def test_rules_of_an_answer_are_kept(retrieval):
     for event in retrieval.stream(LAMP, logprobs=0):
         assert event.logprobs.logprob <= 0
         assert event.logprobs.top == ()
-    with pytest.raises(TypeError, match="temperatur"):
-        retrieval.generate(LAMP, temperatur=1.0)
+    assert retrieval.generate(LAMP, temperature=5.0, seed=3) == seeded[0]
+
+
+@pytest.mark.parametrize(
+    ("keyword", "meant"),
+    [
+        ("max_new_token", "max_new_tokens"),
+        ("max_tokens", "max_new_tokens"),  # OpenAI's name
+        ("stop_strings", "stop"),
+        ("temperatur", "temperature"),
+    ],
+)
+def test_a_keyword_that_nobody_knows_names_the_nearest(keyword, meant, retrieval):
+    with pytest.raises(TypeError, match=f"unknown keyword '{keyword}'; did you mean '{meant}'\\?"):
+        retrieval.generate(LAMP, **{keyword: 1})
+    with pytest.raises(TypeError, match="unknown keyword 'x', expected one of max_new_tokens, temperature"):
+        retrieval.generate(LAMP, x=1)
+
+
+def test_sampling_is_given_whole_or_by_its_parts(retrieval):
+    with pytest.raises(InputError, match="sampling and top_k are both given"):
+        retrieval.generate(LAMP, sampling=kvc_trt.Sampling(temperature=1.0), top_k=3)
 
 
 def test_a_stream_is_the_answer_in_pieces_and_ends_when_it_is_left(retrieval):
@@ -157,8 +177,9 @@ def test_a_stream_is_the_answer_in_pieces_and_ends_when_it_is_left(retrieval):
     assert retrieval.generate(LAMP).text == ANSWER
     unfinished = retrieval.stream(LAMP)
     next(unfinished)
-    with pytest.raises(ValueError, match="idle session"):
+    with pytest.raises(InputError, match="generate needs an idle session") as busy:
         retrieval.generate(LAMP)
+    assert "close the conversation" in busy.value.hint
     unfinished.close()
     assert retrieval.generate(LAMP).text == ANSWER
 

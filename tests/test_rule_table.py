@@ -66,14 +66,21 @@ def test_the_dataclasses_have_no_other_rules() -> None:
 
 
 def test_the_typed_keywords_are_those_of_the_table() -> None:
-    of_request = [name for name, rule in rules_of(Client.PYTHON).items() if not rule.of_sampling]
-    assert set(AnswerRules.__annotations__) == {*of_request, "sampling"}
+    others = {"ProofKind": ProofKind, "Sampling": Sampling, "Schema": object}
+    types = get_type_hints(AnswerRules, localns=others)
+    assert set(types) == {*rules_of(Client.PYTHON), "sampling"}
+    for name, rule in rules_of(Client.PYTHON).items():
+        if rule.kind in TYPES:
+            expected = TYPES[rule.kind]
+            assert types[name] == (expected if rule.default is not None else expected | None)
 
 
 def test_keywords_reach_the_request() -> None:
-    given = {name: VALUES[rule.name] for name, rule in rules_of(Client.PYTHON).items() if not rule.of_sampling}
-    [request] = requests_of([()], {"sampling": ALL.sampling, **given})
+    given = {name: VALUES[rule.name] for name, rule in rules_of(Client.PYTHON).items()}
+    [request] = requests_of([()], given)
     assert request == of(Client.PYTHON)
+    given = {name: value for name, value in given.items() if not hasattr(Sampling, name)}
+    assert requests_of([()], {"sampling": ALL.sampling, **given}) == [request]
     assert requests_of([[1]], {"sampling": None, "stop": "a"}) == [Request([1], stop_strings=("a",))]
 
 

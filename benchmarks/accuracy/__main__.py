@@ -21,8 +21,8 @@ from benchmarks.accuracy.spent import SPENT, Spent, record_of
 from benchmarks.page import IMAGES
 from kvc_trt import policies
 from kvc_trt.accuracy.answerers.policy_engines import open_model
+from kvc_trt.accuracy.draw import QuestionDraw
 from kvc_trt.accuracy.grid import DEFAULT_TASKS, MODES, question_groups, variants
-from kvc_trt.accuracy.measure import QuestionDraw
 from kvc_trt.accuracy.pages.published import paper_order
 from kvc_trt.accuracy.pages.report import AccuracyReport
 from kvc_trt.accuracy.run import evaluate, figures

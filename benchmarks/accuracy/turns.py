@@ -24,6 +24,7 @@ from benchmarks.accuracy.spent import Spent, record_of
 from kvc_trt import policies
 from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.cell import Cell
+from kvc_trt.accuracy.draw import QuestionDraw
 from kvc_trt.accuracy.grid import (
     ALL_MODES,
     CHAT,
@@ -35,7 +36,7 @@ from kvc_trt.accuracy.grid import (
     question_groups,
     variants,
 )
-from kvc_trt.accuracy.measure import QuestionDraw, measure
+from kvc_trt.accuracy.measure import measure
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
 from kvc_trt.progress import progress_on

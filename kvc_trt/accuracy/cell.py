@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
+from kvc_trt.accuracy.faithfulness import Faithfulness, bootstrap_interval
 from kvc_trt.accuracy.grid import PLAIN, QuestionGroup, Variant
 from kvc_trt.errors import InputError, describe
 from kvc_trt.tasks.task import ScoredBy
@@ -107,9 +109,14 @@ class Cell:
     framing: str = PLAIN
     scored_by: ScoredBy = "answer"
     scores: tuple[Score, ...] = ()
-    """In the order of the questions: between 0 and 1, or negative log-likelihoods per token in nats."""
+    """In the order of the questions: between 0 and 1, or negative log-likelihoods or divergences from the full cache
+    per token, in nats."""
     full_scores: tuple[Score, ...] = ()
-    """The full cache's, of the same questions; empty where scores are likelihoods."""
+    """The full cache's, of the same questions; empty where scores are in nats."""
+    equal: tuple[Depth, ...] = ()
+    """Where the full cache is followed: the share of each answer's tokens that are the most likely ones here too."""
+    first_differences: tuple[Number | None, ...] = ()
+    """There, too: the place of the first token that is not; None if all are."""
     depths: tuple[Depth, ...] = ()
     """The depth of each question's needle, 0 at the start and 1 at the end; empty where the task has no single one."""
     executor: str = ""
@@ -148,10 +155,37 @@ class Cell:
 
     @property
     def figure(self) -> str:
-        """The mean in words: percent, or nats."""
-        if self.scored_by == "answer":
+        """The mean in words: percent, or nats and what is equal."""
+        if not self.in_nats:
             return str(self.mean)
+        if self.scored_by == "faithfulness":
+            low, high = bootstrap_interval(self.scores)
+            equal = f"{100 * statistics.fmean(self.equal):.1f} % equal"
+            return f"{self.mean.value:.4f} [{low:.4f}, {high:.4f}] nats, {equal}"
         return f"{self.mean.value:.3f} ± {self.mean.standard_error:.3f} nats"
+
+    @property
+    def in_nats(self) -> bool:
+        """True if scores are likelihoods or divergences: less is better."""
+        return self.scored_by in ("likelihood", "faithfulness")
+
+    @property
+    def answered_from(self) -> float:
+        """The least score of a question that counts as answered: 1, or more than 0 where answers only overlap."""
+        return math.nextafter(0, 1) if self.scored_by == "overlap" else ANSWERED
+
+    def following(self, found: Sequence[Faithfulness]) -> Cell:
+        """The cell with more of what `equal` and `first_differences` say; the scores are not its affair."""
+        return replace(
+            self,
+            equal=self.equal + tuple(round(one.equal, 6) for one in found),
+            first_differences=self.first_differences + tuple(one.first_difference for one in found),
+        )
+
+    @property
+    def divergence_interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the mean divergence from the full cache, by bootstrap over the questions."""
+        return bootstrap_interval(self.scores) if self.scored_by == "faithfulness" and self.scores else None
 
     @property
     def full_accuracy(self) -> float | None:
@@ -160,8 +194,8 @@ class Cell:
 
     @property
     def on_answered(self) -> Mean | None:
-        """Accuracy on the questions that the full cache answers; None where there are none."""
-        return on_answered(self.scores, self.full_scores)
+        """Accuracy on the questions that the full cache answers; None where there are none, or answers only overlap."""
+        return None if self.scored_by == "overlap" else on_answered(self.scores, self.full_scores)
 
     @property
     def lost(self) -> Mean | None:
@@ -171,18 +205,23 @@ class Cell:
     @property
     def evidence(self) -> bool:
         """True if the full cache answers enough of the questions; only then does this cell count."""
-        answered = sum(score >= ANSWERED for score in self.full_scores)
+        answered = sum(score >= self.answered_from for score in self.full_scores)
         return answered > 0 and answered >= min(ENOUGH_ANSWERED, len(self.full_scores))
 
     def to_json(self) -> dict[str, Any]:
         """Every field, and the figures that follow from the scores."""
         figures = self.mean if self.scores else None
+        interval = self.divergence_interval
         return {
             **asdict(self),
             "samples": self.samples,
             "full_accuracy": self.full_accuracy,
-            "accuracy": figures.value if figures and self.scored_by == "answer" else None,
+            "accuracy": figures.value if figures and not self.in_nats else None,
             "negative_log_likelihood": figures.value if figures and self.scored_by == "likelihood" else None,
+            "divergence": figures.value if figures and self.scored_by == "faithfulness" else None,
+            "divergence_low": interval and interval[0],
+            "divergence_high": interval and interval[1],
+            "equal_tokens": statistics.fmean(self.equal) if self.equal else None,
             "standard_error": figures and figures.standard_error,
             "query_aware": self.query_aware,
             "evidence": self.evidence,
@@ -194,8 +233,11 @@ class Cell:
         cell = validated_document(cls, stored, "not a cell of results")
         if (said := stored.get("samples")) != cell.samples:
             raise InputError(f"not a cell of results: {cell.samples} scores, samples is {describe(said)}")
-        if cell.scored_by == "answer" and any(score > ANSWERED for score in (*cell.scores, *cell.full_scores)):
+        if not cell.in_nats and any(score > ANSWERED for score in (*cell.scores, *cell.full_scores)):
             raise InputError("not a cell of results: scores outside 0..1")
+        followed = cell.samples if cell.scored_by == "faithfulness" else 0
+        if any(len(found) != followed for found in (cell.equal, cell.first_differences)):
+            raise InputError(f"not a cell of results: {len(cell.equal)} shares of equal tokens, expected {followed}")
         for name in ("depths", "full_scores") if cell.scores else ():
             if len(getattr(cell, name)) not in (0, cell.samples):
                 raise InputError(f"not a cell of results: {len(getattr(cell, name))} {name}, {cell.samples} scores")

@@ -7,13 +7,23 @@ labels: it says what compression changes, not whether the model was right before
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from kvc_trt.accuracy.answerers.answerer import Answerer
+    from kvc_trt.accuracy.questions import Question
+    from kvc_trt.models.config import ModelConfig
+
 RESAMPLES = 10_000
 """Draws of a bootstrap interval."""
+_DRAWN_TOGETHER = 1 << 20
+"""Numbers of a bootstrap that are in memory at a time."""
+LOGITS_BYTES = 256 << 20
+"""Most bytes of the whole cache's logits that are kept while other caches are compared with them."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,42 @@ class Faithfulness:
     """Share of the tokens for which both find the same one most likely."""
     first_difference: int | None
     """The first token for which they do not; None if there is none."""
+
+
+WHOLE = Faithfulness(0.0, 1.0, None)
+"""The whole cache, compared with itself."""
+
+
+@dataclass(frozen=True)
+class WholeCache:
+    """What the whole cache answers to some questions, greedily, and its logits along its own answers."""
+
+    questions: Sequence[Question]
+    """With the answers as their targets."""
+    logits: Sequence[NDArray[np.float32]]
+    """[N,vocab] for an answer of N tokens, the first of which comes from the prompt's last token."""
+    first: int
+    """The first question's place in its set."""
+    row_bytes: int
+    """Bytes of the whole cache of one sequence."""
+
+    @classmethod
+    def of(cls, answerer: Answerer, questions: Sequence[Question], max_new_tokens: int, first: int) -> WholeCache:
+        """Ask the whole cache twice: for the answers, and along them."""
+        answers = answerer.answer(questions, max_new_tokens)
+        followed = [replace(one, target_ids=answer) for one, answer in zip(questions, answers, strict=True)]
+        return cls(followed, answerer.along_targets(followed), first, answerer.row_bytes)
+
+    @staticmethod
+    def questions_for(model: ModelConfig, new_tokens: int) -> int:
+        """How many questions can be followed together."""
+        return max(1, LOGITS_BYTES // (4 * model.vocab_size * new_tokens))
+
+    def followed_by(self, answerer: Answerer, first: int, last: int) -> list[Faithfulness]:
+        """Compare a cache along the answers to the questions first .. last - 1 of the set."""
+        some = slice(first - self.first, last - self.first)
+        found = answerer.along_targets(self.questions[some])
+        return [compare(whole, other) for whole, other in zip(self.logits[some], found, strict=True)]
 
 
 def compare(whole: NDArray[np.float32], compressed: NDArray[np.float32]) -> Faithfulness:
@@ -56,6 +102,10 @@ def bootstrap_interval(values: Sequence[float], *, seed: int = 0) -> tuple[float
     sample = np.asarray(values, np.float64)
     if not sample.size:
         raise ValueError("values: expected at least one, found none")
-    drawn = np.random.default_rng(seed).integers(0, sample.size, (RESAMPLES, sample.size))
-    low, high = np.quantile(sample[drawn].mean(axis=1), [0.025, 0.975])
+    random, together = np.random.default_rng(seed), max(1, _DRAWN_TOGETHER // sample.size)
+    means = [
+        sample[random.integers(0, sample.size, (min(together, RESAMPLES - done), sample.size))].mean(axis=1)
+        for done in range(0, RESAMPLES, together)
+    ]
+    low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
     return float(low), float(high)

@@ -12,6 +12,7 @@ from kvc_trt.config import parse_settings
 from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.policies import BASELINE
 from kvc_trt.tasks.registry import all_tasks, task
+from kvc_trt.tasks.task import Task
 
 MODES = ("query-aware", "query-agnostic")
 """Where the question stands: at the end of the prompt, so that compaction sees it, or fed through decode afterwards."""
@@ -95,11 +96,14 @@ def variants(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
 
 
 def question_groups(
-    tasks: Sequence[str], lengths: Sequence[int], modes: Sequence[str], framings: Sequence[str] = (PLAIN,)
+    tasks: Sequence[str | Task], lengths: Sequence[int], modes: Sequence[str], framings: Sequence[str] = (PLAIN,)
 ) -> list[QuestionGroup]:
-    """Every task at every length in every mode and framing, short ones first. InputError for unknown names."""
-    chosen = [task(name) for name in dict.fromkeys(tasks)]
-    names = [one.name for one in chosen]
+    """Every task at every length in every mode and framing, short ones first. InputError for unknown names.
+
+    A task that is not registered, a set of a file, is given itself.
+    """
+    by_name = {one.name: one for one in (task(one) if isinstance(one, str) else one for one in tasks)}
+    chosen, names = list(by_name.values()), list(by_name)
     ordered_modes, ordered_framings = _known("mode", modes, ALL_MODES), _known("framing", framings, FRAMINGS)
     if SECOND_QUESTION in ordered_modes and (once := [one.name for one in chosen if not one.asks_twice]):
         twice = ", ".join(one.name for one in all_tasks().values() if one.asks_twice)

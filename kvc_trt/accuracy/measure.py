@@ -7,7 +7,7 @@ policy answers them, as many at a time as fit in memory with what it stores, and
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -15,60 +15,30 @@ from functools import cached_property
 from kvc_trt.accuracy.answerers.answerer import Answerer, questions_for
 from kvc_trt.accuracy.answerers.model_under_test import ModelUnderTest, Room
 from kvc_trt.accuracy.cell import Cell, key_of
+from kvc_trt.accuracy.draw import Draw
+from kvc_trt.accuracy.faithfulness import WHOLE, WholeCache
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
-from kvc_trt.accuracy.questions import QuestionSet, Vocabulary, ask, draw
+from kvc_trt.accuracy.questions import QuestionSet, Vocabulary, ask
 from kvc_trt.accuracy.results import Results
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import longest_sequence
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.tasks.dataset import DataSet
-from kvc_trt.tasks.registry import task
-
-
-@dataclass(frozen=True)
-class QuestionDraw:
-    """The questions of each group: their number and their seeds."""
-
-    samples: int
-    seed: int
-    max_new_tokens: int | Mapping[str, int] | None = None
-    """Longest answer, of every task or by name; None, and tasks not named, take the task's own."""
-    asked: int | None = None
-    """Ask only this many samples, the first ones; None asks all."""
-
-    @property
-    def count(self) -> int:
-        """The number of questions asked of a group."""
-        return self.samples if self.asked is None else min(self.asked, self.samples)
-
-    def room(self, task: str) -> int | None:
-        """The longest answer of one task; None is the task's own limit."""
-        if isinstance(self.max_new_tokens, Mapping):
-            return self.max_new_tokens.get(task)
-        return self.max_new_tokens
 
 
 class _DataSets:
     """Samples are drawn once per task and length, and kept while that length is asked: both modes ask the same ones."""
 
-    def __init__(self, vocabulary: Vocabulary, draw: QuestionDraw) -> None:
+    def __init__(self, vocabulary: Vocabulary, draw: Draw) -> None:
         self._vocabulary, self._draw = vocabulary, draw
         self._drawn: dict[tuple[str, int, str], DataSet] = {}
 
     def of(self, group: QuestionGroup) -> DataSet:
         """The samples of a group."""
         self._drawn = {key: drawn for key, drawn in self._drawn.items() if key[1] == group.length}
-        key, rule = (group.task, group.length, group.framing), self._draw
+        key = (group.task, group.length, group.framing)
         if key not in self._drawn:
-            self._drawn[key] = draw(
-                group.task,
-                group.length,
-                self._vocabulary,
-                samples=rule.samples,
-                seed=rule.seed,
-                max_new_tokens=rule.room(group.task),
-                framing=group.framing,
-            )
+            self._drawn[key] = self._draw.data_set(group, self._vocabulary)
         return self._drawn[key]
 
 
@@ -93,18 +63,33 @@ class GroupMeasurement:
         """The number of samples asked of every policy before the next ones."""
         room = self.room
         fit = questions_for(self.model.config, room.max_input_len + room.max_output_len + room.turn_tokens)
+        if self.follows:
+            fit = min(fit, WholeCache.questions_for(self.model.config, self.questions.max_new_tokens))
         return max(1, fit // max(len(one) for one in self.questions.questions))
 
-    def more(self, variant: Variant, known: Cell | None, last: int, full: Cell | None) -> Cell:
+    @property
+    def follows(self) -> bool:
+        """True if nothing is known to be right, and the whole cache's own answers are followed."""
+        return self.questions.task.scored_by == "faithfulness"
+
+    def whole(self, baseline: Variant, first: int, last: int) -> WholeCache:
+        """What the full cache says to the samples first .. last - 1, and what it finds likely along it."""
+        asked = self.questions.of(first, last)
+        return WholeCache.of(self.model.open(baseline, self.room), asked, self.questions.max_new_tokens, first)
+
+    def more(
+        self, variant: Variant, known: Cell | None, last: int, full: Cell | None, whole: WholeCache | None = None
+    ) -> Cell:
         """The cell with the answers to the samples up to `last`; one that has no engine of this budget says why.
 
         Only the samples that `known` lacks are asked. `full` is the full cache's cell of the same samples, None for its
-        own. InputError where the full cache itself cannot be asked.
+        own; `whole` what it says to them, where that is followed. InputError where the full cache itself cannot be
+        asked.
         """
         cell = known or self._empty(variant)
         if cell.samples < last:
             try:
-                cell = self._asked(cell, self.model.open(variant, self.room), last)
+                cell = self._asked(cell, self.model.open(variant, self.room), last, whole, full is None)
             except InputError as error:
                 if full is None or cell.scores:
                     raise
@@ -129,11 +114,17 @@ class GroupMeasurement:
             scored_by=self.questions.task.scored_by,
         )
 
-    def _asked(self, cell: Cell, answerer: Answerer, last: int) -> Cell:
+    def _asked(self, cell: Cell, answerer: Answerer, last: int, whole: WholeCache | None, is_whole: bool) -> Cell:
         """The cell and what the answerer says to the samples that it lacks."""
         started, first = time.monotonic(), cell.samples
         asked = self.questions.of(first, last)
-        if self.questions.task.score is None:
+        row_bytes = None
+        if whole is not None:
+            followed = [WHOLE] * len(asked) if is_whole else whole.followed_by(answerer, first, last)
+            row_bytes = whole.row_bytes if is_whole else None
+            cell = cell.following(followed)
+            scores = tuple(one.divergence for one in followed)
+        elif self.questions.task.score is None:
             scores = tuple(round(one, 6) for one in answerer.surprise(asked))
         else:
             scores = self.questions.score(answerer.answer(asked, self.questions.max_new_tokens), first)
@@ -142,7 +133,7 @@ class GroupMeasurement:
             scores=cell.scores + scores,
             depths=self.questions.depths[:last],
             executor=answerer.executor,
-            row_bytes=answerer.row_bytes,
+            row_bytes=row_bytes or answerer.row_bytes,
             parameters=asdict(answerer.parameters),
             seconds=round(cell.seconds + time.monotonic() - started, 3),
         )
@@ -152,7 +143,7 @@ def measure(
     model: ModelUnderTest,
     variants: Sequence[Variant],
     groups: Sequence[QuestionGroup],
-    draw: QuestionDraw,
+    draw: Draw,
     results: Results,
     progress: Progress | None = None,
     *,
@@ -169,20 +160,18 @@ def measure(
     _check_lengths(model, groups)
     vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size, model.template)
     data_sets = _DataSets(vocabulary, draw)
-    missing = {g: sum(_lacks(results.cells.get(key_of(g, one)), draw.count) for one in variants) for g in groups}
+    missing = {
+        g: sum(_lacks(results.cells.get(key_of(g, one)), draw.count_of(g.task)) for one in variants) for g in groups
+    }
     with (progress or NullProgress()).task("accuracy", sum(missing.values())) as advance:
-        for group in sorted(groups, key=lambda one: (one.length, one.framing, one.mode, _answer_room(one, draw))):
+        for group in sorted(groups, key=lambda one: (one.length, one.framing, one.mode, draw.answer_room(one.task))):
             if missing[group] and not _over(until):
-                asked = ask(group, data_sets.of(group), vocabulary)
+                asked = ask(group, data_sets.of(group), vocabulary, draw.task(group.task))
                 _check_same_questions(variants, asked, results)
                 for finished in _ask_all(GroupMeasurement(model, asked, draw.seed), variants, draw, results, until):
                     advance(finished)
     keys = [key_of(group, variant) for group in groups for variant in variants]
     return [results.cells[key] for key in keys if key in results.cells]
-
-
-def _answer_room(group: QuestionGroup, draw: QuestionDraw) -> int:
-    return draw.room(group.task) or task(group.task).max_new_tokens
 
 
 def _lacks(cell: Cell | None, count: int) -> bool:
@@ -197,13 +186,13 @@ def _over(until: float | None) -> bool:
 def _ask_all(
     measured: GroupMeasurement,
     variants: Sequence[Variant],
-    draw: QuestionDraw,
+    draw: Draw,
     results: Results,
     until: float | None,
 ) -> Iterable[int]:
     """Ask what the results lack of a group, some samples at a time; yields how many cells became complete."""
     group, model = measured.questions.group, measured.model
-    count, baseline = min(draw.count, len(measured.questions.samples)), variants[0]
+    count, baseline = min(draw.count_of(group.task), len(measured.questions.samples)), variants[0]
 
     def known(variant: Variant) -> Cell | None:
         return results.cells.get(key_of(group, variant))
@@ -216,14 +205,15 @@ def _ask_all(
         for first in range(0, count, measured.together):
             last = min(first + measured.together, count)
             waiting = [variant for variant in variants if _lacks(known(variant), last)]
+            others = [variant for variant in waiting if variant != baseline]
             if not waiting or _over(until):
                 continue
-            model.announce(waiting, measured.room)
+            model.announce([baseline, *others] if measured.follows else waiting, measured.room)
+            whole = measured.whole(baseline, first, last) if measured.follows else None
             if baseline in waiting:
-                yield stored(measured.more(baseline, known(baseline), last, None))
+                yield stored(measured.more(baseline, known(baseline), last, None, whole))
             full = known(baseline)
-            others = [variant for variant in waiting if variant != baseline]
-            pending = [pool.submit(measured.more, variant, known(variant), last, full) for variant in others]
+            pending = [pool.submit(measured.more, variant, known(variant), last, full, whole) for variant in others]
             try:
                 for one in pending:
                     yield stored(one.result())

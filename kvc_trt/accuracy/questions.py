@@ -37,6 +37,10 @@ class Vocabulary:
             return framings.plain(self.tokenizer.tokenizer)
         return self._chat
 
+    def framing_of(self, sample: TaskSample, name: str) -> Framing:
+        """How this sample becomes token ids: plain where it takes no template."""
+        return self.framing(name if sample.meta.get("template", True) else PLAIN)
+
     @cached_property
     def _chat(self) -> Framing:
         assert self.tokenizer is not None
@@ -70,7 +74,7 @@ class Question:
     answers_first: bool = True
     """True if the prompt ends with a question of its own, which is answered before the turn."""
     is_answered: Callable[[Sequence[int]], bool] = field(default=_never, compare=False)
-    """True if a longer answer can no longer change the score."""
+    """True if a longer answer can no longer change the score, or may not be given."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +166,12 @@ def draw(
     )
 
 
-def ask(group: QuestionGroup, drawn: DataSet, vocabulary: Vocabulary) -> QuestionSet:
-    """The questions of a group: at the end of the prompt, or after the compacted context."""
-    chosen = task(group.task)
+def ask(group: QuestionGroup, drawn: DataSet, vocabulary: Vocabulary, chosen: Task | None = None) -> QuestionSet:
+    """The questions of a group: at the end of the prompt, or after the compacted context.
+
+    `chosen` is the group's task; None takes the registered one of its name.
+    """
+    chosen = chosen or task(group.task)
     recall = chosen.reads == "ids"
     make = _recall_questions if recall else _text_question
     questions = tuple(make(chosen, sample, vocabulary, group) for sample in drawn.samples)
@@ -176,23 +183,32 @@ def ask(group: QuestionGroup, drawn: DataSet, vocabulary: Vocabulary) -> Questio
 def _text_question(
     chosen: Task, sample: TaskSample, vocabulary: Vocabulary, group: QuestionGroup
 ) -> tuple[Question, ...]:
-    framing = vocabulary.framing(group.framing)
+    framing, is_answered = vocabulary.framing_of(sample, group.framing), _is_answered(chosen, sample, vocabulary)
+    if group.mode == SECOND_QUESTION:
+        first = framing.ids(sample.first, query_aware=True)
+        return (Question(first.context, (), turn_ids=framing.turn(sample), is_answered=is_answered),)
+    nothing_before = not framing.texts(sample)[0]
+    ids = framing.ids(sample, query_aware=group.mode == "query-aware" or nothing_before)
+    if group.mode == STORED_CONTEXT:
+        return (Question(ids.context, (), turn_ids=ids.question, answers_first=False, is_answered=is_answered),)
+    targets = framing.continuation(sample) if chosen.scored_by == "likelihood" else ()
+    return (Question(ids.context, ids.question, targets, is_answered=is_answered),)
+
+
+def _is_answered(chosen: Task, sample: TaskSample, vocabulary: Vocabulary) -> Callable[[Sequence[int]], bool]:
+    """When an answer is over before it is as long as the longest one of its task."""
+    longest: int | None = sample.meta.get("max_new_tokens")
 
     def says_all(answer: Sequence[int]) -> bool:  # and what comes after takes nothing back
         return string_match_all(vocabulary.decode(chosen, answer), sample.answers) == 1
 
-    if group.mode == SECOND_QUESTION:
-        first = framing.ids(sample.first, query_aware=True)
-        return (Question(first.context, (), turn_ids=framing.turn(sample), is_answered=says_all),)
-    ids = framing.ids(sample, query_aware=group.mode == "query-aware")
-    if group.mode == STORED_CONTEXT:
-        answered = says_all if chosen.score is string_match_all else _never
-        return (Question(ids.context, (), turn_ids=ids.question, answers_first=False, is_answered=answered),)
-    if chosen.score is None:
-        return (Question(ids.context, ids.question, framing.continuation(sample)),)
-    if chosen.score is not string_match_all:
-        return (Question(ids.context, ids.question),)
-    return (Question(ids.context, ids.question, is_answered=says_all),)
+    def is_over(answer: Sequence[int]) -> bool:
+        ends = chosen.first_line and "\n" in vocabulary.decode(chosen, answer).lstrip("\n")
+        return ends or longest is None or len(answer) >= longest
+
+    if longest is not None:
+        return is_over
+    return says_all if chosen.score is string_match_all else _never
 
 
 def _recall_questions(

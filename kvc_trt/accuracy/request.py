@@ -12,18 +12,34 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.accuracy.answerers.model_under_test import BuiltEngine, ModelUnderTest
 from kvc_trt.accuracy.answerers.policy_engines import open_model
-from kvc_trt.accuracy.grid import PLAIN, Variant, budgets_of, grid_for, longest_of, policies_of, variants
-from kvc_trt.accuracy.measure import QuestionDraw
+from kvc_trt.accuracy.draw import FileDraw, QuestionDraw
+from kvc_trt.accuracy.grid import (
+    MODES,
+    PLAIN,
+    QuestionGroup,
+    Variant,
+    budgets_of,
+    grid_for,
+    longest_of,
+    policies_of,
+    question_groups,
+    variants,
+)
 from kvc_trt.accuracy.pages.report import AccuracyReport, Bars
+from kvc_trt.accuracy.questions import Vocabulary
 from kvc_trt.accuracy.run import evaluate
+from kvc_trt.errors import InputError
 from kvc_trt.kernels import use_library
+from kvc_trt.models.config import longest_sequence
 from kvc_trt.progress import Progress
-from kvc_trt.tasks.registry import task
+from kvc_trt.tasks.own.fitting import Truncate
+from kvc_trt.tasks.own.reader import read_data_file
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
 
 SAMPLES = 50
+"""Questions of a group that is generated."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +53,13 @@ class AccuracyRequest:
     """query-aware, query-agnostic, second-question, stored-context (docs/accuracy.md); None is the first two."""
     framing: str = PLAIN
     """plain, or chat: through the model's chat template."""
-    samples: int = SAMPLES
+    samples: int | None = None
+    """Questions of a group; None is SAMPLES generated ones, or all of a file's."""
     seed: int = 0
+    data: str | PathLike[str] | None = None
+    """A file of one's own questions (docs/data.md), in place of generated tasks; `tasks` are then its sets."""
+    truncate: Truncate | None = None
+    """With `data`: how a prompt that is longer than the questions may be is cut; None refuses it."""
     max_new_tokens: int | Mapping[str, int] | None = None
     minimum_accuracy: float | None = None
     """Share that every cell that counts must reach."""
@@ -58,11 +79,11 @@ def measure_engine(
     engine: EngineDirectory, backend: str, asked: AccuracyRequest, *, kernels: Path | None = None, progress: Progress
 ) -> AccuracyReport:
     """Ask an engine, run by `backend`, and its dense twin. Bars that do not hold are in the report, not raised."""
-    _check_names(asked)
+    draw = _draw_of(asked)
     with contextlib.nullcontext() if kernels is None else use_library(kernels):
         built = BuiltEngine(engine, backend)
         longest = engine.parameters.max_input_len
-        return _measured(built, built.variants, longest, asked, engine.path.name, progress)
+        return _measured(built, built.variants, longest, asked, draw, engine.path.name, progress)
 
 
 def measure_policies(
@@ -76,10 +97,11 @@ def measure_policies(
     progress: Progress,
 ) -> AccuracyReport:
     """Ask a model under every policy (None: all) and token budget; its engines are built in memory."""
-    _check_names(asked)
+    draw = _draw_of(asked)
     chosen = variants(policies_of(policies), budgets or budgets_of(model))  # names are checked before weights are read
     with open_model(model, checkpoint=checkpoint, weights=weights, progress=progress) as opened:
-        return _measured(opened, chosen, longest_of(model), asked, Path(model).name, progress)
+        longest = longest_of(model) if asked.data is None else longest_sequence(opened.config)
+        return _measured(opened, chosen, longest, asked, draw, Path(model).name, progress)
 
 
 def _measured(
@@ -87,15 +109,41 @@ def _measured(
     chosen: Sequence[Variant],
     longest: int,
     asked: AccuracyRequest,
+    draw: QuestionDraw | FileDraw,
     name: str,
     progress: Progress,
 ) -> AccuracyReport:
-    groups = grid_for(longest, asked.tasks, asked.lengths, asked.modes, asked.framing)
-    draw = QuestionDraw(asked.samples, asked.seed, asked.max_new_tokens)
+    if isinstance(draw, FileDraw):
+        groups = _groups_of_file(model, longest, asked, draw, progress)
+    else:
+        groups = grid_for(longest, asked.tasks, asked.lengths, asked.modes, asked.framing)
     bars = Bars(asked.minimum_accuracy, asked.maximum_loss)
     return evaluate(model, chosen, groups, draw, asked.directory_for(name), bars=bars, progress=progress)
 
 
-def _check_names(asked: AccuracyRequest) -> None:
-    for name in asked.max_new_tokens if isinstance(asked.max_new_tokens, Mapping) else ():
-        task(name)
+def _groups_of_file(
+    model: ModelUnderTest, longest: int, asked: AccuracyRequest, draw: FileDraw, progress: Progress
+) -> list[QuestionGroup]:
+    """The sets that are asked, all at one length unless lengths are given: that of their longest prompt and answer."""
+    names = list(asked.tasks or draw.tasks)
+    tasks = [draw.task(name) for name in names]
+    vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size, model.template)
+    if vocabulary.tokenizer is None:
+        raise InputError(f"{draw.data.path} is text, and the model has no tokenizer")
+    lengths = asked.lengths or [draw.length(names, vocabulary, asked.framing, longest, progress)]
+    return question_groups(tasks, lengths, asked.modes or MODES, (asked.framing,))
+
+
+def _draw_of(asked: AccuracyRequest) -> QuestionDraw | FileDraw:
+    """Where the questions come from; names are checked before weights are read."""
+    draw: QuestionDraw | FileDraw
+    if asked.data is None:
+        if asked.truncate is not None:
+            raise InputError("truncate: generated tasks are as long as they are asked to be; it goes with data")
+        draw = QuestionDraw(asked.samples or SAMPLES, asked.seed, asked.max_new_tokens)
+    else:
+        draw = FileDraw(read_data_file(asked.data), asked.samples, asked.max_new_tokens, asked.truncate)
+    named = asked.max_new_tokens if isinstance(asked.max_new_tokens, Mapping) else ()
+    for name in (*named, *((asked.tasks or ()) if asked.data is not None else ())):
+        draw.task(name)
+    return draw

@@ -11,8 +11,9 @@ from typing import Any
 
 from kvc_trt.accuracy.answerers.model_under_test import ModelUnderTest
 from kvc_trt.accuracy.cell import Cell, interval
+from kvc_trt.accuracy.draw import Draw
 from kvc_trt.accuracy.grid import QuestionGroup, Variant, file_name
-from kvc_trt.accuracy.measure import QuestionDraw, measure
+from kvc_trt.accuracy.measure import measure
 from kvc_trt.accuracy.pages.figures import average_curves, task_curves
 from kvc_trt.accuracy.pages.heat_map import heat_map
 from kvc_trt.accuracy.pages.html_page import html_page
@@ -21,14 +22,13 @@ from kvc_trt.accuracy.results import Results
 from kvc_trt.files.atomic import write_together
 from kvc_trt.machine import machine_record
 from kvc_trt.progress import NullProgress, Progress
-from kvc_trt.tasks.dataset import VERSION
 
 RESULTS_FILE = "results.jsonl"
 NO_BARS = Bars()
 COLUMNS = (
     "task", "family", "mode", "query_aware", "length", "policy", "token_budget", "samples", "accuracy",
-    "standard_error", "low", "high", "full_accuracy", "evidence", "row_bytes", "executor", "max_new_tokens", "seed",
-    "dataset", "reason",
+    "divergence", "divergence_low", "divergence_high", "equal_tokens", "standard_error", "low", "high",
+    "full_accuracy", "evidence", "row_bytes", "executor", "max_new_tokens", "seed", "dataset", "reason",
 )  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def evaluate(
     model: ModelUnderTest,
     variants: Sequence[Variant],
     groups: Sequence[QuestionGroup],
-    draw: QuestionDraw,
+    draw: Draw,
     output_directory: Path,
     *,
     bars: Bars = NO_BARS,
@@ -48,7 +48,7 @@ def evaluate(
     directory with results of other settings.
     """
     progress, started = progress or NullProgress(), time.monotonic()
-    settings = {**model.describe(), **vars(draw), "tasks_version": VERSION}
+    settings = {**model.describe(), **draw.settings()}
     with Results(output_directory / RESULTS_FILE, settings) as results:
         if results.dropped:
             progress.note(f"{results.path}: its last line was cut short, and is measured again")
@@ -87,7 +87,7 @@ def csv_bytes(cells: Iterable[Cell]) -> bytes:
 
 
 def _interval(cell: Cell) -> dict[str, Any]:
-    if not cell.scores:
+    if not cell.scores or cell.in_nats:
         return {}
     low, high = interval(cell.mean.value, cell.samples)
     return {"low": round(low, 4), "high": round(high, 4)}

@@ -9,8 +9,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
+from kvc_trt.api.conversations import open_conversation
 from kvc_trt.api.memory_plan import memory_plan
-from kvc_trt.api.prompts import Messages, chat_ids, chat_model, prompt_ids
+from kvc_trt.api.prompts import Messages, chat_ids, prompt_ids
 from kvc_trt.api.rules import requests_of
 from kvc_trt.backends.registry import backend, open_engine, runner, session_of
 from kvc_trt.backends.run_options import DEFAULTS, PrefillPrecision, RunOptions
@@ -24,7 +25,6 @@ from kvc_trt.profile.request import (
 )
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.proof import Proof, read_proof
-from kvc_trt.runtime.chat.conversation import Conversation
 from kvc_trt.runtime.executor import ClosingExecutor
 from kvc_trt.runtime.scheduler.scheduler import Scheduler
 from kvc_trt.runtime.speculation.settings import Speculation
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from kvc_trt.models import ModelConfig
     from kvc_trt.policies import PolicyParameters
     from kvc_trt.runtime import Context, Event, Output, Scheduler, Session
+    from kvc_trt.runtime.chat.conversation import Conversation
     from kvc_trt.verify.proofs.report import ProofReport
     from kvc_trt.verify.report import Report
 
@@ -199,7 +200,8 @@ class Engine:
 
         `rules` are the fields of `PromptRules`; none of them takes the best token at each step, up to the engine's
         max_output_len. An answer ends with `finish_reason` stop (an end token, or one of the texts `stop`), length
-        (`max_new_tokens`) or capacity (the cache is full). Raises InputError for any bad prompt before anything runs.
+        (`max_new_tokens`) or capacity (the cache is full). Raises InputError for any bad prompt before anything runs,
+        and while a conversation or a stream of the engine is open.
         """
         ids, is_batch = prompt_ids(self.directory, prompts, continues=rules.get("context") is not None)
         requests = requests_of(ids, rules)
@@ -251,8 +253,7 @@ class Engine:
         if is_batch:
             raise InputError(f"a context is of one prompt, found a list of {len(ids)}")
         session = self.session()
-        if session.rows:
-            raise ValueError(f"context needs an idle session, found rows {session.rows}")
+        session.check_idle("context needs an idle session")
         (request,) = requests_of(ids, {"context": context})
         (row,) = session.add([replace(request, keep_logits=True)])
         try:
@@ -361,18 +362,19 @@ class Engine:
         self,
         *,
         system: str | None = None,
+        document: str | None = None,
         **rules: Unpack[AnswerRules],
     ) -> Conversation:
         """Return a conversation to `ask` question after question, each for one pass over what is new of it.
 
-        `system` is its first message; the other arguments are those of `generate`, for every answer. Until it is
-        closed, ask nothing of the engine itself. Raises InputError for an engine without a chat template, or one that
-        takes no turns, with the command that builds it again.
+        `system` is its first message, and `document` a text before the first question, which is read once and stays
+        through `clear`; the other arguments are those of `generate`, for every answer. Until it is closed, ask nothing
+        of the engine itself. Raises InputError for an engine without a chat template, or one that takes no turns, with
+        the command that builds it again.
         """
-        template, tokenizer = chat_model(self.directory)
-        (request,) = requests_of([()], rules)
-        ends = self.model.eos_token_ids
-        return Conversation(self.session(), template, tokenizer, end_token_ids=ends, system=system, rules=request)
+        return open_conversation(
+            self.directory, self.session(), system=system, document=document, rules=rules, progress=self._progress
+        )
 
     def verify(
         self,

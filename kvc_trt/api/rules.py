@@ -6,15 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
-from kvc_trt.runtime import Grammar, Sampling
-from kvc_trt.runtime.answer_rules import Client, rules_of
+from kvc_trt.errors import InputError, did_you_mean
+from kvc_trt.runtime import Grammar
+from kvc_trt.runtime.answer_rules import RULES, Client, rules_of
 from kvc_trt.runtime.request import request_under
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from kvc_trt.proof import ProofKind
-    from kvc_trt.runtime import Context, Request
+    from kvc_trt.runtime import Context, Request, Sampling
 
 
 Schema: TypeAlias = "Mapping[str, Any] | str | type[BaseModel] | Grammar"
@@ -26,8 +27,24 @@ class AnswerRules(TypedDict, total=False):
 
     max_new_tokens: int | None
     """None is the engine's max_output_len."""
+    temperature: float
+    """0 always takes the best token."""
+    top_k: int
+    """Draw from the k best tokens; 0 from all."""
+    top_p: float
+    """Draw from the best tokens that reach this probability."""
+    min_p: float
+    """Draw from tokens with this share of the best probability."""
+    seed: int | None
+    """Equal seeds draw equal answers, alone and in a batch."""
+    repetition_penalty: float
+    """Above 1: fewer tokens that prompt or answer have already."""
+    presence_penalty: float
+    """Above 0: fewer tokens that the answer has."""
+    frequency_penalty: float
+    """Above 0: fewer tokens that the answer has often."""
     sampling: Sampling | None
-    """None always takes the best token."""
+    """The eight before it as one object, in place of them."""
     stop: Sequence[str] | str
     """Texts that end the answer; they are not part of it."""
     bad_words: Sequence[str] | str
@@ -57,21 +74,35 @@ class PromptRules(AnswerRules, total=False):
 
 
 def requests_of(prompts: Iterable[Sequence[int]], rules: PromptRules | AnswerRules) -> list[Request]:
-    """Return one request for each prompt, all under the same rules; TypeError for an unknown rule."""
+    """Return one request for each prompt, all under the same rules.
+
+    TypeError for a keyword that nobody knows, with the nearest; InputError for a value that cannot be right.
+    """
     rule = _request(dict(rules))
     return [replace(rule, prompt_token_ids=ids) for ids in prompts]
 
 
 def _request(given: dict[str, Any]) -> Request:
-    known = {name: rule for name, rule in rules_of(Client.PYTHON).items() if not rule.of_sampling}
+    known = rules_of(Client.PYTHON)
     sampling, context = given.pop("sampling", None), given.pop("context", None)
     for name in given:
         if name not in known:
-            raise TypeError(f"unknown rule {name!r}, expected one of {', '.join((*known, 'sampling', 'context'))}")
+            raise TypeError(f"unknown keyword {name!r}{_nearest(name, (*known, 'sampling', 'context'))}")
+    drawn = [name for name in given if known[name].of_sampling]
+    if drawn and sampling is not None:
+        raise InputError(f"sampling and {drawn[0]} are both given; expected Sampling({drawn[0]}=...), or no sampling")
     if given.get("schema") is not None:
         given["schema"] = grammar_of(given["schema"])
-    rules = {known[name].name: value for name, value in given.items()}
-    return replace(request_under((), rules), sampling=Sampling() if sampling is None else sampling, context=context)
+    request = request_under((), {known[name].name: value for name, value in given.items()})
+    return replace(request, sampling=request.sampling if sampling is None else sampling, context=context)
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    """Say which keyword was meant: by another client's name of the rule, or by how it is spelled."""
+    for rule in RULES.values():
+        if name in (rule.name, *rule.names.values()) and (own := rule.named(Client.PYTHON)) is not None:
+            return f"; did you mean '{own}'?"
+    return did_you_mean(name, known) or f", expected one of {', '.join(known)}"
 
 
 def grammar_of(schema: Schema) -> Grammar:

@@ -13,12 +13,14 @@ import click
 import cloup
 
 from kvc_trt import Engine
+from kvc_trt.api.side import Side
 from kvc_trt.backends.registry import names
 from kvc_trt.cli.answer_options import answer_options, take_rules
-from kvc_trt.cli.conversation import END, converse, is_conversation
+from kvc_trt.cli.asking.beside import answer_beside, open_beside, side_by_side
+from kvc_trt.cli.asking.conversation import converse, is_conversation
 from kvc_trt.cli.option_types import PREFILL_PRECISION, SEALED
 from kvc_trt.cli.prompts import warn_of_bare_text
-from kvc_trt.cli.run_arguments import FROM_INPUT, RunArguments
+from kvc_trt.cli.run_arguments import END, FROM_INPUT, RunArguments
 from kvc_trt.cli.text.printing import answer_text, json_option, print_json, progress, show
 from kvc_trt.cli.text.run_report import report, summary
 from kvc_trt.errors import BarePromptWarning
@@ -47,7 +49,8 @@ BARE_PROMPT_HINT = "--chat TEXT asks through the template, --raw silences this w
         is_flag=False,
         flag_value=FROM_INPUT,
         help="A question to a chat model, through its chat template. On a terminal, or without TEXT, further questions "
-        f"are read line by line and answered as turns, until the end of the input or {END}.",
+        f"are read line by line and answered as turns, until the end of the input or {END}; on a terminal, /help lists "
+        "the commands.",
     ),
     cloup.option(
         "--messages",
@@ -69,6 +72,15 @@ BARE_PROMPT_HINT = "--chat TEXT asks through the template, --raw silences this w
         "--context",
         type=click.Path(path_type=Path),
         help="A file of kvc-trt context save. A prompt continues its text; without one the answer does.",
+    ),
+)
+@cloup.option_group(
+    "Comparison",
+    cloup.option(
+        "--beside",
+        metavar="POLICY|ENGINE_DIR",
+        help="Let another policy over the same weights (full: the whole cache), or another engine of the model, answer "
+        "too, and show both side by side.",
     ),
 )
 @cloup.option_group(
@@ -127,18 +139,21 @@ def command(**parameters: Any) -> None:
     if is_conversation(given, session):
         converse(engine, given)
         return
+    if given.beside is not None:
+        _compare(engine, prompts, given, loaded)
+        return
     outputs = _answers(engine, prompts, given, context)
     _warn_of_cut_answers(outputs, given)
     if given.proof_file is not None:
         assert outputs[0].kv_proof is not None, "it was asked for"
         write_proof(given.proof_file, outputs[0].kv_proof, replace=True)
     if given.as_json:
-        print_json({**report(outputs, engine, loaded), "kernels": engine.kernels})
+        print_json({**report(outputs, Side.of(engine), loaded), "kernels": engine.kernels})
         return
     if not given.stream:
         _print_answers(outputs)
     kernels = f" | {engine.kernels}" if engine.kernels else ""
-    show(summary(outputs, engine) + kernels, err=True)
+    show(summary(outputs, Side.of(engine)) + kernels, err=True)
 
 
 def _open(given: RunArguments) -> Engine:
@@ -164,6 +179,21 @@ def _answers(engine: Engine, prompts: Sequence[Any], given: RunArguments, contex
             return _shown(engine.stream(prompts, context=context, **given.rules), engine.session())
         outputs: list[Output] = engine.generate(prompts, context=context, **given.rules)
         return outputs
+
+
+def _compare(engine: Engine, prompts: Sequence[Any], given: RunArguments, loaded: float) -> None:
+    """Print the answers of the engine and of what --beside names."""
+    sides = [Side.of(engine), open_beside(given, engine, engine.rows_for(prompts))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BarePromptWarning)
+        answers = answer_beside(sides, engine, prompts, given.rules)
+    if given.as_json:
+        first, second = (report(outputs, side, loaded) for outputs, side in zip(answers, sides, strict=True))
+        print_json({**first, "kernels": engine.kernels, "beside": {"policy": sides[1].name, **second}})
+        return
+    timings = [side.session.timings for side in sides]
+    pairs = zip(answers, timings, strict=True)
+    show(side_by_side(sides, [(one[0], took.prefill_seconds, took.decode_seconds) for one, took in pairs]))
 
 
 def _warn_of_cut_answers(outputs: Sequence[Output], given: RunArguments) -> None:

@@ -13,6 +13,8 @@ from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.cli.prompts import Prompts, read_prompts
 from kvc_trt.files.atomic import check_new_file
 
+END = "/exit"
+"""The line that ends a conversation."""
 FROM_INPUT = "\0"
 """Stands for --chat without a text; no argument of a process can be this."""
 
@@ -31,6 +33,7 @@ class RunArguments:
     system: str | None
     raw: bool
     context: Path | None
+    beside: str | None
     rules: dict[str, Any]
     """The rules of the answer, as `Engine.generate` takes them."""
     stream: bool
@@ -65,9 +68,9 @@ class RunArguments:
                     f"-o holds the proof of one answer, found {len(prompts)} prompts; --json has them all"
                 )
             check_new_file(self.proof_file, replace=True)
-        if self.stream and len(prompts) > 1:
-            source = self.prompt_ids or self.messages
-            raise click.UsageError(f"--stream shows one answer, found {len(prompts)} prompts in {source}")
+        if (self.stream or (self.beside and not self.as_json)) and len(prompts) > 1:
+            source, option = self.prompt_ids or self.messages, "--stream" if self.stream else "--beside"
+            raise click.UsageError(f"{option} shows one answer, found {len(prompts)} prompts in {source}")
         return prompts
 
     def _read(self) -> Prompts:
@@ -90,6 +93,11 @@ def _chats_after_a_context(given: RunArguments) -> bool:
     return given.context is not None and chats != (None, None, None, None)
 
 
+def _beside_has_no_place(given: RunArguments) -> bool:
+    others = (given.context is not None, given.stream, given.proves, given.prefill_slice_ms is not None)
+    return given.beside is not None and any(others)
+
+
 _WRONG: tuple[tuple[Callable[[RunArguments], bool], str], ...] = (
     (lambda given: given.stream and given.as_json, "--stream and --json exclude each other"),
     (lambda given: given.rules["logprobs"] is not None and not given.as_json, "--logprobs goes with --json"),
@@ -101,6 +109,10 @@ _WRONG: tuple[tuple[Callable[[RunArguments], bool], str], ...] = (
     (
         lambda given: given.proves and given.questions_follow,
         "--kv-proof is of one answer: give the question, --chat TEXT",
+    ),
+    (
+        _beside_has_no_place,
+        "--beside shows two whole answers to a prompt: it excludes --context, --stream, --kv-proof, --prefill-slice-ms",
     ),
     (
         lambda given: given.prefill_slice_ms is not None and (given.stream or given.questions_follow),

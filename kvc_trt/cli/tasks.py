@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
+from kvc_trt.cli import convert
 from kvc_trt.cli.text import printing
 from kvc_trt.files.atomic import check_new_file, write_new_file
 from kvc_trt.tables import text_table
 from kvc_trt.tasks.dataset import draw_data_set
+from kvc_trt.tasks.framing import Framing, plain
+from kvc_trt.tasks.own.fitting import sample_of, tokens_of
+from kvc_trt.tasks.own.reader import Record, read_data_file
+from kvc_trt.tasks.own.sets import tasks_of
 from kvc_trt.tasks.registry import all_tasks
 from kvc_trt.tasks.registry import task as task_named
+from kvc_trt.tasks.task import Task
 from kvc_trt.tasks.tokenizer import load_task_tokenizer
 from kvc_trt.validation import parse_assignments
 
@@ -20,7 +28,7 @@ from kvc_trt.validation import parse_assignments
 @printing.json_option
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
-    """List the tasks, or write a data set of one."""
+    """List the tasks, write a data set of one, or prepare questions of your own."""
     if context.invoked_subcommand is not None:
         return
 
@@ -91,3 +99,49 @@ def write(
         printing.print_json({"file": str(file), "sha256": data_set.digest, **summary})
     else:
         printing.show(f"{data_set.digest}  {file}")
+
+
+@command.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--tokenizer",
+    metavar="PATH_OR_PRESET",
+    help="Preset, Hugging Face directory, engine, tokenizer.json or GGUF file: also says how long prompts are.",
+)
+@printing.json_option
+def check(file: Path, tokenizer: str | None, as_json: bool) -> None:
+    """Check a file of your own questions (docs/data.md) and say what is in it.
+
+    The first line that is wrong is named. Lengths are the shortest, the median and the longest of plain prompts.
+    """
+    data = read_data_file(file)
+    framing = None if tokenizer is None else plain(load_task_tokenizer(tokenizer).tokenizer)
+    sets = [_set(name, chosen, data.sets[name], framing) for name, chosen in tasks_of(data).items()]
+    if as_json:
+        printing.print_json({"file": str(file), "sha256": data.digest, "sets": sets})
+        return
+    headers = ["set", "questions", "longest answer", "score", *(() if framing is None else ("prompt tokens",))]
+    rows = [
+        [one["set"], f"{one['questions']:,}", f"{one['max_new_tokens']:,}", one["scored"], *_tokens(one)]
+        for one in sets
+    ]
+    printing.show(f"{text_table(headers, rows)}\n\n{data.digest}  {file}")
+
+
+def _tokens(one: Mapping[str, Any]) -> list[str]:
+    """The lengths of a set's prompts in words; nothing where they were not counted."""
+    if "tokens" not in one:
+        return []
+    return [" / ".join(f"{count:,}" for count in one["tokens"]) or "conversations"]
+
+
+def _set(name: str, chosen: Task, records: Sequence[Record], framing: Framing | None) -> dict[str, Any]:
+    """What is known of a set; tokens are the fewest, the median and the most of its prompts, [] for conversations."""
+    found = {"set": name, "questions": len(records), "max_new_tokens": chosen.max_new_tokens, "scored": chosen.scored}
+    if framing is None:
+        return found
+    tokens = sorted(tokens_of(sample_of(one, 0, name), framing) for one in records if not one.messages)
+    return {**found, "tokens": [tokens[0], tokens[len(tokens) // 2], tokens[-1]] if tokens else []}
+
+
+command.add_command(convert.command)

@@ -38,7 +38,18 @@ TASK_OPTIONS = cloup.option_group(
         help="With --model: stored weights.  [default: fp32, where it fits]",
     ),
     cloup.option("--tasks", type=Names(), help="What to ask (`kvc-trt tasks`).  [default: needles and lines]"),
-    cloup.option("--lengths", type=Counts(), help="Tokens of prompt and answer.  [default: longest, /2, /4]"),
+    cloup.option(
+        "--data", type=click.Path(path_type=Path), metavar="FILE",
+        help="Ask the questions of a file of JSON lines instead (docs/data.md); --tasks then names its sets.",
+    ),
+    cloup.option(
+        "--truncate", type=click.Choice(["middle"]),
+        help="With --data: leave out the middle of prompts that are too long.  [default: they are refused]",
+    ),
+    cloup.option(
+        "--lengths", type=Counts(),
+        help="Tokens of prompt and answer.  [default: longest, /2, /4; with --data, what its longest prompt takes]",
+    ),
     cloup.option(
         "--modes", type=Names(), help="query-aware, query-agnostic, stored-context, ...  [default: first two]"
     ),
@@ -204,9 +215,11 @@ def _refuse_tasks(given: Mapping[str, Any], level: str) -> None:
 
 def _run_tasks(engine: Path | None, file: Path | None, as_json: bool, sealed: bool, **given: Any) -> None:
     """Measure what compression costs in answers, and report it; VerificationFailed where a bar does not hold."""
-    from kvc_trt.accuracy.request import SAMPLES, AccuracyRequest, measure_engine, measure_policies
+    from kvc_trt.accuracy.request import AccuracyRequest, measure_engine, measure_policies
 
     _check_combination(engine, given)
+    if given["truncate"] is not None and given["data"] is None:
+        raise click.UsageError("--truncate goes with --data: generated tasks are as long as --lengths says")
     if file is not None:
         check_new_file(file, replace=True)
     progress = printing.progress()
@@ -215,7 +228,9 @@ def _run_tasks(engine: Path | None, file: Path | None, as_json: bool, sealed: bo
         lengths=given["lengths"],
         modes=given["modes"],
         framing=given["framing"] or PLAIN,
-        samples=given["samples"] or SAMPLES,
+        samples=given["samples"],
+        data=given["data"],
+        truncate=given["truncate"],
         seed=given["seed"],
         max_new_tokens=given["max_new_tokens"],
         minimum_accuracy=_share(given["minimum_accuracy"]),
@@ -278,8 +293,15 @@ def _head(report: AccuracyReport) -> str:
     settings = report.settings
     return (
         f"accuracy of {settings['model']}, {settings['weights']} weights, {settings['backend']}: greedy answers, "
-        f"percent ± standard error, n = {settings['samples']} per cell, seed {settings['seed']}"
+        f"{_of_questions(report)}"
     )
+
+
+def _of_questions(report: AccuracyReport) -> str:
+    settings = report.settings
+    if "data" in settings:
+        return f"percent ± standard error, questions of {settings['data']} ({settings['data_sha256'][:12]})"
+    return f"percent ± standard error, n = {settings['samples']} per cell, seed {settings['seed']}"
 
 
 def _table(report: AccuracyReport, mode: str, length: int) -> str:
@@ -304,7 +326,7 @@ def _table(report: AccuracyReport, mode: str, length: int) -> str:
 def _cell(cell: Cell | None) -> str:
     if cell is None or not cell.scores:
         return "n/a"
-    if cell.scored_by != "answer":
+    if cell.in_nats:
         return cell.figure
     kept = cell.on_answered if cell.policy != "full" and cell.full_accuracy != 1 else None
     answered = "" if kept is None else f" ({100 * kept.value:.0f} of {kept.samples})"

@@ -106,21 +106,21 @@ class RowPacking:
                 yield tensors[kind].name, rebuild(vectors, kept, rule, numpy_dtype(tensors[kind].dtype))[0]
 
 
-def packing_of(engine: EngineDirectory) -> RowPacking:
-    """Return the packing of an engine directory."""
-    return RowPacking(engine_program(engine), fingerprint_of(engine))
+def packing_of(engine: EngineDirectory, program: Program | None = None) -> RowPacking:
+    """Return the packing of an engine directory, or of another `program` over its model and weights."""
+    return RowPacking(program or engine_program(engine), fingerprint_of(engine, program))
 
 
-def fingerprint_of(engine: EngineDirectory) -> Fingerprint:
-    """Return what contexts of an engine directory are made by."""
-    parameters, build = engine.parameters, engine.build
+def fingerprint_of(engine: EngineDirectory, program: Program | None = None) -> Fingerprint:
+    """Return what contexts of an engine directory, or of another `program` over its weights, are made by."""
+    parameters, state, build = (program or engine).parameters, (program or engine).state, engine.build
     model_name = f"{Path(build.model).name} ({build.weights} weights)"
     return Fingerprint(
         engine=engine.digest,
         weights=engine.files[WEIGHTS_FILE].sha256,
         model=digest_of(dataclasses.asdict(engine.model)),
         parameters=digest_of(recorded(parameters)),
-        state=_state_digest(engine.state),
+        state=_state_digest(state),
         model_name=re.sub(r"[^\x20-\x7e]", "?", model_name)[:LONGEST_NAME],
         policy_name=f"{parameters.policy}, token budget {parameters.token_budget}",
         kv_cache=parameters.kv_cache,

@@ -131,6 +131,23 @@ def engine_program(engine: EngineDirectory) -> Program:
     )  # fmt: skip
 
 
+def policy_program(model: ModelConfig, parameters: PolicyParameters, weight_file: HeldFile, *, turns: bool) -> Program:
+    """Return the program of a policy over a weight file; its graphs exist in memory. `turns` where the policy can."""
+    from kvc_trt.graph.build import build_decode, build_extend, build_prefill
+    from kvc_trt.graph.weights import GraphWeights
+
+    weights, turns = GraphWeights(weight_file), turns and parameters.no_turn is None
+    return Program(
+        model,
+        parameters,
+        state_tensors(model, parameters, weights.dtype, turns=turns),
+        weight_file,
+        lambda: build_prefill(model, parameters, weights=weights, turns=turns),
+        lambda: build_decode(model, parameters, weights=weights),
+        (lambda: build_extend(model, parameters, weights=weights)) if turns else None,
+    )
+
+
 def twin_program(engine: EngineDirectory | Program) -> Program:
     """Return the dense twin, which evicts and skips nothing. It shares the weight file; its graphs exist in memory."""
     from kvc_trt.graph.weights import GraphWeights

@@ -264,16 +264,17 @@ class SlicingExecutor(Executor, Protocol):
 
     def prefill_in_slices(
         self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64], limit: float
-    ) -> Generator[None, None, Prefilled]:
+    ) -> Generator[float, None, Prefilled]:
         """Run the prompt `input_ids` [1,S] of `prompt_lengths` [1], one slice per `next`; return what `prefill` gives.
 
-        A slice takes at most `limit` seconds if the executor can cut so finely. Closing the generator ends the prefill.
+        Yields the share of the slices that have run, 0..1. A slice takes at most `limit` seconds if the executor can
+        cut so finely. Closing the generator ends the prefill.
         """
 
 
 def prefill_in_slices(
     executor: Executor, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64], limit: float
-) -> Generator[None, None, Prefilled]:
+) -> Generator[float, None, Prefilled]:
     """Like `SlicingExecutor.prefill_in_slices`, for any executor: one that cannot cut runs a single slice."""
     if isinstance(executor, SlicingExecutor):
         return (yield from executor.prefill_in_slices(input_ids, prompt_lengths, limit))

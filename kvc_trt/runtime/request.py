@@ -16,7 +16,8 @@ from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.runtime.kinds import Kind, is_integer, listed, tokens_in
 from kvc_trt.runtime.logprobs import TokenLogprobs
 
-FinishReason = Literal["stop", "length", "capacity"]
+FinishReason = Literal["stop", "length", "capacity", "interrupted"]
+"""An end token or a stop string, max_new_tokens, no room in a cache, or a caller who wanted no more."""
 
 
 @dataclass(frozen=True)

@@ -32,15 +32,15 @@ class Timings:
         """Return the tokens fed through decode per second, over all rows; None before the first step."""
         return self.decode_tokens / self.decode_seconds if self.decode_runs else None
 
-    def of_slices(self, slices: Generator[None, None, Prefilled]) -> Generator[None, None, Prefilled]:
+    def of_slices(self, slices: Generator[float, None, Prefilled]) -> Generator[float, None, Prefilled]:
         """Run a prefill slice by slice and count its time, without that between the slices."""
         while True:
             start = time.perf_counter()
             try:
-                next(slices)
+                share = next(slices)
             except StopIteration as finished:
                 prefilled: Prefilled = finished.value
                 return prefilled
             finally:
                 self.prefill_seconds += time.perf_counter() - start
-            yield
+            yield share

@@ -60,6 +60,8 @@ class Framing:
     """The template's words before and after a message; None for plain prompts."""
     between: str | None = ""
     """Its words between an answer and the user's next message; None for one that rewrites what came before."""
+    template: Template | None = None
+    """The template itself, which conversations go through; None for plain prompts."""
 
     @property
     def name(self) -> FramingName:
@@ -75,7 +77,9 @@ class Framing:
         return [*ids, *ids[-_MOVED_BORDERS:]]
 
     def texts(self, sample: TaskSample) -> tuple[str, str]:
-        """Split a sample's prompt at the end of its context."""
+        """Split a sample's prompt at the end of its context: of a conversation, where its last message begins."""
+        if messages := sample.meta.get("messages"):
+            return self._conversation(messages)
         if self.frame is None:
             return sample.context, sample.question
         before, after = self.frame
@@ -108,6 +112,15 @@ class Framing:
         """The true continuation of a sample that is scored by likelihood: fed after the question, never sampled."""
         return tuple(self._continued(sample.answers[0]))
 
+    def _conversation(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
+        if self.template is None:
+            raise InputError("a conversation takes a chat template", hint="--framing chat")
+        rendered, last = self.template.render(messages, add_generation_prompt=True, now=DATE), messages[-1]["content"]
+        begins = rendered.rfind(last)
+        if begins < 0:
+            raise InputError("the chat template changes the last message of a conversation")
+        return rendered[:begins], rendered[begins:]
+
     def _continued(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
@@ -134,7 +147,7 @@ def chat(tokenizer: Tokenizer, template: Template) -> Framing:
             f"the chat template shows a user's message {rendered.count(_PROBE)} times, expected once",
             hint="ask without the template",
         )
-    return Framing(tokenizer, (before, after), _between(template, before, after))
+    return Framing(tokenizer, (before, after), _between(template, before, after), template)
 
 
 def _between(template: Template, before: str, after: str) -> str | None:

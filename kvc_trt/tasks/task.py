@@ -20,7 +20,7 @@ Encode = Callable[[str], list[int]]
 Score = Callable[[str, Sequence[str]], float]
 """How well an output answers, given the reference answers: from 0 to 1."""
 Reads = Literal["text", "ids"]
-ScoredBy = Literal["answer", "likelihood"]
+ScoredBy = Literal["answer", "overlap", "likelihood", "faithfulness"]
 _OPTION_TYPES: dict[type, str] = {float: "a number", int: "a whole number", str: "a word"}
 
 
@@ -51,8 +51,11 @@ class TaskSample:
     def answer_prefix(self) -> str:
         """The end of `question` that is the answer's beginning, with the white space before it.
 
-        It is what follows the question mark, or the last line of a question that is an instruction.
+        It is what follows the question mark, or the last line of a question that is an instruction; a sample whose
+        `meta` names it has that one.
         """
+        if (named := self.meta.get("answer_prefix")) is not None:
+            return str(named)
         asked = self.question.rfind("?") + 1 or self.question.rfind("\n")
         return self.question[asked:] if asked > 0 else ""
 
@@ -99,9 +102,10 @@ class Task:
     family: str
     summary: str
     max_new_tokens: int
-    generate: Generate
+    generate: Generate | None
+    """None for questions that come from a file."""
     score: Score | None
-    """None for a task that is scored by likelihood."""
+    """None for a task of which no answer is scored as text: by likelihood, or by faithfulness."""
     scored: str
     """A description of the score."""
     reads: Reads = "text"
@@ -109,10 +113,20 @@ class Task:
     """Arguments of `generate` beyond those of every task, with their types."""
     asks_twice: bool = False
     """True if samples have a question that can be asked before theirs (`TaskSample.first`)."""
+    basis: ScoredBy | None = None
+    """The basis of the score where `score` does not tell; `scored_by` is it, or follows from `score`."""
+    first_line: bool = False
+    """True if only an answer's first line counts."""
 
     @property
     def scored_by(self) -> ScoredBy:
-        """The basis of a score: a generated answer, or the likelihood of the true one."""
+        """The basis of a score.
+
+        A generated answer, right or wrong; its overlap with a right one; the likelihood of the right one; or how
+        closely a compressed cache follows the whole one's own answer.
+        """
+        if self.basis is not None:
+            return self.basis
         return "likelihood" if self.score is None else "answer"
 
     def sample(
@@ -125,7 +139,7 @@ class Task:
         max_new_tokens: int | None = None,
         **options: Any,
     ) -> TaskSample:
-        """Sample `index` under options of this task; `max_new_tokens` None is the task's own."""
+        """Sample `index` of a generated task, under options; `max_new_tokens` None is the task's own."""
         for name, value in options.items():
             self._check_option(name, value)
         generate: Any = self.generate  # which options it takes is known from `options`, not from its type

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from kvc_trt import policies
+from kvc_trt.accuracy.draw import QuestionDraw
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
-from kvc_trt.accuracy.measure import QuestionDraw, measure
+from kvc_trt.accuracy.measure import measure
 from kvc_trt.accuracy.questions import Vocabulary, ask, draw
 from kvc_trt.accuracy.results import Results
 from kvc_trt.errors import InputError

@@ -1,4 +1,4 @@
-"""`kvc-trt run --chat` without a question, and on a terminal: line by line, each answer a turn."""
+"""`kvc-trt run --chat` without a question: line by line, each answer a turn. On a terminal: `test_run_typed.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from kvc_trt.cli import conversation
 from kvc_trt.cli.main import run
 from tests.conftest import TINY_BUILD
 from tests.readable_model import text
@@ -70,23 +69,6 @@ def test_a_system_message_and_a_document_come_first(talk, tmp_path):
     first, second = replies(talk("--chat", "--json", *options, *BRIEF, lines=[FIRST, SECOND]))
     assert first["read_token_ids"] == [3, 4, 40, 5, 30, 31, 0, 0, 20, 21, 22, 6]
     assert second["read_token_ids"][1:] == [5, 23, 6]
-
-
-def test_a_terminal_is_asked_for_more(talk, monkeypatch):
-    lines = iter([SECOND])
-
-    def typed(prompt):
-        assert prompt == "> "
-        try:
-            return next(lines)
-        except StopIteration:
-            raise EOFError from None
-
-    monkeypatch.setattr(conversation, "on_terminal", lambda: True)
-    monkeypatch.setattr("builtins.input", typed)
-    printed = talk("--chat", FIRST, *BRIEF)
-    assert len(printed.err.splitlines()) == 2
-    assert talk("--chat", FIRST, "--json", *BRIEF).out.startswith("{\n")
 
 
 def test_a_question_alone_reads_no_input(talk):

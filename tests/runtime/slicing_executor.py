@@ -36,9 +36,10 @@ class FakeSlicingExecutor(FakeExecutor):
     def prefill_in_slices(self, input_ids, prompt_lengths, limit):
         self.open_prefills += 1
         try:
-            for number in range(-(-int(prompt_lengths[0]) // self.TOKENS_PER_SLICE)):
+            slices = -(-int(prompt_lengths[0]) // self.TOKENS_PER_SLICE)
+            for number in range(slices):
                 if number:
-                    yield
+                    yield number / slices
                 self._ran("slice")
                 if number and self.BROKEN in input_ids[0]:
                     raise RuntimeError("the second slice fails")

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvc_trt.errors import InputError
+from kvc_trt.errors import Cancelled, InputError
+from kvc_trt.progress import NullProgress
 from kvc_trt.runtime.chat.conversation import Conversation
 from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.runtime.executor import NoTurns
 from kvc_trt.runtime.request import Request
 from kvc_trt.runtime.session.session import Session
 from tests.readable_model import text
-from tests.runtime.test_turn import FakeTurnExecutor
+from tests.runtime.fake_executor import FakePacking, FakeTurnExecutor
+from tests.runtime.slicing_executor import FakeSlicingExecutor
 
 VOCABULARY = 50
 START, USER, ASSISTANT, END = 3, 5, 6, 7
@@ -50,7 +53,13 @@ def tokenizer():
     return made
 
 
-TEMPLATES = {"closing": template(CLOSING), "plain": template(PLAIN), "shortening": template(SHORTENING)}
+REVERSING = "{{ opened[message.role] }}{{ message.content | reverse }}" + text(END)
+TEMPLATES = {
+    "closing": template(CLOSING),
+    "plain": template(PLAIN),
+    "shortening": template(SHORTENING),
+    "reversing": template(REVERSING),
+}
 
 
 def opened(tokenizer, name="closing", ends=(END,), **rules):
@@ -153,6 +162,99 @@ def test_an_answer_that_was_interrupted_is_not_part_of_it(tokenizer):
     assert reply.read_again
     assert executor.prefills == 2
     assert list(reply.output.prompt_token_ids)[-4:] == [USER, 22, END, ASSISTANT]
+
+
+def test_an_answer_that_was_stopped_is_part_of_the_conversation(tokenizer):
+    conversation, session, executor = opened(tokenizer, max_new_tokens=9)
+    events = []
+    stopped = conversation.ask(text(20), events.append, stop=lambda: len(events) == 2)
+    assert (stopped.output.finish_reason, len(stopped.output.token_ids)) == ("interrupted", 2)
+    assert conversation.messages[-1] == {"role": "assistant", "content": text(*said(stopped))}
+    assert session.rows == ()
+    after = conversation.ask(text(21))
+    assert (after.read_again, executor.prefills, len(said(after))) == (False, 1, 9)
+    assert executor.turns == [(0, [said(stopped)[-1], END, USER, 21, END, ASSISTANT], 5 + 1)]
+    whole, _, _ = opened(tokenizer, max_new_tokens=2)
+    assert said(whole.ask(text(20))) == said(stopped)
+    whole._rules = replace(whole._rules, max_new_tokens=9)
+    whole.close()
+    assert said(whole.ask(text(21))) == said(after)
+
+
+def test_a_long_question_is_read_in_slices_and_can_be_stopped(tokenizer, monkeypatch):
+    from kvc_trt.runtime.chat import conversation as module
+
+    class Slicing(FakeTurnExecutor, FakeSlicingExecutor):
+        pass
+
+    shown = []
+
+    class Shown(NullProgress):
+        @contextmanager
+        def task(self, description, total):
+            shown.append((description, total))
+            yield shown.append
+
+    monkeypatch.setattr(module, "LONG_PROMPT", 12)
+    executor = Slicing(vocab_size=VOCABULARY, max_input_len=400, budget=30)
+    talk = Conversation(
+        Session(executor, tokenizer, 1), TEMPLATES["closing"], tokenizer, rules=Request((), max_new_tokens=4),
+        progress=Shown(),
+    )  # fmt: skip
+    with pytest.raises(Cancelled, match="was not read to its end"):
+        talk.ask(text(*[20] * 12), stop=lambda: len(shown) == 3)
+    assert (shown, talk.messages, executor.open_prefills) == ([("reading 16 tokens", 16), 4, 4], (), 0)
+    shown.clear()
+    assert len(said(talk.ask(text(*[20] * 12)))) == 4
+    assert shown == [("reading 16 tokens", 16), 4, 4, 4]
+
+
+class TestDocument:
+    """It stands before the first question, is read once, and what its caches hold is where each conversation begins."""
+
+    DOCUMENT = tuple(range(10, 19)) * 5
+
+    def talk(self, tokenizer, name="closing"):
+        executor = FakeTurnExecutor(vocab_size=VOCABULARY, max_input_len=400, budget=30)
+        session = Session(executor, tokenizer, 1, end_token_ids=(END,), packing=FakePacking(executor))
+        return Conversation(
+            session, TEMPLATES[name], tokenizer, end_token_ids=(END,), document=f"{text(*self.DOCUMENT)}\n",
+            rules=Request((), max_new_tokens=4),
+        ), session, executor  # fmt: skip
+
+    def test_it_is_read_once_and_stays_through_clear(self, tokenizer):
+        talk, session, executor = self.talk(tokenizer)
+        assert talk.read_document() == len(self.DOCUMENT) + 2 + 2
+        assert (executor.prefills, session.free) == (1, 1)
+        first = talk.ask(text(20))
+        assert first.output.prompt_token_ids == (20, END, ASSISTANT)
+        caches = [buffer[0].copy() for buffer in executor.buffers]
+        talk.ask(text(21))
+        talk.clear()
+        assert talk.messages == ()
+        again = talk.ask(text(20))
+        assert (said(again), again.read_again) == (said(first), False)
+        assert all((buffer[0] == held).all() for buffer, held in zip(executor.buffers, caches, strict=True))
+        assert executor.prefills == 1
+        assert talk.messages[0]["content"] == f"{text(*self.DOCUMENT)}\n\n{text(20)}"
+
+    def test_the_first_question_reads_it_if_nobody_did(self, tokenizer):
+        talk, _, executor = self.talk(tokenizer)
+        assert talk.ask(text(20)).output.prompt_token_ids == (20, END, ASSISTANT)
+        assert executor.prefills == 1
+
+    def test_after_a_failure_the_document_is_not_read_again(self, tokenizer):
+        talk, _, executor = self.talk(tokenizer)
+        talk.ask(text(20))
+        talk.close()
+        after = talk.ask(text(21))
+        assert (after.read_again, executor.prefills) == (True, 1)
+
+    def test_a_template_that_does_not_write_it_reads_it_with_the_question(self, tokenizer):
+        talk, _, executor = self.talk(tokenizer, "reversing")
+        assert talk.read_document() == 0
+        assert len(said(talk.ask(text(20)))) == 4
+        assert executor.prefills == 1
 
 
 def test_the_text_decides_where_an_answer_can_be_spelled_in_two_ways():

@@ -170,12 +170,12 @@ def test_a_session_that_is_in_use_is_refused():
     session = Session(executor, None, 1)
     (row,) = session.add([Request([1], max_new_tokens=1, stay=True)])
     session.step()  # it waits for a turn now
-    with pytest.raises(ValueError, match=r"a scheduler needs an idle session, found rows .* waiting .0"):
+    with pytest.raises(InputError, match=r"a scheduler needs an idle session, found rows .* waiting .0"):
         Scheduler(session)
     session.remove(row)
     one = Scheduler(session)
     session.add([Request([1])])
-    with pytest.raises(ValueError, match="a scheduler needs an idle session"):
+    with pytest.raises(InputError, match="a scheduler needs an idle session"):
         one.start()
 
 

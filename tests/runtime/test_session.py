@@ -331,7 +331,7 @@ def test_a_failing_callback_leaves_no_rows_behind():
 def test_generate_refuses_a_session_with_rows():
     session = Session(FakeExecutor(), None, 2)
     session.add([Request([1])])
-    with pytest.raises(ValueError, match="idle"):
+    with pytest.raises(InputError, match="idle"):
         session.generate([Request([1])])
 
 

@@ -190,9 +190,9 @@ def test_a_waiting_row_takes_no_queued_tokens_and_is_not_idle():
     session.step()
     with pytest.raises(ValueError, match="row 0 waits for a turn"):
         session.extend(row, [3])
-    with pytest.raises(ValueError, match=r"grows while it is idle, found rows \(\), waiting \(0,\), joining 0"):
+    with pytest.raises(InputError, match=r"grows while it is idle, found rows \(\), waiting \(0,\), joining 0"):
         session.grow(4)
-    with pytest.raises(ValueError, match="generate needs an idle session"):
+    with pytest.raises(InputError, match="generate needs an idle session"):
         session.generate([Request([1])])
     session.executor.limits = replace(session.executor.limits, no_turns=NoTurns("the reason"))
     with pytest.raises(InputError, match="the reason"):

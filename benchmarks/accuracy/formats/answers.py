@@ -24,7 +24,8 @@ from benchmarks.accuracy.smollm2.stages import BUDGETS, CORE, LONGEST_ANSWERS, S
 from benchmarks.accuracy.spent import Spent, record_of
 from kvc_trt.accuracy.answerers.policy_engines import PolicyEngines, open_model
 from kvc_trt.accuracy.cell import Cell
-from kvc_trt.accuracy.measure import QuestionDraw, measure
+from kvc_trt.accuracy.draw import QuestionDraw
+from kvc_trt.accuracy.measure import measure
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
 from kvc_trt.models.cache_formats import CACHE_FORMATS

@@ -32,8 +32,9 @@ from benchmarks.accuracy.smollm2.stages import (
 from benchmarks.accuracy.spent import Spent, record_of
 from kvc_trt.accuracy.answerers.policy_engines import PolicyEngines, open_model
 from kvc_trt.accuracy.cell import Cell
+from kvc_trt.accuracy.draw import QuestionDraw
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
-from kvc_trt.accuracy.measure import GroupMeasurement, QuestionDraw, measure
+from kvc_trt.accuracy.measure import GroupMeasurement, measure
 from kvc_trt.accuracy.questions import QuestionSet, Vocabulary, ask, draw
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
@@ -150,7 +151,8 @@ def _draw(stage: Stage) -> QuestionDraw:
 
 
 def compact(cell: dict[str, Any]) -> dict[str, Any]:
-    dropped = ("depths", "parameters", "seed", "family", "query_aware", "evidence", "full_scores", "full_accuracy")
+    dropped = {"depths", "parameters", "seed", "family", "query_aware", "evidence", "full_scores", "full_accuracy"}
+    dropped |= {"equal", "first_differences"}  # nothing is followed here
     return {name: _short(value) for name, value in cell.items() if name not in dropped and value not in (None, "")}
 
 

@@ -54,6 +54,12 @@ class Answerer(Protocol):
         InputError where the policy has no engine: nothing is measured token by token in the reference.
         """
 
+    def along_targets(self, questions: Sequence[Question]) -> list[NDArray[np.float32]]:
+        """The logits [N,vocab] of each question's N target tokens, each after the true ones before it.
+
+        InputError where the policy has no engine.
+        """
+
 
 class SessionAnswerer:
     """An engine; late questions are fed through decode, as `Request.continuation_token_ids`, others as turns.
@@ -107,7 +113,7 @@ class SessionAnswerer:
             ]
 
     def along_targets(self, questions: Sequence[Question]) -> list[NDArray[np.float32]]:
-        """Return the logits [N,vocab] of each question's N target tokens, each after the true ones before it."""
+        """As many questions at a time as there are rows; the targets are fed one token per step."""
         with self._session() as session:
             return [
                 logits

@@ -16,14 +16,13 @@ from kvc_trt.backends.registry import program_backend
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.format import WEIGHTS_FILE
-from kvc_trt.engine.program import Program
+from kvc_trt.engine.program import Program, policy_program
 from kvc_trt.engine.resolution.calibration import calibrated
 from kvc_trt.engine.resolution.model_choice import ModelChoice, ModelSource, choose_model, open_source
 from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, compute_dtype, host_weights, with_defaults
 from kvc_trt.errors import InputError
 from kvc_trt.files.cache import scratch_directory
 from kvc_trt.files.held import HeldFile
-from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import EngineWeights, GraphWeights, write_weights
 from kvc_trt.machine import usable_cores
 from kvc_trt.models.config import longest_sequence
@@ -124,19 +123,7 @@ class PolicyEngines:
         return ReferenceAnswerer(self.config, weights, parameters, rows, self.config.eos_token_ids, self._prefills)
 
     def _program(self, parameters: PolicyParameters, turns: bool) -> Program:
-        from kvc_trt.graph.build import build_decode, build_extend, build_prefill
-
-        model, weights = self.config, GraphWeights(self._file)
-        turns = turns and parameters.no_turn is None
-        return Program(
-            model,
-            parameters,
-            state_tensors(model, parameters, weights.dtype, turns=turns),
-            self._file,
-            lambda: build_prefill(model, parameters, weights=weights, turns=turns),
-            lambda: build_decode(model, parameters, weights=weights),
-            (lambda: build_extend(model, parameters, weights=weights)) if turns else None,
-        )
+        return policy_program(self.config, parameters, self._file, turns=turns)
 
 
 def _row_bytes(program: Program) -> int:

@@ -9,6 +9,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvc_trt import policies
 from kvc_trt.accuracy.answerers.answerer import Answers, batches
@@ -102,6 +103,10 @@ class ReferenceAnswerer:
     def surprise(self, questions: Sequence[Question]) -> list[float]:
         """InputError: continuations are fed to engines alone."""
         raise InputError(f"{self.parameters.policy} has no engine, and likelihoods are measured on engines")
+
+    def along_targets(self, questions: Sequence[Question]) -> list[NDArray[np.float32]]:
+        """InputError: the whole cache's answers are fed to engines alone."""
+        raise InputError(f"{self.parameters.policy} has no engine, and faithfulness is measured on engines")
 
     def _answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
         """Rows advance together; one that is done is fed its last token again, and what it then says is ignored."""

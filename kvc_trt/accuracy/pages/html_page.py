@@ -8,10 +8,21 @@ from typing import Any
 
 from kvc_trt.accuracy.cell import ENOUGH_ANSWERED, Cell, Mean
 from kvc_trt.accuracy.grid import Variant
-from kvc_trt.accuracy.pages.published import NOTICEABLE, Published, method_of, paper_order, published_tables, summary
+from kvc_trt.accuracy.pages.followed import followed
+from kvc_trt.accuracy.pages.published import (
+    NOTICEABLE,
+    Published,
+    PublishedSets,
+    method_of,
+    paper_order,
+    published_sets,
+    published_tables,
+    summary,
+)
 from kvc_trt.accuracy.pages.report import AccuracyReport
 from kvc_trt.pages.document import render
 from kvc_trt.policies import BASELINE
+from kvc_trt.sizes import readable_size
 
 
 def html_page(report: AccuracyReport, figures: Mapping[str, bytes]) -> bytes:
@@ -30,6 +41,8 @@ def html_page(report: AccuracyReport, figures: Mapping[str, bytes]) -> bytes:
         enough=ENOUGH_ANSWERED,
         figures=[(name.removesuffix(".png"), base64.b64encode(image).decode()) for name, image in figures.items()],
         task_tables=[(mode, list(_task_tables(report, mode))) for mode in report.modes],
+        followed=followed(report),
+        size=readable_size,
         comparisons=comparisons,
         summary=summary(comparisons),
         noticeable=f"{NOTICEABLE:g}",
@@ -37,6 +50,7 @@ def html_page(report: AccuracyReport, figures: Mapping[str, bytes]) -> bytes:
         not_applicable=_not_applicable(report),
         source=tables.source,
         published=[_published_table(report, one) for one in tables.of(model)],
+        sets=_published_sets(report, published_sets(), model),
     )
 
 
@@ -104,3 +118,29 @@ def _ours(report: AccuracyReport, length: int | None, policy: str, budget: int) 
     own = next((one for one in report.policies if method_of(one) == policy), policy)
     found = report.average("query-aware", length, Variant.of(own, budget))
     return None if found is None else found[0]
+
+
+def _published_sets(report: AccuracyReport, published: PublishedSets, model: str) -> dict[str, Any] | None:
+    """A paper's scores on the data sets that were asked here, and ours; None for another model or other sets."""
+    places = {name: place for place, name in enumerate(published.names) if name in report.tasks}
+    rows = published.of(model)
+    if not places or not rows:
+        return None
+    return {
+        "source": published.source,
+        "names": list(places),
+        "rows": [
+            (policy, [(scores[place], _ours_of_set(report, name, policy)) for name, place in places.items()])
+            for policy, scores in rows.items()
+        ],
+    }
+
+
+def _ours_of_set(report: AccuracyReport, name: str, policy: str) -> Mean | None:
+    """What the policy scores on a set when it has seen the question, whatever the budget beside its own settings."""
+    cells = (
+        cell
+        for cell in report.cells
+        if cell.task == name and cell.query_aware and method_of(cell.policy) == policy and cell.scores
+    )
+    return next((cell.mean for cell in cells if not cell.in_nats), None)

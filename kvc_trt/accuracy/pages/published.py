@@ -1,13 +1,14 @@
-"""RocketKV's published results beside a measurement: its scores (published.yaml) and its order of methods.
+"""Published results beside a measurement, from published.yaml.
 
-The tasks here are our own: the wording and, for some, the haystack differ from the paper's. Both policies of a claimed
-pair answered the same questions, so their difference is taken question by question, and its standard error is that of
-the differences. Only groups of questions that the full cache answers take part.
+RocketKV's scores and its order of methods: the tasks here are our own there, and the wording and, for some, the
+haystack differ from the paper's. Both policies of a claimed pair answered the same questions, so their difference is
+taken question by question, and its standard error is that of the differences. Only groups of questions that the full
+cache answers take part. SnapKV's scores on the data sets of LongBench: these can be asked as they were there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -45,14 +46,45 @@ class PublishedTables:
         return [one for one in self.columns if one.model == model]
 
 
+@dataclass(frozen=True)
+class PublishedSets:
+    """One source's scores on data sets that a user can ask too, in percent."""
+
+    source: str
+    names: tuple[str, ...]
+    """The data sets, as a converted file names them."""
+    by_model: dict[str, dict[str, tuple[float, ...]]]
+    """By the name of the model, then by policy: one score per data set."""
+
+    def of(self, model: str) -> dict[str, tuple[float, ...]]:
+        """The scores of a model, by policy; empty for one that is not measured."""
+        return self.by_model.get(model.lower(), {})
+
+
+@cache
+def _stored() -> Mapping[str, Any]:
+    from kvc_trt.files.strict_yaml import parsed_yaml
+
+    text = files("kvc_trt.accuracy.pages").joinpath("published.yaml").read_text(encoding="utf-8")
+    found: Mapping[str, Any] = parsed_yaml(text, "published.yaml")
+    return found
+
+
+@cache
+def published_sets() -> PublishedSets:
+    """SnapKV's table of LongBench, read from published.yaml."""
+    stored = _stored()["sets"]
+    by_model = {
+        model: {policy: tuple(map(float, scores)) for policy, scores in rows.items()}
+        for model, rows in stored["models"].items()
+    }
+    return PublishedSets(stored["source"], tuple(stored["names"]), by_model)
+
+
 @cache
 def published_tables() -> PublishedTables:
     """The paper's tables, read from published.yaml."""
-    from kvc_trt.files.strict_yaml import parsed_yaml
-
-    stored = parsed_yaml(
-        files("kvc_trt.accuracy.pages").joinpath("published.yaml").read_text(encoding="utf-8"), "published.yaml"
-    )
+    stored = _stored()
     budgets = tuple(stored["budgets"])
     columns = (
         Published(

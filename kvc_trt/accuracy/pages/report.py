@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,9 @@ class Bars:
     """Thresholds of one measurement, recorded in its report; None judges nothing."""
 
     minimum_accuracy: float | None = None
-    """Of the questions that the full cache answers, every cell that counts answers at least this share, 0..1."""
+    """Of the questions that the full cache answers, every cell that counts answers at least this share, 0..1.
+
+    Where answers only overlap with right ones, it scores at least this share of what the full cache does."""
     maximum_loss: float | None = None
     """Over all questions, no cell that counts answers less than the full cache by more than this share, 0..1."""
 
@@ -35,11 +38,15 @@ class Bars:
     def _failures(self, cell: Cell) -> Iterable[str]:
         where = f"{Variant(cell.policy, cell.token_budget)} on {cell.group}"
         kept, lost = cell.on_answered, cell.lost
-        assert kept is not None  # of a cell that counts
-        assert lost is not None
-        if self.minimum_accuracy is not None and kept.value < self.minimum_accuracy:
+        assert lost is not None  # of a cell that counts
+        if self.minimum_accuracy is not None and kept is not None and kept.value < self.minimum_accuracy:
             of = f"of the {kept.samples} questions that the full cache answers"
             yield f"{where}: {kept} % {of}, expected at least {100 * self.minimum_accuracy:g} %"
+        if self.minimum_accuracy is not None and kept is None:
+            share = cell.mean.value / mean(cell.full_scores).value
+            if share < self.minimum_accuracy:
+                least = f"expected at least {100 * self.minimum_accuracy:g} %"
+                yield f"{where}: {100 * share:.1f} % of what the full cache scores, {least}"
         if self.maximum_loss is not None and lost.value > self.maximum_loss:
             yield f"{where}: {lost} points lost, expected at most {100 * self.maximum_loss:g}"
 
@@ -99,7 +106,7 @@ class AccuracyReport:
     def not_learned(self) -> list[tuple[QuestionGroup, Mean]]:
         """Groups of which the full cache itself answers too few questions: nothing follows from them."""
         full = [cell for cell in self.cells if cell.policy == BASELINE and cell.scores]
-        return [(cell.group, cell.mean) for cell in full if not cell.evidence and cell.scored_by == "answer"]
+        return [(cell.group, cell.mean) for cell in full if not cell.evidence and not cell.in_nats]
 
     @property
     def not_applicable(self) -> list[Cell]:
@@ -120,15 +127,17 @@ class AccuracyReport:
         return self._by_key.get((group, variant))
 
     def average(self, mode: str, length: int, variant: Variant) -> tuple[Mean, int] | None:
-        """Mean over the samples of every task that counts, and how many tasks; None where one of them has no answer.
-
-        Tasks have equally many samples, so this is the mean over tasks too.
-        """
+        """Mean over the tasks that count, and how many they are; None where one of them has no answer."""
         groups = [self.group(task, mode, length) for task in self.tasks]
         cells = [cell for group in groups if (cell := self.cell(group, variant)) is not None and cell.evidence]
         if not cells or not all(cell.scores for cell in cells):
             return None
-        return mean([score for cell in cells for score in cell.scores]), len(cells)
+        if len({cell.samples for cell in cells}) == 1:  # the mean over samples is that over tasks
+            return mean([score for cell in cells for score in cell.scores]), len(cells)
+        means = [cell.mean for cell in cells]
+        error = math.hypot(*(one.standard_error for one in means)) / len(means)
+        value = math.fsum(one.value for one in means) / len(means)
+        return Mean(value, error, sum(one.samples for one in means)), len(cells)
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain dictionaries and lists, ready for `json.dumps`."""

@@ -83,7 +83,7 @@ class OnnxRuntimeExecutor(EngineSessions, ExecutorBase):
 
     def prefill_in_slices(
         self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64], limit: float
-    ) -> Generator[None, None, Prefilled]:
+    ) -> Generator[float, None, Prefilled]:
         """Run one slice of the prefill of a prompt [1,S] per `next`; each takes at most `limit` seconds if it can.
 
         What is returned is the result of `prefill`, bit for bit. Closing the generator ends the prefill.

@@ -4,6 +4,8 @@ Python answers a signal between two of its own instructions, and the prefill of 
 can take a minute. So a thread hears of signals too. It gives the command some time to unwind, in which every `finally`
 removes what it had begun. If that does not end it, the thread removes what the process has under construction, and ends
 it. A server answers signals by its own event loop, which then hears of them instead.
+
+A conversation takes the first Ctrl-C as the end of an answer (`first_interrupt`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -26,6 +29,8 @@ GRACE_SECONDS = 1.0
 INTERRUPTED, TERMINATED = 130, 143
 _EXIT_CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 _SHOW_CURSOR = b"\x1b[?25h"
+_forgiven = threading.Event()
+"""Set while the next Ctrl-C does not end the command."""
 
 
 def end_in_time() -> None:
@@ -37,6 +42,33 @@ def end_in_time() -> None:
     signal.set_wakeup_fd(told, warn_on_full_buffer=False)
     with contextlib.suppress(RuntimeError):  # no memory for a thread: Python alone answers
         threading.Thread(target=_end_what_lasts, args=(heard,), name="kvc-trt signals", daemon=True).start()
+
+
+@contextlib.contextmanager
+def first_interrupt(act: Callable[[], None]) -> Iterator[None]:
+    """Let the first Ctrl-C call `act`, and the second end the command, as any does outside of this."""
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        act()
+
+    before = signal.signal(signal.SIGINT, heard)
+    _forgiven.set()
+    try:
+        yield
+    finally:
+        if signal.signal(signal.SIGINT, before) is heard:  # there was none, which the thread would still hear of
+            _forgiven.clear()
+
+
+@contextlib.contextmanager
+def event_loop_inside() -> Iterator[None]:
+    """Let the thread hear of signals again after an event loop, which hears of them meanwhile."""
+    told = signal.set_wakeup_fd(-1)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(told, warn_on_full_buffer=False)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
@@ -57,6 +89,9 @@ def _end_what_lasts(heard: int) -> None:
     number = 0
     while number not in _EXIT_CODES:
         number = os.read(heard, 1)[0]
+        if number == signal.SIGINT and _forgiven.is_set():
+            _forgiven.clear()
+            number = 0
     time.sleep(GRACE_SECONDS)
     remove_own()
     with contextlib.suppress(OSError):

@@ -10,13 +10,13 @@ from kvc_trt.proof import document_of
 from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
-    from kvc_trt import Engine
+    from kvc_trt.api.side import Side
     from kvc_trt.runtime import Output
 
 
-def report(outputs: list[Output], engine: Engine, load_seconds: float) -> dict[str, object]:
+def report(outputs: list[Output], side: Side, load_seconds: float) -> dict[str, object]:
     """Return what --json prints."""
-    timings = engine.session().timings
+    timings = side.session.timings
     return {
         "outputs": [
             {
@@ -25,7 +25,7 @@ def report(outputs: list[Output], engine: Engine, load_seconds: float) -> dict[s
                 "text": output.text,
                 "finish_reason": output.finish_reason,
                 "reused_tokens": output.reused_tokens,
-                "cache": cache_of(output, engine),
+                "cache": cache_of(output, side),
                 **logprobs_of(output),
                 **({} if output.kv_proof is None else {"kv_proof": document_of(output.kv_proof)}),
             }
@@ -46,9 +46,9 @@ def report(outputs: list[Output], engine: Engine, load_seconds: float) -> dict[s
     }
 
 
-def summary(outputs: list[Output], engine: Engine) -> str:
+def summary(outputs: list[Output], side: Side) -> str:
     """Summarise in one line: tokens in and out, what the cache held, how long it took."""
-    timings = engine.session().timings
+    timings = side.session.timings
     reasons = ", ".join(dict.fromkeys(output.finish_reason for output in outputs))
     speed = timings.decode_tokens_per_second()
     reused = sum(output.reused_tokens for output in outputs)
@@ -58,7 +58,7 @@ def summary(outputs: list[Output], engine: Engine) -> str:
             *([f"{reused} tokens of a stored context"] if reused else []),
             f"{timings.prompt_tokens} prompt tokens",
             f"{sum(len(output.token_ids) for output in outputs)} new ({reasons})",
-            held(outputs, engine),
+            held(outputs, side),
             f"prefill {timings.prefill_seconds:.2f} s",
             "no decode run" if speed is None else f"{speed:.1f} tokens/s",
             *([accepted] if timings.draft_runs else []),
@@ -66,24 +66,24 @@ def summary(outputs: list[Output], engine: Engine) -> str:
     )
 
 
-def held(outputs: list[Output], engine: Engine) -> str:
+def held(outputs: list[Output], side: Side) -> str:
     """Say how many tokens the caches hold, and in how many bytes."""
     stored = [length for output in outputs for length in output.physical_lengths]
     physical = str(min(stored)) if min(stored) == max(stored) else f"{min(stored)}-{max(stored)}"
     logical = max(output.logical_length for output in outputs)
-    taken = sum(stored_bytes(engine, output) for output in outputs)
-    full = sum(full_bytes(engine, output) for output in outputs)
+    taken = sum(stored_bytes(side, output) for output in outputs)
+    full = sum(full_bytes(side, output) for output in outputs)
     of_full = f" of {readable_size(full)}" if taken < full else ""
     return f"cache {physical} of {logical} tokens per layer, {readable_size(taken)}{of_full}"
 
 
-def cache_of(output: Output, engine: Engine) -> dict[str, object]:
+def cache_of(output: Output, side: Side) -> dict[str, object]:
     """Return what --json says of a row's caches."""
     return {
         "logical": output.logical_length,
         "physical": list(output.physical_lengths),
-        "bytes": stored_bytes(engine, output),
-        "full_bytes": full_bytes(engine, output),
+        "bytes": stored_bytes(side, output),
+        "full_bytes": full_bytes(side, output),
     }
 
 
@@ -102,17 +102,17 @@ def logprobs_of(output: Output) -> dict[str, object]:
     return {"logprobs": tokens}
 
 
-def stored_bytes(engine: Engine, output: Output) -> int:
+def stored_bytes(side: Side, output: Output) -> int:
     """Return the bytes of a row's caches that hold its tokens, with what the policy stores of them besides.
 
     Buffers are larger: they have room for the longest prompt and its answer.
     """
-    capacities = engine.session().executor.limits.capacities
+    capacities = side.session.executor.limits.capacities
     used = [stored / capacity for stored, capacity in zip(output.physical_lengths, capacities, strict=True)]
-    return round(sum(tensor.bytes_per_row() * used[tensor.cache] for tensor in engine.directory.state))
+    return round(sum(tensor.bytes_per_row() * used[tensor.cache] for tensor in side.state))
 
 
-def full_bytes(engine: Engine, output: Output) -> int:
+def full_bytes(side: Side, output: Output) -> int:
     """Return the bytes of the same row if every token were kept in every layer."""
-    itemsize = ITEM_SIZE[engine.model.dtype]
-    return full_cache_bytes(engine.model, output.logical_length, itemsize, engine.parameters.kv_cache)
+    itemsize = ITEM_SIZE[side.model.dtype]
+    return full_cache_bytes(side.model, output.logical_length, itemsize, side.parameters.kv_cache)

@@ -58,6 +58,10 @@ class AnswerText:
         self._pieces.append(text)
         return text, reason
 
+    def cut(self) -> None:
+        """End the answer here: text that was held back is certain now."""
+        self._pieces.append(self._finish()[0])
+
     @property
     def _may_not_stop(self) -> bool:
         """True if the latest token is one of those that come before anything may end the answer."""

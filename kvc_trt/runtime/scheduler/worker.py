@@ -35,7 +35,7 @@ class Reading:
     """The request whose prompt is being read."""
 
     ticket: Ticket
-    slices: Generator[None, None, int]
+    slices: Generator[float, None, int]
 
 
 class Worker:

@@ -30,7 +30,7 @@ class Answering(Protocol):
         """Raise InputError for an invalid request."""
 
     def check_idle(self, needed: str) -> None:
-        """Raise ValueError unless there are no rows."""
+        """Raise InputError unless there are no rows."""
 
     def add(self, requests: Sequence[Request]) -> tuple[int, ...]:
         """Let rows join and return their numbers."""

@@ -105,7 +105,7 @@ class Joining:
             self._share_prompt(rows[one])
         return tuple(row.identity for row in rows.values())
 
-    def add_in_slices(self, request: Request, limit: float) -> Generator[None, None, int]:
+    def add_in_slices(self, request: Request, limit: float) -> Generator[float, None, int]:
         """Let one row join slice by slice (`Session.add_in_slices`); there must be a place for it."""
         admitted = self._start(request, label_of(0, 1))
         if admitted.context is not None:

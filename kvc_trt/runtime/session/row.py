@@ -158,6 +158,11 @@ class Row:
         self.next_token = token
         return Event(self.identity, token, text, None if reason is None else self._output(reason), logprobs)
 
+    def interrupted(self) -> Output:
+        """Return the output of an answer that ends with the token drawn last because the caller wants no more."""
+        self._so_far.cut()
+        return self._output("interrupted")
+
     def feed(self) -> int:
         """Return the token to feed now; the caller runs the model and then calls `fed`."""
         if self.next_token is not None:

@@ -125,12 +125,13 @@ class Session:
         """
         return len(self._joining.admit(request, what).prompt)
 
-    def add_in_slices(self, request: Request, limit: float) -> Generator[None, None, int]:
+    def add_in_slices(self, request: Request, limit: float) -> Generator[float, None, int]:
         """Let one row join with a prefill that runs slice by slice, one per `next`; return the row's number.
 
-        A slice takes at most `limit` seconds if the executor can cut so finely. Other rows may step, join and leave in
-        between. The row's place is taken from the first slice on, until the generator ends or is closed. Errors are
-        those of `add`, at the first slice. A row that starts from a context joins in one slice.
+        Yields the share of the prefill that is done, 0..1. A slice takes at most `limit` seconds if the executor can
+        cut so finely. Other rows may step, join and leave in between. The row's place is taken from the first slice on,
+        until the generator ends or is closed. Errors are those of `add`, at the first slice. A row that starts from a
+        context joins in one slice.
         """
         if not self.free:
             raise ValueError(f"no row can join: all {self.max_batch_size} are taken")
@@ -223,6 +224,18 @@ class Session:
     def forget_rows(self) -> None:
         """Let every row go without touching the executor, which has failed where it must not."""
         self._slots.forget()
+
+    def end_answer(self, row: int) -> Output:
+        """End the answer of a row that stays after the token that it has drawn last, and let it wait for a turn.
+
+        Call it between `sample` and `advance`. ValueError for a row that has drawn nothing, or does not stay.
+        """
+        found = self._slots.find(row)
+        if found not in self._rows or not found.stays or found.next_token is None:
+            raise ValueError(f"row {row} has no answer to end: it must stay, and have drawn a token that was not fed")
+        output = found.interrupted()
+        self._slots.wait(self._settled(row))
+        return output
 
     def holds(self, row: int) -> bool:
         """Return whether a row is in the session, active or waiting."""
@@ -325,10 +338,13 @@ class Session:
         return stream(self, requests)
 
     def check_idle(self, needed: str) -> None:
-        """Raise ValueError, beginning with what is `needed`, unless there are no rows and none is joining."""
+        """Raise InputError, beginning with what is `needed`, unless there are no rows and none is joining."""
         if len(self._slots) or self._joining.in_slices:
             waiting = tuple(row.identity for row in self._slots.waiting)
-            raise ValueError(f"{needed}, found rows {self.rows}, waiting {waiting}, joining {self._joining.in_slices}")
+            raise InputError(
+                f"{needed}, found rows {self.rows}, waiting {waiting}, joining {self._joining.in_slices}",
+                hint="close the conversation, scheduler or stream that holds them, or remove(row) each",
+            )
 
     def _ready(self) -> list[Row]:
         """Return the rows that have nothing to feed."""

@@ -71,3 +71,68 @@ time.sleep(600)
 
 def test_two_seconds_are_kept():
     assert GRACE_SECONDS < 2
+
+
+def test_the_first_ctrl_c_may_be_the_end_of_something_else():
+    """It is heard while a call into C keeps Python from running, ends nothing, and the second one ends the process."""
+    program = """
+import hashlib, sys, threading, time
+from kvc_trt.cli.process.ending import end_in_time, first_interrupt
+end_in_time()
+heard = threading.Event()
+with first_interrupt(heard.set):
+    print("begun", flush=True)
+    while not heard.is_set():
+        time.sleep(0.01)
+with first_interrupt(heard.clear):
+    pass
+with first_interrupt(heard.clear):
+    print("stopped", flush=True)
+    while heard.is_set():
+        time.sleep(0.01)
+    try:
+        print("again", flush=True)
+        time.sleep(600)
+    except KeyboardInterrupt:  # what swallows it is ended too
+        time.sleep(600)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        for said in ("begun", "stopped", "again"):
+            assert process.stdout.readline() == f"{said}\n"
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_ctrl_c_that_came_outside_ends_the_process():
+    program = """
+import time
+from kvc_trt.cli.process.ending import end_in_time, first_interrupt
+end_in_time()
+with first_interrupt(print):
+    pass
+try:
+    print("begun", flush=True)
+    time.sleep(600)
+except KeyboardInterrupt:  # what swallows it is ended too
+    time.sleep(600)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+        process.communicate()

@@ -71,8 +71,8 @@ class SlicedPrefill:
         pieces = list(self._pieces(tokens, limit))
         return [[pieces[i] for i in group] for group in grouped((piece.seconds for piece in pieces), limit)]
 
-    def run(self, slices: Sequence[Sequence[Piece]], prompt: Arrays, results: Arrays) -> Generator[None, None, Arrays]:
-        """Run one slice per `next` and write the graph's outputs to `results`.
+    def run(self, slices: Sequence[Sequence[Piece]], prompt: Arrays, results: Arrays) -> Generator[float, None, Arrays]:
+        """Run one slice per `next`, write the graph's outputs to `results`, and yield the share of the slices that ran.
 
         `prompt` holds `input_ids` [1,S] and `prompt_lengths` [1]. Returns the values that the parts keep.
         """
@@ -82,7 +82,7 @@ class SlicedPrefill:
         try:
             for number, group in enumerate(slices):
                 if number:
-                    yield
+                    yield number / len(slices)
                 for piece in group:
                     outputs = values.outputs(piece)
                     found = piece.loaded.run(values.inputs(piece), outputs, shrink=False)
