@@ -160,13 +160,15 @@ class FileDraw:
 
         InputError for a prompt that is longer and may not be cut: it names its line.
         """
-        needed, where = 0, ""
+        needed, where, longer = 0, "", 0
         counts = {name: self.count_of(name) for name in names}
-        with (progress or NullProgress()).task("prompts", sum(counts.values())) as advance:
+        progress = progress or NullProgress()
+        with progress.task("prompts", sum(counts.values())) as advance:
             for name, count in counts.items():
                 for record in self.data.sets[name][:count]:
                     sample = sample_of(record, 0, name)
                     tokens = tokens_of(sample, vocabulary.framing_of(sample, framing)) + self.answer_room(name)
+                    longer += tokens > longest
                     if tokens > needed:
                         needed, where = tokens, f"{self.data.path} line {record.line}"
                     advance(1)
@@ -174,5 +176,9 @@ class FileDraw:
             raise InputError(
                 f"{where}: prompt and answer take {needed:,} tokens, and the model has {longest:,}",
                 hint="--truncate middle leaves out the middle of such prompts",
+            )
+        if longer:
+            progress.note(
+                f"{longer:,} of {sum(counts.values()):,} prompts lose their middle: {longest:,} tokens are room"
             )
         return min(needed, longest)

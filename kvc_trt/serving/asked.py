@@ -39,10 +39,12 @@ class Asked:
         try:
             for place, prompt in enumerate(read_prompts(request, model)):
                 for index in range(request.n):
-                    answer = request.of_answer(prompt.token_ids, index)
+                    answer = request.of_answer(prompt.token_ids, index, prompt.grammar)
                     asked._answers.append(engine.take(answer))
+                    reader = model.tool_format.reader(request.tools, prompt.rendered, request.rules.grammar)
+                    found = len(asked._choices)
                     asked._choices.append(
-                        Choice(endpoint, len(asked._choices), answer, model, prompt=place, opening=prompt.text)
+                        Choice(endpoint, found, answer, model, prompt=place, opening=prompt.text, reader=reader)
                     )
         except BaseException:
             asked.cancel()

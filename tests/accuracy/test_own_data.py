@@ -15,8 +15,10 @@ from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.pages.followed import followed
 from kvc_trt.accuracy.pages.html_page import html_page
 from kvc_trt.accuracy.pages.report import Bars
+from kvc_trt.accuracy.questions import Vocabulary
 from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError
+from kvc_trt.progress import NullProgress
 from kvc_trt.tasks.own.reader import read_data_file
 from kvc_trt.tasks.tokenizer import load_task_tokenizer
 from tests.accuracy.cells import SETTINGS, cell, report
@@ -137,6 +139,26 @@ def test_a_set_is_asked_as_often_as_it_has_questions(file):
     assert FileDraw(draw.data).count_of("own-exact") == 3
     with pytest.raises(InputError, match="has no set"):
         draw.task("passkey")
+
+
+class Notes(NullProgress):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def test_what_is_cut_is_told(file):
+    vocabulary, told = Vocabulary(load_task_tokenizer("retrieval-tiny"), 0), Notes()
+    draw = FileDraw(read_data_file(file), truncate="middle")
+    assert draw.length(["own-exact"], vocabulary, "plain", 140, told) == 140
+    assert told.notes == ["1 of 3 prompts lose their middle: 140 tokens are room"]
+    assert draw.length(["own-exact"], vocabulary, "plain", 999, told) == 156
+    with pytest.raises(InputError, match="line 5: prompt and answer take 156 tokens"):
+        replace(draw, truncate=None).length(["own-exact"], vocabulary, "plain", 140, told)
 
 
 def following(policy: str, scores: tuple[float, ...], first: int | None = 4) -> Cell:

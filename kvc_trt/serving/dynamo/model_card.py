@@ -12,6 +12,7 @@ from kvc_trt.models.sources.tokenizer import read_tokenizer
 from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.runtime.executor import Limits
 from kvc_trt.serving.protocol.model import ServedModel
+from kvc_trt.serving.protocol.tools import format_of
 from kvc_trt.validation import OwnSchema, validated
 
 if TYPE_CHECKING:
@@ -46,10 +47,11 @@ class _Card(OwnSchema):
     limits: _Limits
     end_token_ids: list[int]
     template: _Template | None
+    tool_parser: str
 
 
-def model_of(engine: EngineDirectory, name: str) -> ServedModel:
-    """Return the model of an engine that is served as `name`; InputError for one without a tokenizer."""
+def model_of(engine: EngineDirectory, name: str, tool_parser: str | None = None) -> ServedModel:
+    """Return the model of an engine that is served as `name`; otherwise as `ServedModel.of`."""
     parameters = engine.parameters
     limits = _Limits(
         vocab_size=engine.model.vocab_size,
@@ -57,7 +59,7 @@ def model_of(engine: EngineDirectory, name: str) -> ServedModel:
         max_output_len=parameters.max_output_len,
         max_sequence_len=parameters.max_sequence_len,
     )
-    return ServedModel.of(name, engine, limits.plain(), int(time.time()))
+    return ServedModel.of(name, engine, limits.plain(), int(time.time()), tool_parser=tool_parser)
 
 
 def write_card(model: ServedModel, directory: Path) -> None:
@@ -69,6 +71,7 @@ def write_card(model: ServedModel, directory: Path) -> None:
         limits=_Limits(**limits),
         end_token_ids=sorted(model.end_token_ids),
         template=None if model.template is None else _written(model.template),
+        tool_parser=model.tool_format.name,
     )
     write_whole(directory / CARD, card.model_dump_json().encode())
 
@@ -87,6 +90,7 @@ def read_card(directory: Path) -> ServedModel:
         card.limits.plain(),
         frozenset(card.end_token_ids),
         card.fingerprint,
+        format_of(template, card.tool_parser),
         card.made,
     )
 

@@ -59,7 +59,7 @@ class Worker(LLMEngine):  # type: ignore[misc]
         )
         settings.model.mkdir(parents=True, exist_ok=True)
         write_model_directory(self._engine.directory, settings.model)
-        write_card(model_of(self._engine.directory, settings.name), settings.model)
+        write_card(model_of(self._engine.directory, settings.name, settings.tool_parser), settings.model)
         self._answering: Answering | None = None
         self._watching: asyncio.Task[None] | None = None
         self._answers = 0
@@ -109,7 +109,7 @@ class Worker(LLMEngine):  # type: ignore[misc]
     def _load(self) -> tuple[Scheduler, tuple[int, ...]]:
         settings = self.settings
         scheduler = self._engine.scheduler(
-            settings.rows, queue_limit=settings.queue, prefill_slice_ms=settings.prefill_slice_ms
+            settings.rows, queue_limit=settings.queue_limit, prefill_slice_ms=settings.prefill_slice_ms
         )
         scheduler.start()
         return scheduler, start_tokens(self._engine.directory)
@@ -205,10 +205,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", required=True, help="The model's name in requests.")
     parser.add_argument("--role", choices=("aggregated", "prefill", "decode"), default="aggregated")
     parser.add_argument("--rows", type=int, help="Requests that are answered at once.")
-    parser.add_argument("--queue", type=int, help="Requests that may wait.")
+    parser.add_argument("--queue-limit", type=int, help="Requests that may wait.")
     parser.add_argument("--prefill-slice-ms", type=float, help="The longest slice of a prompt between two steps.")
     parser.add_argument("--backend")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--tool-parser", help="The form of the model's calls of tools.")
     parser.add_argument("--kv-proofs", action="store_true", help="Whether requests may ask for proofs.")
     parser.add_argument("--sealed", action="store_true", help="Whether to read the engine from sealed memory.")
     return parser

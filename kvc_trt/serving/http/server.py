@@ -58,6 +58,8 @@ class Deployment:
     origins: Sequence[str] = ()
     """Origins whose pages may ask from a browser; `*` is any."""
     settings: ServingSettings = field(default_factory=ServingSettings)
+    tool_parser: str | None = None
+    """The form of the models' calls; None is what each chat template says."""
 
 
 def serve(deployment: Deployment, say: Callable[[str], None]) -> None:
@@ -68,7 +70,8 @@ def serve(deployment: Deployment, say: Callable[[str], None]) -> None:
     started = time.monotonic()
     with contextlib.ExitStack() as undo:
         listening = undo.enter_context(_listening(deployment.host, deployment.port))
-        models = OwnModels([loaded(name, path, deployment.settings, undo) for name, path in deployment.served])
+        settings, parser = deployment.settings, deployment.tool_parser
+        models = OwnModels([loaded(name, path, settings, undo, parser) for name, path in deployment.served])
         server = LightServer(models, Door(deployment.api_key, deployment.origins))
         asyncio.run(server.run(listening, lambda: say(_ready(deployment, listening, models, started)), models.close))
 
@@ -202,12 +205,13 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def loaded(
-    name: str, path: Path, settings: ServingSettings, undo: contextlib.ExitStack
+    name: str, path: Path, settings: ServingSettings, undo: contextlib.ExitStack, tool_parser: str | None = None
 ) -> tuple[ServedModel, ServedEngine]:
     """Load an engine, and let it answer once."""
     engine = ServedEngine.open(path, settings)
     undo.callback(engine.close)
-    model = ServedModel.of(name, engine.engine.directory, engine.limits, int(time.time()))
+    directory, now = engine.engine.directory, int(time.time())
+    model = ServedModel.of(name, directory, engine.limits, now, tool_parser=tool_parser)
     engine.answer_once()
     return model, engine
 
