@@ -121,6 +121,22 @@ def test_a_request_that_cannot_be_right(file, tmp_path, capsys, arguments, says)
     assert says in capsys.readouterr().err
 
 
+def test_an_engine_is_asked_beside_its_twin_and_takes_no_longer_prompts(file, tmp_path, capsys):
+    build = ["build", "--model", "retrieval-tiny", "--token-budget", "32", "--max-input-len", "160", "--no-verify"]
+    assert run([*build, "--max-output-len", "16", "-o", str(tmp_path / "engine")]) == 0
+    asked = ["verify", str(tmp_path / "engine"), "--level", "tasks", "--data", str(file), "--modes", "query-aware"]
+    assert run([*asked, "--output-dir", str(tmp_path / "out")]) == 2
+    assert "own.jsonl line 6: prompt and answer take 164 tokens" in capsys.readouterr().err
+    found = tmp_path / "found.json"
+    cut = [*asked, "--truncate", "middle", "--output-dir", str(tmp_path / "out"), "-o", str(found)]
+    assert run(cut) == 0
+    cells = json.loads(found.read_text())["cells"]
+    assert [(one["task"], one["policy"], one["length"]) for one in cells] == [
+        ("own-exact", "full", 160), ("own-exact", "rocketkv", 160),
+        ("own-unanswered", "full", 160), ("own-unanswered", "rocketkv", 160),
+    ]  # fmt: skip
+
+
 def test_truncate_goes_with_data(tmp_path, capsys):
     assert run([*MODEL, "--truncate", "middle", "--output-dir", str(tmp_path)]) == 2
     assert "--truncate goes with --data" in capsys.readouterr().err
