@@ -83,6 +83,11 @@ class ChatTemplate:
         # A client may read the refusal of its messages, and needs no path of this machine.
         return cls(named[_DEFAULT], special_tokens=tokens, source=source.path.name, for_tools=named.get(_FOR_TOOLS))
 
+    def for_strangers(self) -> ChatTemplate:
+        """Return the same template, whose errors say nothing of where it lies."""
+        for_tools = None if self.for_tools == self.template else self.for_tools
+        return ChatTemplate(self.template, special_tokens=self.special_tokens, for_tools=for_tools)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
