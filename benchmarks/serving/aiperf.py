@@ -91,6 +91,7 @@ def _answered(record: Mapping[str, Any]) -> Answered:
             for choice in event.get("choices", ()):
                 arrivals.append(response["perf_ns"] / 1e9)
                 texts.append(choice.get("text") or "")
+                kvc = choice.get("kvc", kvc)
                 ended = ended or choice.get("finish_reason") is not None
     error = record.get("error")
     if error is None and not ended:

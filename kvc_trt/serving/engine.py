@@ -57,6 +57,9 @@ class ServedEngine:
         )
         self.limits = self._scheduler.session.executor.limits
         """The engine's limits: its vocabulary, its longest prompt, and so on."""
+        session = self._scheduler.session
+        self._cache_bytes = session.executor.state_bytes()
+        self._row_bytes = self._cache_bytes // session.max_batch_size
         self._scheduler.start()
 
     @classmethod
@@ -118,8 +121,10 @@ class ServedEngine:
         asyncio.run(self.submit(ServedRequest(token_ids=(0,), rules=Request((), 1))).whole())
 
     def metrics(self) -> dict[str, Any]:
-        """Return the scheduler's figures (docs/scheduler.md)."""
-        return self._scheduler.metrics()
+        """Return the scheduler's figures (docs/scheduler.md), and the bytes of its rows' caches, all and taken."""
+        figures = self._scheduler.metrics()
+        taken = figures["running"] + figures["staying"]
+        return {**figures, "cache_bytes": self._cache_bytes, "cache_bytes_in_use": taken * self._row_bytes}
 
     def close(self, *, drain: bool = False) -> None:
         """Take no more requests and end: those that are there are cancelled, or with `drain` answered first."""

@@ -141,6 +141,16 @@ def test_a_set_is_asked_as_often_as_it_has_questions(file):
         draw.task("passkey")
 
 
+def test_a_conversation_without_a_template_is_named(tmp_path, capsys):
+    path = tmp_path / "own.jsonl"
+    told = [{"role": "user", "content": "Who?"}]
+    path.write_text(json.dumps({"context": "", "question": "lamp"}) + "\n" + json.dumps({"messages": told}) + "\n")
+    assert run([*MODEL, "--data", str(path), "--output-dir", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert f"{path} line 2: a conversation takes a chat template" in error
+    assert "--framing chat" in error
+
+
 class Notes(NullProgress):
     """Keeps what it is told."""
 
