@@ -120,9 +120,11 @@ class Choice:
 
 
 def kept_by(output: Output) -> dict[str, Any]:
-    """Return what an answer's caches hold at its end, and its proof if there is one."""
-    kept = {
+    """Return what an answer's caches hold at its end, what of it another process sent, and the answer's proof."""
+    kept: dict[str, Any] = {
         "logical_tokens": output.logical_length,
         "kept_tokens_per_cache": round(mean(output.physical_lengths), 1),
     }
+    if output.moved_bytes is not None:
+        kept["moved_bytes"] = output.moved_bytes
     return kept if output.kv_proof is None else {**kept, "kv_proof": document_of(output.kv_proof)}
