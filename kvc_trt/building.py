@@ -16,14 +16,13 @@ from kvc_trt.engine.resolution.calibration import calibrated
 from kvc_trt.engine.resolution.model_choice import ModelSource, choose_model, open_source
 from kvc_trt.engine.resolution.resolve import for_source, resolve
 from kvc_trt.engine.resolution.resolved_build import ResolvedBuild
+from kvc_trt.engine.verification import is_verified
 from kvc_trt.errors import VerificationFailed
-from kvc_trt.files.cache import cache_root
 from kvc_trt.models.sharding import describe_shards
 from kvc_trt.progress import Progress
 from kvc_trt.verify import require_torch
 
 if TYPE_CHECKING:
-    from kvc_trt.engine import EngineDirectory
     from kvc_trt.verify.report import Report
 
 
@@ -89,26 +88,19 @@ def default_name(model: str, policy: str) -> str:
 
 def verified(result: BuildResult, checkpoint: Path | None, progress: Progress) -> Report | None:
     """Run the quick ladder, unless this very engine has passed it before."""
-    marker = _passed_marker(result.engine)
-    if result.status == "up to date" and marker.is_file():
+    if result.status == "up to date" and is_verified(result.engine):
         progress.note("verification: passed after an earlier build of this engine")
         return None
     from kvc_trt.verify.ladder import verify
+    from kvc_trt.verify.recording import record_report
 
     built_for = result.engine.backend
     backend = runners(built_for)[0]
     if backend != built_for:
         progress.note(f"verification: {backend} runs the engine's weights; nothing here runs plans of {built_for}")
     report = verify(result.engine, options=RunOptions(backend), level="quick", checkpoint=checkpoint, progress=progress)
-    if report.passed:
-        marker.parent.mkdir(mode=0o700, exist_ok=True)
-        marker.touch()
+    record_report(result.engine, report)
     return report
-
-
-def _passed_marker(engine: EngineDirectory) -> Path:
-    """The file in the cache that says that this very engine, byte for byte, has passed the quick ladder."""
-    return cache_root() / "verified" / engine.digest
 
 
 def _checkpoint_beside(request: ResolvedBuild, source: ModelSource) -> Path | None:

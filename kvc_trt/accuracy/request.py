@@ -28,6 +28,7 @@ from kvc_trt.accuracy.grid import (
 from kvc_trt.accuracy.pages.report import AccuracyReport, Bars
 from kvc_trt.accuracy.questions import Vocabulary
 from kvc_trt.accuracy.run import evaluate
+from kvc_trt.engine.verification import Verification, record_verification
 from kvc_trt.errors import InputError
 from kvc_trt.kernels import use_library
 from kvc_trt.models.config import longest_sequence
@@ -83,7 +84,10 @@ def measure_engine(
     with contextlib.nullcontext() if kernels is None else use_library(kernels):
         built = BuiltEngine(engine, backend)
         longest = engine.parameters.max_input_len
-        return _measured(built, built.variants, longest, asked, draw, engine.path.name, progress)
+        report = _measured(built, built.variants, longest, asked, draw, engine.path.name, progress)
+    found = Verification(level="tasks", passed=report.passed, run_by=backend, seed=asked.seed, samples=asked.samples)
+    record_verification(engine, found)
+    return report
 
 
 def measure_policies(

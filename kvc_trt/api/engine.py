@@ -393,7 +393,8 @@ class Engine:
         `failures`, `as_text()`, `to_json()`), not raised. `kernels` is the library for an engine that torch runs;
         `checkpoint` a Hugging Face directory or GGUF file, to say what the engine's weight format costs. `level`
         tensors compares executors tensor by tensor with NVIDIA Polygraphy, and writes its files to `directory`. Raises
-        InputError, and UnsupportedEnvironment without PyTorch, or Polygraphy.
+        InputError, and UnsupportedEnvironment without PyTorch, or Polygraphy. What was found is recorded in the
+        engine's directory, where `kvc-trt inspect` reads it.
         """
         require_torch()
         if level == "tensors":
@@ -412,8 +413,9 @@ class Engine:
         if directory is not None:
             raise InputError(f"directory goes with level tensors, found level {level}")
         from kvc_trt.verify.ladder import verify
+        from kvc_trt.verify.recording import record_report
 
-        return verify(
+        report = verify(
             self.directory,
             replace(self._options, backend=self.backend),
             level=level,
@@ -424,6 +426,8 @@ class Engine:
             seed=seed,
             progress=self._progress,
         )
+        record_report(self.directory, report)
+        return report
 
     def replay(self, proof: Proof | StrPath) -> ProofReport:
         """Check a KV proof, or the file of one, against the PyTorch reference, which reads the same tokens.

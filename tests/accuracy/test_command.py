@@ -32,7 +32,8 @@ def test_a_model_under_two_policies_and_again(key_value, tmp_path: Path, capsys:
     assert (cells["full", None]["accuracy"], cells["full", None]["evidence"]) == (1.0, True)
     assert "observation window" in cells["snapkv-gqa", 16]["reason"]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "results.jsonl", "report.html", "accuracy.csv", "budget-query-aware.png", "tasks-query-aware.png",
+        "results.jsonl", "report.html", "accuracy.csv", "memory-query-aware.png", "budget-query-aware.png",
+            "tasks-query-aware.png",
     }  # fmt: skip
     before = (tmp_path / "out" / "results.jsonl").read_bytes()
     assert run([*arguments, "--output-dir", str(tmp_path / "out")]) == 0

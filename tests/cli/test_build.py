@@ -25,7 +25,8 @@ def arguments(tiny_arguments, tmp_path):
 @pytest.fixture
 def ladder(monkeypatch):
     """A ladder whose answer the test sets; it counts its calls."""
-    report = SimpleNamespace(passed=True, failures=[])
+    description = {"backend": "onnxruntime", "seed": 0, "samples": 1, "steps": 2}
+    report = SimpleNamespace(level="quick", passed=True, failures=[], description=description)
     report.to_json = lambda: {"passed": report.passed}
     report.as_text = lambda: f"passed: {report.passed}"
     state = SimpleNamespace(report=report, engines=[], backends=[])
