@@ -103,7 +103,7 @@ def test_bodies_of_openais_api(model):
             {"prompt": LAMP},
             {"max_tokens": np.array([[3]], np.int32)},
             400,
-            "openai_request goes alone, found max_tokens",
+            "goes alone, found max_tokens",
         ),
         ({"prompt": LAMP}, {"top_k": np.array([[3, 4]], np.int32)}, 400, "top_k has 2 values"),
     ],
