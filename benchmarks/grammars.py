@@ -6,7 +6,7 @@
 The answers are texts that each grammar allows, as the tokenizer writes them, and then even draws among the allowed
 tokens, which visit states that no model would. A token's time has all that `runtime/grammar/matcher.py` does: the mask
 as booleans, and the step. It is processor time of its thread, so that other processes count as little as can be. Bar:
-median and p99 under 1 ms.
+a median under 1 ms.
 
 Without a tokenizer, one is trained: byte-level BPE, on the files of Python packages that are installed.
 """

@@ -67,7 +67,7 @@ class LineProgress:
             now = time.monotonic()
             if now - last >= SECONDS_BETWEEN_LINES:
                 last = now
-                self.note(f"{description}: {_share(done, total)}")
+                self.note(f"{description}: {_share(done, total)}{_left(now - started, done, total)}")
 
         yield advance
         seconds = time.monotonic() - started
@@ -123,6 +123,14 @@ def _new_bar() -> RichBar:
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     return RichBar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+
+
+def _left(seconds: float, done: int, total: int | None) -> str:
+    """Say how long the rest takes at the pace so far, if that can be said."""
+    if not total or not 0 < done < total:
+        return ""
+    left = seconds * (total - done) / done
+    return f", about {left:.0f} s left" if left < 100 else f", about {left / 60:.0f} min left"
 
 
 def _share(done: int, total: int | None) -> str:

@@ -22,7 +22,7 @@ def test_lines_say_how_far_a_long_task_is(clock):
         advance(50)
         clock[0] = 6.0
         advance(50)
-    assert stream.getvalue() == "writing: 50%\nwriting: done in 6.0 s\n"
+    assert stream.getvalue() == "writing: 50%, about 6 s left\nwriting: done in 6.0 s\n"
 
 
 def test_a_short_task_says_nothing(clock):

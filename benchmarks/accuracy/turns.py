@@ -123,10 +123,11 @@ def measured(name: str, checkpoint: str | None, minutes: float | None) -> Path:
 def write_result(name: str, settings: dict[str, Any], cells: Sequence[Cell], spent: dict[str, Any]) -> Path:
     """The cells with the score of every question."""
     head = {"machine": record_of(spent), "settings": settings, "spent": spent}
-    return store.write_result(f"{NAME}-{name}", {**head, "cells": [_compact(cell) for cell in cells]})
+    return store.write_result(f"{NAME}-{name}", {**head, "cells": [compact_cell(cell) for cell in cells]})
 
 
-def _compact(cell: Cell) -> dict[str, Any]:
+def compact_cell(cell: Cell) -> dict[str, Any]:
+    """Return what is stored of a cell: its place in the grid, and the score of every question."""
     kept = ("task", "mode", "length", "policy", "token_budget", "framing", "dataset", "max_new_tokens", "row_bytes")
     stored = cell.to_json()
     found = {key: stored[key] for key in kept if stored[key] is not None}

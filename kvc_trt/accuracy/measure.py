@@ -6,8 +6,9 @@ policy answers them, as many at a time as fit in memory with what it stores, and
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -22,8 +23,12 @@ from kvc_trt.accuracy.questions import QuestionSet, Vocabulary, ask
 from kvc_trt.accuracy.results import Results
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import longest_sequence
-from kvc_trt.progress import NullProgress, Progress
+from kvc_trt.progress import Advance, NullProgress, Progress
 from kvc_trt.tasks.dataset import DataSet
+
+TOKENS_AT_ONCE = 2048
+"""Prompt tokens of the questions that one policy is asked before their answers are kept: one long question, or a few
+short ones, which are faster together."""
 
 
 class _DataSets:
@@ -77,23 +82,37 @@ class GroupMeasurement:
         asked = self.questions.of(first, last)
         return WholeCache.of(self.model.open(baseline, self.room), asked, self.questions.max_new_tokens, first)
 
+    @property
+    def at_once(self) -> int:
+        """The number of samples that one policy answers before the answers are kept."""
+        longest = max(sum(len(one.prompt_ids) for one in sample) for sample in self.questions.questions)
+        return max(1, TOKENS_AT_ONCE // longest)
+
     def more(
         self, variant: Variant, known: Cell | None, last: int, full: Cell | None, whole: WholeCache | None = None
-    ) -> Cell:
-        """The cell with the answers to the samples up to `last`; one that has no engine of this budget says why.
+    ) -> Iterator[Cell]:
+        """Yield the cell whenever it has more answers, the last time with those to all samples up to `last`.
 
-        Only the samples that `known` lacks are asked. `full` is the full cache's cell of the same samples, None for its
-        own; `whole` what it says to them, where that is followed. InputError where the full cache itself cannot be
-        asked.
+        One that has no engine of this budget says why. Only the samples that `known` lacks are asked. `full` is the
+        full cache's cell of the same samples, None for its own; `whole` what it says to them, where that is followed.
+        InputError where the full cache itself cannot be asked.
         """
         cell = known or self._empty(variant)
-        if cell.samples < last:
+        if cell.samples >= last:
+            yield self._beside(cell, last, full)
+        while cell.samples < last and not cell.reason:
+            upto = min(cell.samples + self.at_once, last)
             try:
-                cell = self._asked(cell, self.model.open(variant, self.room), last, whole, full is None)
+                cell = self._asked(cell, self.model.open(variant, self.room), upto, whole, full is None)
             except InputError as error:
                 if full is None or cell.scores:
                     raise
                 cell = replace(cell, reason=error.message)
+            cell = self._beside(cell, last, full)
+            yield cell
+
+    def _beside(self, cell: Cell, last: int, full: Cell | None) -> Cell:
+        """The cell with the full cache's scores of the same samples."""
         if self.questions.task.score is None:
             return cell
         return replace(cell, full_scores=(full or cell).scores[: cell.samples if cell.scores else last])
@@ -160,23 +179,28 @@ def measure(
     _check_lengths(model, groups)
     vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size, model.template)
     data_sets = _DataSets(vocabulary, draw)
-    missing = {
-        g: sum(_lacks(results.cells.get(key_of(g, one)), draw.count_of(g.task)) for one in variants) for g in groups
-    }
-    with (progress or NullProgress()).task("accuracy", sum(missing.values())) as advance:
+    missing = {g: sum(_missing(results.cells.get(key_of(g, one)), draw.count_of(g.task)) for one in variants)
+               for g in groups}  # fmt: skip
+    progress = progress or NullProgress()
+    with progress.task("accuracy", sum(missing.values())) as advance:
         for group in sorted(groups, key=lambda one: (one.length, one.framing, one.mode, draw.answer_room(one.task))):
             if missing[group] and not _over(until):
                 asked = ask(group, data_sets.of(group), vocabulary, draw.task(group.task))
                 _check_same_questions(variants, asked, results)
-                for finished in _ask_all(GroupMeasurement(model, asked, draw.seed), variants, draw, results, until):
-                    advance(finished)
+                measured = GroupMeasurement(model, asked, draw.seed)
+                try:
+                    _ask_all(measured, variants, draw, results, until, advance)
+                except (KeyboardInterrupt, SystemExit):
+                    kept = sum(cell.samples for cell in results.cells.values())
+                    progress.note(f"{results.path}: {kept} answers are kept; the same command goes on from there")
+                    raise
     keys = [key_of(group, variant) for group in groups for variant in variants]
     return [results.cells[key] for key in keys if key in results.cells]
 
 
-def _lacks(cell: Cell | None, count: int) -> bool:
-    """True if a cell has fewer answers than are asked; one that does not apply lacks nothing."""
-    return cell is None or (cell.samples < count and not cell.reason)
+def _missing(cell: Cell | None, count: int) -> int:
+    """The number of answers that a cell lacks; one that does not apply lacks none."""
+    return count if cell is None else 0 if cell.reason else max(0, count - cell.samples)
 
 
 def _over(until: float | None) -> bool:
@@ -189,37 +213,49 @@ def _ask_all(
     draw: Draw,
     results: Results,
     until: float | None,
-) -> Iterable[int]:
-    """Ask what the results lack of a group, some samples at a time; yields how many cells became complete."""
+    advance: Advance,
+) -> None:
+    """Ask what the results lack of a group, some samples at a time, and advance by the number of answers.
+
+    All questions are asked in other threads, so that this one hears of an interruption at once.
+    """
     group, model = measured.questions.group, measured.model
     count, baseline = min(draw.count_of(group.task), len(measured.questions.samples)), variants[0]
+    ended = threading.Event()
 
     def known(variant: Variant) -> Cell | None:
         return results.cells.get(key_of(group, variant))
 
-    def stored(cell: Cell) -> int:
-        results.append(cell)
-        return int(not _lacks(cell, count))
+    def asked(variant: Variant, last: int, full: Cell | None, whole: WholeCache | None) -> None:
+        for cell in measured.more(variant, known(variant), last, full, whole):
+            before = _missing(known(variant), count)
+            (results.keep if _missing(cell, last) else results.append)(cell)
+            advance(before - _missing(cell, count))
+            if ended.is_set():
+                return
 
-    with ThreadPoolExecutor(model.workers) as pool:
+    pool = ThreadPoolExecutor(model.workers)
+    try:
         for first in range(0, count, measured.together):
             last = min(first + measured.together, count)
-            waiting = [variant for variant in variants if _lacks(known(variant), last)]
+            waiting = [variant for variant in variants if _missing(known(variant), last)]
             others = [variant for variant in waiting if variant != baseline]
             if not waiting or _over(until):
                 continue
             model.announce([baseline, *others] if measured.follows else waiting, measured.room)
-            whole = measured.whole(baseline, first, last) if measured.follows else None
+            whole = pool.submit(measured.whole, baseline, first, last).result() if measured.follows else None
             if baseline in waiting:
-                yield stored(measured.more(baseline, known(baseline), last, None, whole))
+                pool.submit(asked, baseline, last, None, whole).result()
             full = known(baseline)
-            pending = [pool.submit(measured.more, variant, known(variant), last, full, whole) for variant in others]
-            try:
-                for one in pending:
-                    yield stored(one.result())
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+            for one in [pool.submit(asked, variant, last, full, whole) for variant in others]:
+                one.result()
+            results.settle()
+    except BaseException as error:
+        ended.set()
+        # Who ends the command does not wait for the question that is being answered, which may take minutes.
+        pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 def _check_lengths(model: ModelUnderTest, groups: Sequence[QuestionGroup]) -> None:

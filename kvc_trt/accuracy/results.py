@@ -1,5 +1,8 @@
 """The results file: a line that says what is measured, then one line per cell, written as cells are finished.
 
+Cells that are being asked stand in a second file beside it, `results.partial.jsonl`, answer by answer: in one file, a
+cell of a hundred slow questions would have a hundred lines, each with all answers before.
+
 A measurement that was interrupted goes on where it stopped: cells that are in the file are not asked again. A last
 line that was cut short is dropped, and its cell asked again; anything else that is wrong is an error, and the file
 stays as it is.
@@ -10,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 from collections.abc import Mapping
 from io import BufferedRandom
 from pathlib import Path
@@ -36,6 +40,10 @@ class Results:
         """True if the file's last line was cut short and dropped."""
         self._settings = {"format": FORMAT, **settings}
         self._file: BufferedRandom | None = None
+        self._partial: BufferedRandom | None = None
+        self._kept = False
+        """True if the second file holds cells."""
+        self._writing = threading.Lock()
 
     def __enter__(self) -> Results:
         """Open the file, or make it. InputError for another file, or results under other settings."""
@@ -48,20 +56,61 @@ class Results:
         try:
             self._lock()
             self._read()
+            self._partial = open_appended(self.path.with_suffix(".partial.jsonl"), LARGEST_RESULTS, hint=_ANOTHER)
+            self._read_partial(self._partial)
         except BaseException:
             self._file.close()
             raise
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close the file; everything appended is on the disk already."""
+        """Close the files, the second of which stays only while it holds cells; everything is on the disk already."""
         assert self._file is not None
-        self._file.close()
+        assert self._partial is not None
+        with self._writing:
+            self._file.close()
+            self._partial.close()
+            if not self._kept:
+                self.path.with_suffix(".partial.jsonl").unlink(missing_ok=True)
 
     def append(self, cell: Cell) -> None:
-        """Write one cell, whole and to the disk. UnsupportedEnvironment where the disk is full."""
-        self._write(cell.to_json())
-        self.cells[cell.key] = cell
+        """Write one cell, whole and to the disk. UnsupportedEnvironment where the disk is full. Any thread may."""
+        with self._writing:
+            self._write(cell.to_json())
+            self.cells[cell.key] = cell
+
+    def keep(self, cell: Cell) -> None:
+        """Write one cell that will have more answers soon, to the disk as well; otherwise like `append`."""
+        assert self._partial is not None
+        with self._writing:
+            self._kept = True
+            self._write_to(self._partial, cell.to_json())
+            self.cells[cell.key] = cell
+
+    def settle(self) -> None:
+        """Drop what was kept: each of its cells has been appended since."""
+        assert self._partial is not None
+        with self._writing:
+            self._kept = False
+            self._partial.truncate(0)
+            self._write_to(self._partial, self._settings)
+
+    def _read_partial(self, file: BufferedRandom) -> None:
+        """Take the cells that have more answers there. What is of other settings, or cut short, is passed over."""
+        file.seek(0)
+        lines = file.read().split(b"\n")[:-1]
+        try:
+            if not lines or json.loads(lines[0]) != json.loads(json.dumps(self._settings)):
+                lines = []
+            for line in lines[1:]:
+                cell = Cell.from_json(json.loads(line))
+                if (known := self.cells.get(cell.key)) is None or known.samples < cell.samples:
+                    self.cells[cell.key] = cell
+        except (ValueError, RecursionError, InputError):
+            lines = []
+        self._kept = bool(lines[1:])
+        if not lines:
+            self.settle()
 
     def _lock(self) -> None:
         assert self._file is not None
@@ -129,11 +178,14 @@ class Results:
 
     def _write(self, value: Mapping[str, Any]) -> None:
         assert self._file is not None
+        self._write_to(self._file, value)
+
+    def _write_to(self, file: BufferedRandom, value: Mapping[str, Any]) -> None:
         line = json.dumps(value, allow_nan=False).encode() + b"\n"
-        end = self._file.seek(0, os.SEEK_END)
+        end = file.seek(0, os.SEEK_END)
         try:
-            self._file.write(line)
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
         except OSError as error:
             raise disk_error(error, f"appending to {self.path}; {end} bytes of results are kept") from error

@@ -14,7 +14,7 @@ from kvc_trt.accuracy.cell import Cell, interval
 from kvc_trt.accuracy.draw import Draw
 from kvc_trt.accuracy.grid import QuestionGroup, Variant, file_name
 from kvc_trt.accuracy.measure import measure
-from kvc_trt.accuracy.pages.figures import average_curves, task_curves
+from kvc_trt.accuracy.pages.figures import average_curves, memory_curves, task_curves
 from kvc_trt.accuracy.pages.heat_map import heat_map
 from kvc_trt.accuracy.pages.html_page import html_page
 from kvc_trt.accuracy.pages.report import AccuracyReport, Bars
@@ -70,6 +70,7 @@ def figures(report: AccuracyReport) -> dict[str, bytes]:
     """PNG images by file name: curves per mode, curves per task at the longest length, depth maps."""
     drawn: dict[str, bytes | None] = {}
     for mode in report.modes:
+        drawn[f"memory-{mode}.png"] = memory_curves(report, mode)
         drawn[f"budget-{mode}.png"] = average_curves(report, mode)
         drawn[f"tasks-{mode}.png"] = task_curves(report, mode, report.lengths[-1])
         for task in report.tasks:

@@ -13,6 +13,7 @@ from kvc_trt.api.conversations import open_conversation
 from kvc_trt.api.memory_plan import memory_plan
 from kvc_trt.api.prompts import Messages, chat_ids, prompt_ids
 from kvc_trt.api.rules import requests_of
+from kvc_trt.backends.probes import require_torch
 from kvc_trt.backends.registry import backend, open_engine, runner, session_of
 from kvc_trt.backends.run_options import DEFAULTS, PrefillPrecision, RunOptions
 from kvc_trt.errors import InputError
@@ -28,7 +29,6 @@ from kvc_trt.proof import Proof, read_proof
 from kvc_trt.runtime.executor import ClosingExecutor
 from kvc_trt.runtime.scheduler.scheduler import Scheduler
 from kvc_trt.runtime.speculation.settings import Speculation
-from kvc_trt.verify import require_torch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -393,7 +393,8 @@ class Engine:
         `failures`, `as_text()`, `to_json()`), not raised. `kernels` is the library for an engine that torch runs;
         `checkpoint` a Hugging Face directory or GGUF file, to say what the engine's weight format costs. `level`
         tensors compares executors tensor by tensor with NVIDIA Polygraphy, and writes its files to `directory`. Raises
-        InputError, and UnsupportedEnvironment without PyTorch, or Polygraphy.
+        InputError, and UnsupportedEnvironment without PyTorch, or Polygraphy. What was found is recorded in the
+        engine's directory, where `kvc-trt inspect` reads it.
         """
         require_torch()
         if level == "tensors":
@@ -412,8 +413,9 @@ class Engine:
         if directory is not None:
             raise InputError(f"directory goes with level tensors, found level {level}")
         from kvc_trt.verify.ladder import verify
+        from kvc_trt.verify.recording import record_report
 
-        return verify(
+        report = verify(
             self.directory,
             replace(self._options, backend=self.backend),
             level=level,
@@ -424,6 +426,8 @@ class Engine:
             seed=seed,
             progress=self._progress,
         )
+        record_report(self.directory, report)
+        return report
 
     def replay(self, proof: Proof | StrPath) -> ProofReport:
         """Check a KV proof, or the file of one, against the PyTorch reference, which reads the same tokens.
@@ -445,7 +449,6 @@ class Engine:
         """
         from kvc_trt.accuracy.request import AccuracyRequest, measure_engine
 
-        require_torch()
         request = AccuracyRequest(**asked)
         return measure_engine(self.directory, self.backend, request, kernels=as_path(kernels), progress=self._progress)
 
@@ -469,7 +472,9 @@ class Engine:
         from kvc_trt.profile.run import profile_engine
 
         request = ProfileRequest(
-            contexts=check_contexts(tuple(contexts or default_contexts(self.parameters)), self.parameters),
+            contexts=check_contexts(
+                tuple(contexts or default_contexts(self.parameters)), self.parameters, self.directory.model
+            ),
             batches=tuple(sorted(set(batches or DEFAULT_BATCHES))),
             steps=steps,
             decode_seconds=decode_seconds,

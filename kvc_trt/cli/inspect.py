@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.text import printing
 from kvc_trt.cli.text.policy import describe_parameters
 from kvc_trt.cli.text.printing import ranges
+from kvc_trt.engine.verification import verifications_of
 from kvc_trt.errors import escaped
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
@@ -44,8 +46,20 @@ def _heading(engine: EngineDirectory) -> str:
         f"policy  {engine.parameters.policy}, token budget {engine.parameters.token_budget}: "
         f"{describe_parameters(engine.parameters)}",
         f"tokenizer  {_tokenizer(engine)}",
+        *_verifications(engine),
     )
     return "\n".join(map(escaped, lines))
+
+
+def _verifications(engine: EngineDirectory) -> Iterable[str]:
+    found = verifications_of(engine)
+    if not found:
+        yield f"verified  not as it is here: kvc-trt verify {engine.path}"
+    for one in found:
+        sizes = {"samples": one.samples, "steps": one.steps}
+        given = ", ".join([f"seed {one.seed}", *(f"{size} {name}" for name, size in sizes.items() if size is not None)])
+        verdict = "passed" if one.passed else "FAILED"
+        yield f"verified  {one.level}: {verdict} on {one.run_by}, {given}; {one.time}, kvc-trt {one.version}"
 
 
 def _tokenizer(engine: EngineDirectory) -> str:
@@ -83,6 +97,7 @@ def _as_json(engine: EngineDirectory) -> dict[str, Any]:
         "files": {name: asdict(record) for name, record in sorted(engine.files.items())},
         "state_bytes_per_row": sum(tensor.bytes_per_row() for tensor in engine.state),
         "tokenizer": engine.tokenizer_file is not None,
+        "verifications": [one.model_dump(mode="json") for one in verifications_of(engine)],
         "chat_template": engine.chat_template is not None,
         **{name: manifest[name] for name in ("target", "versions", "checkpoint", "stages")},
     }

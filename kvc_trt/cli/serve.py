@@ -128,10 +128,8 @@ def command(
     apart = role != "aggregated" or store is not None
     if on_triton and (on_dynamo or apart):
         raise click.UsageError("--triton has no roles; prefill and decode apart are NVIDIA Dynamo's")
-    if origins and (on_triton or on_dynamo or apart):
-        raise click.UsageError("--cors is of the server in this process, without --dynamo, --triton or --role")
-    if tool_parser is not None and (on_triton or on_dynamo or apart):
-        raise click.UsageError("--tool-parser is of the server in this process, without --dynamo, --triton or --role")
+    if on_triton and (origins or tool_parser is not None):
+        raise click.UsageError("--cors and --tool-parser are of OpenAI's API, without --triton")
     settings = ServingSettings(
         rows,
         queue,
@@ -148,7 +146,10 @@ def command(
     check_host(host, key)
     served = served_engines(engines, role)
     if on_dynamo or apart:
-        _serve_dynamo(served, role, host, port, key, store, settings)
+        require_dynamo()
+        store = cache_root() / "serving" if store is None and role != "aggregated" else store
+        found = Deployment(served, role, host, port, key, origins, store, settings, tool_parser)
+        asyncio.run(Running(found, show).run())
         return
     require_server()
     from kvc_trt.serving.http.server import Deployment as Light
@@ -164,34 +165,6 @@ def require_server() -> None:
         raise UnsupportedEnvironment(
             "aiohttp is not installed in this environment", hint="pip install 'kvc-trt[serve]', or make serve"
         )
-
-
-def _serve_dynamo(
-    served: list[Served],
-    role: Role,
-    host: str,
-    port: int,
-    key: str | None,
-    store: Path | None,
-    settings: ServingSettings,
-) -> None:
-    require_dynamo()
-    deployment = Deployment(
-        served,
-        role,
-        host,
-        port,
-        api_key=key,
-        store=cache_root() / "serving" if store is None and role != "aggregated" else store,
-        rows=settings.rows,
-        queue=settings.queue_limit,
-        prefill_slice_ms=settings.prefill_slice_ms,
-        backend=settings.backend,
-        threads=settings.threads,
-        kv_proofs=settings.kv_proofs,
-        sealed=settings.sealed,
-    )
-    asyncio.run(Running(deployment, show).run())
 
 
 def _serve_triton(engines: tuple[str, ...], host: str, port: int, settings: ServingSettings) -> None:

@@ -10,6 +10,9 @@ from pathlib import Path, PurePosixPath
 from kvc_trt.errors import InputError
 from kvc_trt.files.held import HeldFile
 
+VERIFICATION_FILE = "verification.json"
+"""Says how an engine was verified (`verification.py`). It is no part of the engine: nothing that runs depends on it."""
+_RECORDS = re.compile(rf"{re.escape(VERIFICATION_FILE)}|\.{re.escape(VERIFICATION_FILE)}\.tmp-[0-9a-f]{{16}}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -19,6 +22,11 @@ def check_name(name: str, source: Path) -> str:
     if not all(_NAME.fullmatch(part) for part in parts) or str(PurePosixPath(*parts)) != name:
         raise InputError(f"{source}: {name!r} is not a path inside the engine directory")
     return name
+
+
+def is_beside(name: str) -> bool:
+    """Return whether a file of this name may lie in an engine directory and is no part of the engine."""
+    return _RECORDS.fullmatch(name) is not None
 
 
 def listing(directory: Path) -> dict[str, int]:

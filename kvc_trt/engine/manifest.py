@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from kvc_trt.config import BuildConfig
-from kvc_trt.engine.files import check_name, listing
+from kvc_trt.engine.files import check_name, is_beside, listing
 from kvc_trt.errors import InputError, describe
 from kvc_trt.files.held import HeldFile
 from kvc_trt.files.inputs import read_input
@@ -197,7 +197,7 @@ def hold_files(
 
     Raises InputError unless they are those of the manifest, with equal sizes and hashes.
     """
-    found = listing(engine)
+    found = {name: size for name, size in listing(engine).items() if not is_beside(name)}
     found.pop(MANIFEST_FILE, None)
     for name in sorted(records.keys() - found.keys()):
         raise InputError(f"{engine / name} is missing", hint=_hint_for(engine, name))

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvc_trt.engine.files import listing
+from kvc_trt.engine.files import is_beside, listing
 from kvc_trt.engine.manifest import MANIFEST_FILE
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.files.atomic import make_durable
@@ -30,7 +30,8 @@ def check_replaceable(target: Path, entries: frozenset[str]) -> None:
     """
     if target.is_symlink() or not target.is_dir():
         raise InputError(f"{target} exists and is not a directory; --force replaces engine directories only")
-    foreign = sorted({entry.name for entry in os.scandir(target)} - entries - {MANIFEST_FILE})
+    names = {entry.name for entry in os.scandir(target) if not is_beside(entry.name)}
+    foreign = sorted(names - entries - {MANIFEST_FILE})
     if foreign:
         raise InputError(
             f"{target} holds {foreign[0]!r}, which is not part of an engine; --force replaces engine directories only",

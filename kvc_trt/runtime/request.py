@@ -150,6 +150,8 @@ class Output:
     """One for each of `token_ids`, if the request asks for them."""
     kv_proof: Proof | None = None
     """The proof of what the caches kept and read, if the request asks for it."""
+    moved_bytes: int | None = None
+    """Bytes of the prompt's caches that another process sent, where one has read the prompt."""
 
     def json(self) -> Any:
         """Return what the text says as JSON; InputError for a text that is none, as where the answer was cut."""

@@ -106,6 +106,8 @@ def _empty_report(tested: EngineUnderTest) -> Report:
             "max_input_len": parameters.max_input_len,
             "max_output_len": parameters.max_output_len,
             "seed": tested.seed,
+            "samples": tested.plan.samples,
+            "steps": tested.plan.steps,
             **({} if parameters.cache_format.keys is None else {"kv_cache": parameters.kv_cache}),
             **({} if precision == "f32" else {"prefill": precision}),
             **tested.target.describe(),

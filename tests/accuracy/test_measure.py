@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,6 +19,7 @@ from kvc_trt.accuracy.questions import Vocabulary, ask, draw
 from kvc_trt.accuracy.results import Results
 from kvc_trt.errors import InputError
 from kvc_trt.models.presets import load_preset
+from kvc_trt.progress import NullProgress
 from kvc_trt.tasks.tokenizer import load_task_tokenizer
 from tests.accuracy.cells import SETTINGS
 
@@ -121,6 +126,82 @@ def test_a_run_that_was_cut_short_goes_on_within_a_group(drawn, groups, tmp_path
     assert [full.samples, wrong.samples] == [4, 4]
     assert again.asked == ["full", "rocketkv 64"]  # the last two questions
     assert len({str(line) for line in path.read_text().splitlines()}) == 6  # a cell has a line per block
+
+
+@pytest.fixture
+def one_by_one(monkeypatch):
+    """Questions so long that each answer is kept before the next one is asked."""
+    monkeypatch.setattr("kvc_trt.accuracy.measure.TOKENS_AT_ONCE", 1)
+
+
+def test_every_answer_is_kept_and_progress_counts_them(drawn, groups, tmp_path, one_by_one):
+    counted = []
+
+    class Counting(NullProgress):
+        @contextmanager
+        def task(self, description, total):
+            counted.append(total)
+            yield counted.append
+
+    model, path = Fake(drawn), tmp_path / "r"
+    with Results(path, SETTINGS) as results:
+        full, wrong, absent = measure(model, VARIANTS, groups[:1], DRAW, results, Counting())
+    assert (full.scores, wrong.scores, absent.reason) == ((1.0,) * 4, (0.0,) * 4, "too small")
+    assert model.asked == ["full"] * 4 + ["rocketkv 64"] * 4
+    assert counted == [12, *[1] * 8, 4]
+    assert len(path.read_text().splitlines()) == 4  # a cell has a line for its block
+    assert not path.with_suffix(".partial.jsonl").exists()
+
+
+def test_who_ends_it_keeps_every_answer_and_the_next_run_goes_on(drawn, groups, tmp_path, one_by_one):
+    path, notes = tmp_path / "r", []
+
+    class Noting(NullProgress):
+        def note(self, message):
+            notes.append(message)
+
+    class Ended(Fake):
+        """Hears Ctrl-C while it answers the third question, and would take forever."""
+
+        def open(self, variant, room):
+            answerer = super().open(variant, room)
+            answer, waited = answerer.answer, threading.Event()
+
+            def slow(questions, max_new_tokens):
+                if len(self.asked) == 2:
+                    os.kill(os.getpid(), signal.SIGINT)
+                    waited.wait(1)
+                return answer(questions, max_new_tokens)
+
+            answerer.answer = slow
+            return answerer
+
+    with pytest.raises(KeyboardInterrupt), Results(path, SETTINGS) as results:
+        measure(Ended(drawn), VARIANTS[:2], groups[:1], DRAW, results, Noting())
+    assert notes == [f"{path}: 2 answers are kept; the same command goes on from there"]
+    again = Fake(drawn)
+    full, wrong = run(again, groups[:1], path, variants=VARIANTS[:2])
+    assert (full.scores, wrong.scores) == ((1.0,) * 4, (0.0,) * 4)
+    assert again.asked == ["full"] * 2 + ["rocketkv 64"] * 4
+    assert run(Fake(drawn), groups[:1], path, variants=VARIANTS[:2]) == [full, wrong]
+
+
+def test_answers_of_other_settings_or_cut_short_are_not_taken(drawn, groups, tmp_path):
+    path = tmp_path / "r"
+    cell, *_ = run(Fake(drawn), groups[:1], tmp_path / "other", variants=VARIANTS[:1])
+    with Results(path, SETTINGS) as results:
+        results.keep(cell)
+    partial = path.with_suffix(".partial.jsonl")
+    whole = partial.read_bytes()
+    with Results(path, SETTINGS) as results:
+        assert list(results.cells.values()) == [cell]
+    partial.write_bytes(whole[:-1])
+    with Results(path, SETTINGS) as results:
+        assert not results.cells
+    partial.write_bytes(whole)
+    path.unlink()
+    with Results(path, {**SETTINGS, "seed": 1}) as results:
+        assert not results.cells
 
 
 def test_after_its_time_nothing_new_is_asked(drawn, groups, tmp_path):

@@ -162,7 +162,7 @@ def test_figures_are_png_and_equal_for_equal_results(files: dict[str, Path]):
     images = {name: path.read_bytes() for name, path in files.items() if name.endswith(".png")}
     assert all(image.startswith(PNG) for image in images.values())
     assert images.keys() == {
-        f"{kind}-{mode}.png" for kind in ("budget", "tasks", "depth-niah-single-1", "depth-lines")
+        f"{kind}-{mode}.png" for kind in ("memory", "budget", "tasks", "depth-niah-single-1", "depth-lines")
         for mode in ("query-aware", "query-agnostic")
     }  # fmt: skip
     name = "budget-query-aware.png"

@@ -7,10 +7,6 @@ import os
 
 import pytest
 
-from tests.conftest import TINY_MODEL
-from tests.runtime.chat_templates import HERMES
-from tests.runtime.grammars.byte_tokenizer import END, byte_tokenizer
-
 WEATHER = {
     "type": "function",
     "function": {
@@ -30,29 +26,6 @@ TOOLS = [WEATHER, CLOCK]
 QUESTION = [{"role": "user", "content": "Weather?"}]
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
-
-
-@pytest.fixture(scope="module")
-def tool_engine(tmp_path_factory):
-    """A tiny model of random weights that writes any text, with a template that takes tools."""
-    from safetensors.numpy import save_file
-
-    from kvc_trt.cli.main import run
-    from kvc_trt.models.random_weights import RandomWeights
-    from kvc_trt.models.sources.hugging_face import read_config
-
-    directory = tmp_path_factory.mktemp("tools")
-    model, tokenizer = directory / "model", byte_tokenizer()
-    model.mkdir()
-    sizes = {"vocab_size": tokenizer.get_vocab_size(), "eos_token_id": END, "bos_token_id": END}
-    (model / "config.json").write_text(json.dumps({**TINY_MODEL, **sizes, "max_position_embeddings": 8192}))
-    weights = RandomWeights(read_config(model), 0)
-    save_file({name: weights.read(name) for name in weights.names()}, model / "model.safetensors")
-    tokenizer.save(str(model / "tokenizer.json"))
-    (model / "chat_template.jinja").write_text(HERMES)
-    lengths = ["--max-input-len", "3000", "--max-output-len", "400", "--policy", "full", "--no-verify"]
-    assert run(["build", "--model", str(model), *lengths, "-o", str(directory / "engine")]) == 0
-    return directory / "engine"
 
 
 @pytest.fixture(scope="module")

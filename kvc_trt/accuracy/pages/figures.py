@@ -26,6 +26,7 @@ CHOOSES, DROPS = "choose what a step reads", "drop what no step will read again"
 """The two kinds of policies; those that do both are drawn with the first."""
 _MARKERS = "osD^vPX*<>hp"
 _LINES = ("-", "--", ":", "-.")
+_MIB = 1 << 20
 _APART = 0.03
 """Distance between policies at one budget, in doublings, so that equal accuracies do not hide each other."""
 Figures = Callable[[Variant], Mean | None]
@@ -90,6 +91,65 @@ def average_curves(report: AccuracyReport, mode: str) -> bytes | None:
         if (tasks := _tasks_that_count(report, mode, length))
     ]
     return _draw(report, f"{_model(report)}: accuracy against token budget, {mode}", panels)
+
+
+def memory_curves(report: AccuracyReport, mode: str) -> bytes | None:
+    """A panel per length: the mean over tasks that count, against the MiB that one sequence's cache takes.
+
+    All policies are in one picture, so that they can be compared whatever they save. PNG; None where nothing counts.
+    """
+    lengths = [length for length in report.lengths if _tasks_that_count(report, mode, length)]
+    names = [policy for policy in report.policies if policy != BASELINE]
+    if not lengths or not names:
+        return None
+    figure = new_figure(4.3 * len(lengths) + 2.6, max(4.2, 0.21 * len(names) + 1.2))
+    figure.suptitle(f"{_model(report)}: accuracy against memory, {mode}", fontsize="medium")
+    row = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
+    handles = {}
+    for axes, length in zip(row, lengths, strict=True):
+        _memory_panel(axes, report, names, mode, length)
+        handles.update({label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)})
+    row[0].set_ylabel("accuracy, %", fontsize="small")
+    ordered = [label for label in (BASELINE, *names) if label in handles]
+    figure.legend(
+        [handles[label] for label in ordered], ordered, frameon=False, fontsize="small", loc="outside right center"
+    )
+    return png(figure)
+
+
+def _memory_panel(axes: Axes, report: AccuracyReport, names: Sequence[str], mode: str, length: int) -> None:
+    full, figures = Variant(BASELINE, None), _averages(report, mode, length)
+    for place, policy in enumerate([BASELINE, *names]):
+        found = [
+            (size / _MIB, mean)
+            for variant in report.variants
+            if variant.policy == policy and (size := report.row_bytes(mode, length, variant))
+            and (mean := figures(variant)) is not None
+        ]  # fmt: skip
+        if not found:
+            continue
+        found.sort(key=lambda point: point[0])
+        style = Style("black", "*", "") if policy == full.policy else _among_all(place - 1)
+        axes.errorbar(
+            [size for size, _ in found],
+            [100 * mean.value for _, mean in found],
+            yerr=[100 * mean.standard_error for _, mean in found],
+            color=style.colour, marker=style.marker, linestyle=style.line, label=policy,
+            markersize=9 if policy == full.policy else 5.5, linewidth=1.1, capsize=2, alpha=0.85,
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.3g}")
+    axes.set_ylim(-4, 104)
+    axes.tick_params(labelsize="small")
+    axes.set_xlabel("MiB of cache per sequence", fontsize="small")
+    axes.set_title(f"{length:,} tokens, mean over tasks ({_tasks_that_count(report, mode, length)})", fontsize="small")
+    axes.grid(visible=True, which="major", alpha=0.3)
+
+
+def _among_all(place: int) -> Style:
+    """The style of one policy among all, of both kinds: no two of them look alike."""
+    count = len(COLOURS)
+    return Style(COLOURS[place % count], _MARKERS[(place // count + place) % len(_MARKERS)], _LINES[place // count % 4])
 
 
 def task_curves(report: AccuracyReport, mode: str, length: int) -> bytes | None:

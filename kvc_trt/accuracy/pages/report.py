@@ -139,6 +139,12 @@ class AccuracyReport:
         value = math.fsum(one.value for one in means) / len(means)
         return Mean(value, error, sum(one.samples for one in means)), len(cells)
 
+    def row_bytes(self, mode: str, length: int, variant: Variant) -> int | None:
+        """The most bytes of cache that one sequence takes under a variant, over the tasks; None where none is known."""
+        groups = (self.group(task, mode, length) for task in self.tasks)
+        cells = (self.cell(group, variant) for group in groups)
+        return max((cell.row_bytes for cell in cells if cell is not None and cell.row_bytes), default=None)
+
     def to_json(self) -> dict[str, Any]:
         """The report as plain dictionaries and lists, ready for `json.dumps`."""
         return {

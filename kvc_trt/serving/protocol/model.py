@@ -51,7 +51,7 @@ class ServedModel:
                 hint="build it from a checkpoint with tokenizer.json; Engine.scheduler in Python answers token ids",
             )
         ends = frozenset(engine.model.eos_token_ids)
-        template = engine.chat_template
+        template = None if engine.chat_template is None else engine.chat_template.for_strangers()
         form, fingerprint = format_of(template, tool_parser), f"kvc-{engine.digest[:16]}"
         return cls(name, engine.tokenizer, template, limits, ends, fingerprint, form, made)
 

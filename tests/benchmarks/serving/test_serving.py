@@ -105,7 +105,7 @@ def test_aiperf_sends_requests_as_they_are_and_writes_every_event():
     whole = record(
         1,
         event(1_500_000_000, choices=choice("a")),
-        event(1_700_000_000, choices=choice(" b", "length"), nvext={"engine_data": {"kvc": {"moved_bytes": 7}}}),
+        event(1_700_000_000, choices=[{**choice(" b", "length")[0], "kvc": {"moved_bytes": 7}}]),
         event(1_700_000_000, choices=[], usage={"completion_tokens": 2}),
     )
     cut = record(0, event(1_500_000_000, choices=choice("red")))

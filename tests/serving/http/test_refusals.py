@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvc_trt.serving.http import answering
+from kvc_trt.serving.protocol import documents
 from tests.readable_model import text
 from tests.serving.dynamo.served import LONG, eventually
 from tests.serving.http.in_process import InProcess
@@ -17,6 +17,11 @@ from tests.serving.http.malformed import bad_answers, requests
 
 CHAT = {"model": "chat", "messages": [{"role": "user", "content": text(9)}], "max_tokens": 2}
 COMPLETION = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 2}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL_RESULT = [
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c", "content": text(9)},
+]
 BAD_CHATS = [
     ({"messages": []}, "there is no message"),
     ({"messages": [{"role": "user"}]}, "message 0: content is missing"),
@@ -32,6 +37,7 @@ BAD_CHATS = [
     ({"modalities": ["audio"]}, "modalities is not supported, found ['audio']: the model reads and writes text alone"),
     ({"web_search_options": {}}, "web_search_options is not supported"),
     ({"prediction": {"type": "content", "content": "x"}}, "prediction is not supported"),
+    ({"messages": TOOL_RESULT}, "messages: the chat template refuses these messages: no tools here"),
     ({"max_tokens": 1000}, "max_tokens is 1000, expected 1 to "),
     ({"return_kv_proof": "digest"}, "was not opened for proofs"),
 ]
@@ -166,7 +172,7 @@ def test_an_unexpected_failure_has_an_id_and_is_logged(client, monkeypatch, capl
         raise ZeroDivisionError("in /a/path")
 
     place = "Documents.response" if not stream else "Documents.usage_chunk"
-    monkeypatch.setattr(answering.Documents, place.partition(".")[2], fails)
+    monkeypatch.setattr(documents.Documents, place.partition(".")[2], fails)
     more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     with caplog.at_level(logging.ERROR):
         connection = client.open("/v1/completions", {**COMPLETION, **more})
