@@ -12,9 +12,9 @@ pytestmark = [pytest.mark.dynamo, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def clients(demo_engine, chat_engine):
+def clients(demo_engine, chat_engine, tool_engine):
     """A client of Dynamo and one of the light server."""
-    engines = {"demo": demo_engine, "chat": chat_engine}
+    engines = {"demo": demo_engine, "chat": chat_engine, "tools": tool_engine}
     dynamo = Served(*(f"{name}={engine}" for name, engine in engines.items()), "--port", "0", "--threads", "1")
     with InProcess(engines) as light:
         yield dynamo.client(), light.client()
