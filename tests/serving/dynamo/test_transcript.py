@@ -27,3 +27,15 @@ def test_every_request_has_the_light_servers_answer(clients, kind):
     assert dynamo == light
     assert "/tmp/" not in str(dynamo), "no path of this machine"
     assert dynamo[0] < 500
+
+
+def test_the_requests_ask_for_what_they_say(clients):
+    """Otherwise equal answers would say little."""
+    _, light = clients
+    answers = {
+        kind: answer_of(light, *REQUESTS[kind])[1][0]["choices"][0] for kind in ("a tool by its name", "a choice")
+    }
+    (call,) = answers["a tool by its name"]["message"]["tool_calls"]
+    assert call["function"]["name"] == "look"
+    assert answers["a tool by its name"]["finish_reason"] == "tool_calls"
+    assert answers["a choice"]["logprobs"]["content"]
