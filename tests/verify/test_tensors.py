@@ -257,7 +257,7 @@ def test_an_engine_whose_caches_have_a_format_passes(form, tmp_path):
     assert [rung.name for rung in report.rungs] == [
         f"{graph}: onnxruntime | {other}"
         for graph in ("prefill", "decode")
-        for other in ("inlined", "openvino", "torch")
+        for other in ("lowered", "openvino", "torch")
     ]
 
 
