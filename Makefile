@@ -19,7 +19,8 @@ LATEST ?= $(BUILD)/latest
 TRITON_PYTHON ?= $(PYTHON)
 
 # CMake and ninja come from the environment, and so does nvcc where the machine has none of its own.
-NATIVE := VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(RUN)):$$PATH" CMAKE_GENERATOR=Ninja
+WITH_CMAKE ?= $(VENV)
+NATIVE := VIRTUAL_ENV="$(abspath $(WITH_CMAKE))" PATH="$(abspath $(WITH_CMAKE)/bin):$$PATH" CMAKE_GENERATOR=Ninja
 QUIETLY := --quiet --disable-pip-version-check
 # Of versions and hashes in environments/ (`make lock`): `$(RUN)/python $(INSTALL) development --extra test`.
 INSTALL := environments/install.py
@@ -30,7 +31,7 @@ FOR_TRITON := 'numpy<2' 'tritonclient[grpc]==2.51.0'
 FOR_DYNAMO := kubernetes==32.0.1
 FOR_AIPERF := aiperf==0.13.0
 FOR_CLIENTS := instructor==1.17.0 openai-agents==0.24.0
-FOR_RELEASE := cyclonedx-bom==7.5.0 wheel==0.48.0
+FOR_RELEASE := auditwheel==6.8.2 cmake==4.4.4 cyclonedx-bom==7.5.0 ninja==1.13.2 wheel==0.48.0
 # What builds kvc-trt itself where it is installed; pyproject.toml says which versions can.
 FOR_PROJECT := scikit-build-core==1.1.2
 # Installed without their dependencies. kvpress, for tests/oracles: its presses need torch and transformers, the rest of
@@ -38,6 +39,7 @@ FOR_PROJECT := scikit-build-core==1.1.2
 # simulates with, which the package index has as a stub alone; NIXL asks for torch.
 ALONE := kvpress==0.5.5 nvidia-pytriton==0.7.0 ai-dynamo==1.6.1 nixl-cu12==1.5.1 uv==0.13.9
 alone = $(INSTALL) alone --no-dependencies $(filter $(1)==%,$(ALONE))
+NATIVE_SOURCES := CMakeLists.txt $(wildcard plugins_cpu/CMakeLists.txt plugins_cpu/*/*.cpp plugins_cpu/*/*.h)
 CXX_SOURCES := find plugins_cuda plugins_cpu tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp'
 # Files come in the order of tests/collection.py. Among all tests, those of servers wait: there is work for a third process.
 ON_TWO_CORES := --dist loadfile --no-loadscope-reorder -n 2
@@ -59,7 +61,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env env-latest licences wheel demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native native-if-possible emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving soak faults fuzz tamper peers-env dynamo-env triton-env aiperf-env clients-env serve clean generate lock
+.PHONY: help env env-latest licences wheel demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving soak faults fuzz tamper peers-env dynamo-env triton-env aiperf-env clients-env serve clean generate lock
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of retrieval-tiny (under ten minutes)"
@@ -95,7 +97,7 @@ help:
 	@echo "make wheel      the wheel, into dist/, with a list of what it runs on"
 	@echo "make format     lay out Python by ruff and C++ by clang-format"
 
-env: $(VENV)/.installed
+env: $(VENV)/.installed $(BUILD)/.native
 
 $(VENV)/.installed: pyproject.toml environments/development.txt environments/alone.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
@@ -119,18 +121,24 @@ licences: env
 	@for python in $(wildcard $(addsuffix /bin/python,$(VENV) $(DYNAMO) $(TRITON) $(AIPERF) $(CLIENTS) $(RELEASE))); do \
 		echo "$$python"; $$python environments/licences.py || exit 1; done
 
-# The wheel, and in it a list of what it runs on: the versions that it was tested with, their licences, who needs what.
-# The build backend knows nothing of such lists (PEP 770), so the wheel is opened and packed again.
+# The wheel with the native operators, and in it a list of what it runs on: the versions that it was tested with, their
+# licences, who needs what. The build backend knows nothing of such lists (PEP 770), so the wheel is opened and packed
+# again. Its name then says which glibc the library needs, as auditwheel reads it from the symbols.
 wheel: $(RELEASE)/.installed $(RUNTIME)/.installed
 	rm -rf $(BUILD)/wheel
-	$(RELEASE)/bin/pip wheel $(QUIETLY) --no-deps --no-build-isolation --no-index --wheel-dir $(BUILD)/wheel .
+	KVC_TRT_NATIVE=1 PATH="$(abspath $(RELEASE)/bin):$$PATH" $(RELEASE)/bin/pip wheel $(QUIETLY) --no-deps --no-build-isolation --no-index --wheel-dir $(BUILD)/wheel .
 	$(RELEASE)/bin/wheel unpack --dest $(BUILD)/wheel $(BUILD)/wheel/*.whl
 	mkdir -p dist $$(echo $(BUILD)/wheel/*/*.dist-info)/sboms
 	version=$$(basename $(BUILD)/wheel/kvc_trt-*/ | sed 's/.*-//'); \
 		sed "s/^dynamic = .*/version = \"$$version\"/" pyproject.toml >$(BUILD)/wheel/pyproject.toml
 	$(RELEASE)/bin/cyclonedx-py environment --pyproject $(BUILD)/wheel/pyproject.toml --mc-type library --output-reproducible \
 		--output-file $$(echo $(BUILD)/wheel/*/*.dist-info/sboms)/kvc-trt.cdx.json $(RUNTIME)
-	$(RELEASE)/bin/wheel pack --dest-dir dist $(BUILD)/wheel/*/
+	rm $(BUILD)/wheel/*.whl
+	$(RELEASE)/bin/wheel pack --dest-dir $(BUILD)/wheel $(BUILD)/wheel/*/
+	platform=$$($(RELEASE)/bin/auditwheel show $(BUILD)/wheel/*.whl | tr '\n' ' ' \
+		| sed -n 's/.*platform tag:[^"]*"\(manylinux[^"]*\)".*/\1/p'); \
+		$(RELEASE)/bin/wheel tags --remove --platform-tag "$${platform:?is not one of manylinux}" $(BUILD)/wheel/*.whl
+	mv $(BUILD)/wheel/*.whl dist/
 
 $(RELEASE)/.installed: environments/release.txt
 	$(PYTHON) -m venv $(RELEASE)
@@ -147,13 +155,13 @@ $(RUNTIME)/.installed: pyproject.toml environments/development.txt
 # How the demos run kvc-trt.
 IN_DEMO := KVC_TRT=$(RUN)/kvc-trt PYTHON=$(RUN)/python NATIVE="$(abspath $(BUILD))/libkvc_cpu.so"
 
-demo: native-if-possible
+demo: env
 	@$(IN_DEMO) DEMO=$(DEMO) sh docs/demo/demo.sh
 
 demo-chat: env
 	@$(IN_DEMO) DEMO=$(DEMO_CHAT) sh docs/demo/chat.sh
 
-transcript: native-if-possible
+transcript: env
 	@$(IN_DEMO) DEMO=$(DEMO) sh docs/demo/transcript.sh demo >$(BUILD)/transcript.md
 	@mv $(BUILD)/transcript.md docs/demo/transcript.md
 
@@ -200,15 +208,17 @@ emulation-plain: env
 	$(NATIVE) cmake --build $(BUILD) --target kvc_emulation
 
 # The operators that ONNX Runtime finds in $(BUILD)/ and runs instead of their bodies.
-native: env
+native: $(WITH_CMAKE)/.installed
 	$(NATIVE) cmake -S . -B $(BUILD) -DKVC_SANITIZE=ON
 	$(NATIVE) cmake --build $(BUILD) --target kvc_cpu
 
-# The demo says of itself what it lacks without them.
-native-if-possible: env
+# Part of the environment where there is a C++ compiler. Where there is none the bodies run, and `make native` tries again.
+$(BUILD)/.native: $(WITH_CMAKE)/.installed $(NATIVE_SOURCES)
 	@mkdir -p $(BUILD)
-	@echo "Compiling the native operators, where there is a C++ compiler; the first time this takes about a minute." >&2
-	@$(MAKE) native >$(BUILD)/native.log 2>&1 || echo "They cannot be compiled here: $(BUILD)/native.log says why." >&2
+	@echo "Compiling the native operators, which takes about a minute." >&2
+	@$(MAKE) native >$(BUILD)/native.log 2>&1 || { echo "They cannot be compiled here: $(BUILD)/native.log says why." >&2; \
+		echo "Everything runs without them, but slower. With a C++ compiler: make native" >&2; }
+	@touch $@
 
 emulation: emulation-plain
 	$(NATIVE) cmake --build $(BUILD) --target kvc_emulation_sanitized kvc_emulation_races
@@ -216,12 +226,12 @@ emulation: emulation-plain
 plugins: everything-compiled
 	$(NATIVE) python -m benchmarks.kernels.resources $(BUILD)
 
-everything-compiled: $(VENV)/.cuda-build
+everything-compiled: $(VENV)/.cuda-build $(BUILD)/.native
 	$(NATIVE) cmake -S . -B $(BUILD) -DKVC_SANITIZE=ON -DKVC_CUDA=ON
 	$(NATIVE) cmake --build $(BUILD)
 
 # What the kernels' machine code promises on a GPU, into benchmarks/results/ and docs/kernels.md: no GPU is needed.
-predict: $(VENV)/.cuda-build
+predict: $(VENV)/.cuda-build $(BUILD)/.native
 	$(NATIVE) cmake -S . -B $(BUILD) -DKVC_SANITIZE=ON
 	$(NATIVE) cmake --build $(BUILD) --target kvc_emulation_executions
 	$(NATIVE) python -m benchmarks.predict $(BUILD) $(ARGUMENTS)
@@ -378,6 +388,7 @@ $(DYNAMO)/.installed: pyproject.toml environments/dynamo.txt environments/alone.
 # retrieval-tiny behind OpenAI's API; ENGINES=DIR... serves others, ARGUMENTS="--port 9000" and so on go with it.
 ENGINES ?= $(DEMO)
 serve: $(SERVE)/.installed
+	@$(MAKE) --no-print-directory $(BUILD)/.native WITH_CMAKE=$(SERVE)
 	@test -e $(DEMO)/manifest.json || $(SERVE)/bin/kvc-trt build --model retrieval-tiny --policy rocketkv \
 		--token-budget 64 --no-verify -o $(DEMO)
 	$(SERVE)/bin/kvc-trt serve $(ENGINES) $(ARGUMENTS)
@@ -386,7 +397,7 @@ serve: $(SERVE)/.installed
 $(BUILD)/serve/.installed: pyproject.toml environments/development.txt
 	@echo "Making an environment for the server in $(BUILD)/serve."
 	$(PYTHON) -m venv $(BUILD)/serve
-	$(BUILD)/serve/bin/python $(INSTALL) development --project --extra serve
+	$(BUILD)/serve/bin/python $(INSTALL) development --project --extra serve $(filter cmake% ninja%,$(FOR_RELEASE))
 	@touch $@
 
 # The other engines in an environment of their own. llama.cpp is compiled for this processor, which takes ten minutes.

@@ -17,8 +17,8 @@ PERMISSIVE = (
     "0BSD AFL-2.1 Apache-2.0 BSD-2-Clause BSD-3-Clause BSL-1.0 CC0-1.0 CNRI-Python ISC MIT MIT-0 MIT-CMU PSF-2.0 "
     "Unlicense Zlib"
 )
-# The last stays with the files that it is on, which nobody here changes, and asks nothing of other files.
-ALLOWED = (*PERMISSIVE.split(), "MPL-2.0")
+# MPL-2.0 stays with the files that it is on, which nobody here changes, and asks nothing of other files.
+ALLOWED = (*PERMISSIVE.split(), "MPL-2.0", "Public Domain")
 """Licences, by their SPDX names, that let anyone use and redistribute kvc-trt with what it needs."""
 NVIDIA = "NVIDIA"
 """NVIDIA's proprietary licences, which allow use. kvc-trt installs these packages and ships nothing of them."""

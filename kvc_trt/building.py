@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvc_trt.backends.probes import require_torch
 from kvc_trt.backends.registry import ChosenBackend, backends, runners, select_backend
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.config import BuildConfig
@@ -20,7 +21,6 @@ from kvc_trt.engine.verification import is_verified
 from kvc_trt.errors import VerificationFailed
 from kvc_trt.models.sharding import describe_shards
 from kvc_trt.progress import Progress
-from kvc_trt.verify import require_torch
 
 if TYPE_CHECKING:
     from kvc_trt.verify.report import Report
@@ -62,9 +62,11 @@ def build_configured(
     """
     verify = verify and config.verify
     if verify:
-        require_torch("pip install 'kvc-trt[verify]', or build with --no-verify")
+        require_torch("build with --no-verify")
+    if config.layer_budget == "squeeze" and config.layer_budgets is None:
+        require_torch("--layer-budget squeeze-online", what="--layer-budget squeeze measures layers with PyTorch")
     backend = select_backend(config.backend, config.stored().keys())
-    choice = choose_model(config.model, config.checkpoint)
+    choice = choose_model(config.model, config.checkpoint, config.revision)
     request = resolve(config, choice, backend.name, backends(), recorded=recorded)
     if verify:  # compiling an engine takes long: too few rows for the check after it are refused before
         backends()[backend.name].check_verifiable(request.config.max_batch_size, "the engine")
@@ -74,6 +76,8 @@ def build_configured(
     progress.note(f"backend: {backend.name} ({backend.reason})")
     if request.config.tensor_parallel is not None:
         progress.note(f"tensor parallel: {describe_shards(request.model, request.config.tensor_parallel)}")
+    if config.weights == "auto" and request.config.weights == "keep":
+        progress.note("weights: the file's own blocks (keep), with which native operators round what they multiply")
     if choice.quantised and request.config.weights != "fp8":
         progress.note(f"weights: the checkpoint's matrices in fp8 are dequantised for {request.config.weights}")
     result = build_engine(request, source, output, backends(), force=force, progress=progress)

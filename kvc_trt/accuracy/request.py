@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvc_trt import policies as registered
 from kvc_trt.accuracy.answerers.model_under_test import BuiltEngine, ModelUnderTest
 from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.draw import FileDraw, QuestionDraw
@@ -28,6 +29,7 @@ from kvc_trt.accuracy.grid import (
 from kvc_trt.accuracy.pages.report import AccuracyReport, Bars
 from kvc_trt.accuracy.questions import Vocabulary
 from kvc_trt.accuracy.run import evaluate
+from kvc_trt.backends.probes import INSTALL_VERIFY, has_torch, require_torch
 from kvc_trt.engine.verification import Verification, record_verification
 from kvc_trt.errors import InputError
 from kvc_trt.kernels import use_library
@@ -102,7 +104,8 @@ def measure_policies(
 ) -> AccuracyReport:
     """Ask a model under every policy (None: all) and token budget; its engines are built in memory."""
     draw = _draw_of(asked)
-    chosen = variants(policies_of(policies), budgets or budgets_of(model))  # names are checked before weights are read
+    names = policies_of(policies) if has_torch() else _without_torch(policies, progress)
+    chosen = variants(names, budgets or budgets_of(model))  # names are checked before weights are read
     with open_model(model, checkpoint=checkpoint, weights=weights, progress=progress) as opened:
         longest = longest_of(model) if asked.data is None else longest_sequence(opened.config)
         return _measured(opened, chosen, longest, asked, draw, Path(model).name, progress)
@@ -123,6 +126,24 @@ def _measured(
         groups = grid_for(longest, asked.tasks, asked.lengths, asked.modes, asked.framing)
     bars = Bars(asked.minimum_accuracy, asked.maximum_loss)
     return evaluate(model, chosen, groups, draw, asked.directory_for(name), bars=bars, progress=progress)
+
+
+def _without_torch(named: Sequence[str] | None, progress: Progress) -> list[str]:
+    """Return the policies that run without PyTorch: all but the oracles, and none that measures its layers first.
+
+    UnsupportedEnvironment for one that the user names.
+    """
+    found = policies_of(named)
+    needing = [name for name in found if _needs_torch(Variant(name, None))]
+    if needing and named is not None:
+        require_torch(f"leave {', '.join(needing)} out of --policies", what=f"{needing[0]} needs PyTorch")
+    if needing:
+        progress.note(f"left out: {', '.join(needing)}, which need PyTorch ({INSTALL_VERIFY})")
+    return [name for name in found if name not in needing]
+
+
+def _needs_torch(variant: Variant) -> bool:
+    return registered.named(variant.name).selection.oracle or variant.settings.get("layer_budget") == "squeeze"
 
 
 def _groups_of_file(

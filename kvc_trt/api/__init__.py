@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from kvc_trt.api.engine import Engine, StrPath, as_path
 from kvc_trt.config import configured
 from kvc_trt.progress import NullProgress, Progress
-from kvc_trt.verify import require_torch
 
 if TYPE_CHECKING:
     from kvc_trt.accuracy.pages.report import AccuracyReport
@@ -108,7 +107,6 @@ def measure_accuracy(
     """
     from kvc_trt.accuracy.request import AccuracyRequest, measure_policies
 
-    require_torch()
     return measure_policies(
         model,
         AccuracyRequest(**asked),

@@ -13,6 +13,7 @@ from kvc_trt.api.conversations import open_conversation
 from kvc_trt.api.memory_plan import memory_plan
 from kvc_trt.api.prompts import Messages, chat_ids, prompt_ids
 from kvc_trt.api.rules import requests_of
+from kvc_trt.backends.probes import require_torch
 from kvc_trt.backends.registry import backend, open_engine, runner, session_of
 from kvc_trt.backends.run_options import DEFAULTS, PrefillPrecision, RunOptions
 from kvc_trt.errors import InputError
@@ -28,7 +29,6 @@ from kvc_trt.proof import Proof, read_proof
 from kvc_trt.runtime.executor import ClosingExecutor
 from kvc_trt.runtime.scheduler.scheduler import Scheduler
 from kvc_trt.runtime.speculation.settings import Speculation
-from kvc_trt.verify import require_torch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -449,7 +449,6 @@ class Engine:
         """
         from kvc_trt.accuracy.request import AccuracyRequest, measure_engine
 
-        require_torch()
         request = AccuracyRequest(**asked)
         return measure_engine(self.directory, self.backend, request, kernels=as_path(kernels), progress=self._progress)
 
@@ -473,7 +472,9 @@ class Engine:
         from kvc_trt.profile.run import profile_engine
 
         request = ProfileRequest(
-            contexts=check_contexts(tuple(contexts or default_contexts(self.parameters)), self.parameters),
+            contexts=check_contexts(
+                tuple(contexts or default_contexts(self.parameters)), self.parameters, self.directory.model
+            ),
             batches=tuple(sorted(set(batches or DEFAULT_BATCHES))),
             steps=steps,
             decode_seconds=decode_seconds,

@@ -6,11 +6,14 @@ A probe imports the packages it reports, because an installed package may fail t
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import shutil
 import subprocess
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
+
+from kvc_trt.errors import UnsupportedEnvironment
 
 INSTALL_VERIFY = "pip install 'kvc-trt[verify]'"
 
@@ -37,6 +40,24 @@ def probe_reference() -> Probe:
     versions, missing = import_package("torch")
     install = (INSTALL_VERIFY,) if missing else ()
     return Probe("reference", "the oracle that verify compares with", not missing, versions, missing, install)
+
+
+def require_torch(instead: str | None = None, *, what: str = "verification compares with PyTorch") -> None:
+    """UnsupportedEnvironment where PyTorch is missing: said before any work, not after it.
+
+    `what` it is needed for begins the sentence; `instead` is what goes without it.
+    """
+    if not has_torch():
+        hint = INSTALL_VERIFY if instead is None else f"{INSTALL_VERIFY}, or {instead}"
+        raise UnsupportedEnvironment(f"{what}, which is not installed", hint=hint)
+
+
+def has_torch() -> bool:
+    """Return whether PyTorch is installed; it is not imported."""
+    try:
+        return importlib.util.find_spec("torch") is not None
+    except ModuleNotFoundError:  # a finder refuses it
+        return False
 
 
 def import_package(package: str) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -215,14 +215,11 @@ def _automatic(settings: Collection[str]) -> ChosenBackend:
     if len(able) == 1 and able[0] not in candidates:
         found = select_backend(able[0].name)
         return ChosenBackend(found.name, found.versions, "the only one that takes these settings")
-    refused: list[Probe] = []
     for candidate in sorted(candidates, key=lambda each: each.automatic or 0):
         probe = candidate.probe()
         if probe.usable:
-            why = "; ".join(f"{other.name} cannot run here: {'; '.join(other.missing)}" for other in refused)
-            return ChosenBackend(probe.name, probe.versions, why or f"{probe.name} can run here")
-        refused.append(probe)
-    raise _unusable(refused[-1])
+            return ChosenBackend(probe.name, probe.versions, "the first that can run here; kvc-trt doctor shows all")
+    raise _unusable(probe)
 
 
 def _unusable(probe: Probe) -> UnsupportedEnvironment:

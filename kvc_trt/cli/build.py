@@ -13,7 +13,7 @@ from kvc_trt.backends.registry import backend, names
 from kvc_trt.cli.build_options import TENSOR_PARALLEL, WEIGHTS, policy_options
 from kvc_trt.cli.option_types import NumberOr
 from kvc_trt.cli.text import printing
-from kvc_trt.cli.text.policy import describe_parameters
+from kvc_trt.cli.text.policy import compresses_nothing, describe_parameters
 from kvc_trt.config import configured, parse_settings
 from kvc_trt.errors import escaped
 from kvc_trt.sizes import readable_size
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 @cloup.option_group(
     "Model and weights",
     cloup.option(
-        "--model", metavar="NAME|PATH", help="A preset (`kvc-trt models`), a Hugging Face directory, or a GGUF file."
+        "--model",
+        metavar="NAME|PATH|ORG/NAME",
+        help="A preset (`kvc-trt models`), a Hugging Face directory, a GGUF file, or a repository of the Hub.",
     ),
     cloup.option("--checkpoint", metavar="PATH", help="Hugging Face directory or GGUF file with the preset's weights."),
     cloup.option("--revision", help="Commit, tag or branch to fetch from the Hugging Face Hub."),
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
     cloup.option(
         "--weights",
         type=click.Choice(WEIGHTS),
-        help="Stored weights; bf16 on a GPU only, int8 and int4 on a CPU only.  [default: auto]",
+        help="Stored weights; bf16 on a GPU only, int8, int4 and keep on a CPU only. keep holds the blocks of a GGUF "
+        "file in Q4_0, Q4_1 or Q8_0, for which it is the default on a CPU; fp32 is for others.  [default: auto]",
     ),
 )
 @policy_options(
@@ -124,6 +127,8 @@ def _summary(built: Built) -> str:
         f"{engine.path}: {result.status} in {result.seconds:.1f} s, {readable_size(total)} ({request.config.weights})",
         f"policy {parameters.policy}: {describe_parameters(parameters)}",
     ]
+    if (idle := compresses_nothing(parameters)) is not None:
+        lines.append(idle)
     if (slow := _without_kernels(built)) is not None:
         lines.append(slow)
     if result.resumed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 PROMPT_OPTIONS = "--prompt TEXT, --prompt-file FILE, --prompt-ids FILE, --chat TEXT or --messages FILE"
 LARGEST_PROMPT = 64 << 20
 """Bytes of a file of a prompt, a document, token ids or messages: some sixteen million tokens."""
+_SHOWN_WORDS = 5
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,20 @@ def warn_of_bare_text(asked: Prompts, engine: Engine, hint: str) -> None:
     if asked.is_bare_text and engine.directory.chat_template is not None:
         message = "the model has a chat template, and this prompt bypasses it: chat models often give no answer then"
         show(f"warning: {message}\nhint: {hint}", err=True)
+
+
+def warn_of_unknown_words(asked: Prompts, engine: Engine) -> None:
+    """Say on stderr which words the model reads as its unknown token, if there are any."""
+    tokenizer = engine.directory.tokenizer
+    said = (message.get("content") for messages in asked.conversations for message in messages)
+    texts = [asked.text or "", *(text for text in said if isinstance(text, str))]
+    if tokenizer is None or not (words := list(dict.fromkeys(chain(*map(tokenizer.unknown_words, texts))))):
+        return
+    shown = ", ".join(describe(word) for word in words[:_SHOWN_WORDS]) + (", ..." if words[_SHOWN_WORDS:] else "")
+    show(
+        f"warning: the model's vocabulary lacks {len(words)} of the prompt's words, which it cannot read: {shown}",
+        err=True,
+    )
 
 
 def read_text(path: Path) -> str:

@@ -19,7 +19,7 @@ from kvc_trt.cli.answer_options import answer_options, take_rules
 from kvc_trt.cli.asking.beside import answer_beside, open_beside, side_by_side
 from kvc_trt.cli.asking.conversation import converse, is_conversation
 from kvc_trt.cli.option_types import PREFILL_PRECISION, SEALED
-from kvc_trt.cli.prompts import warn_of_bare_text
+from kvc_trt.cli.prompts import warn_of_bare_text, warn_of_unknown_words
 from kvc_trt.cli.run_arguments import END, FROM_INPUT, RunArguments
 from kvc_trt.cli.text.printing import answer_text, json_option, print_json, progress, show
 from kvc_trt.cli.text.run_report import report, summary
@@ -143,6 +143,7 @@ def command(**parameters: Any) -> None:
         _compare(engine, prompts, given, loaded)
         return
     outputs = _answers(engine, prompts, given, context)
+    warn_of_unknown_words(asked, engine)
     _warn_of_cut_answers(outputs, given)
     if given.proof_file is not None:
         assert outputs[0].kv_proof is not None, "it was asked for"

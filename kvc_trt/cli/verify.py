@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from kvc_trt import Engine
 from kvc_trt.accuracy.cell import ENOUGH_ANSWERED
 from kvc_trt.accuracy.grid import PLAIN, Variant
+from kvc_trt.backends.probes import require_torch
 from kvc_trt.backends.registry import backends, names, open_engine, program_backend, runner
 from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.cli.option_types import PREFILL_PRECISION, SEALED, CountOrByName, Counts, Names
@@ -21,7 +22,6 @@ from kvc_trt.errors import VerificationFailed
 from kvc_trt.files.atomic import check_new_file, write_json
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
-from kvc_trt.verify import require_torch
 
 if TYPE_CHECKING:
     from kvc_trt.accuracy.cell import Cell
@@ -145,7 +145,8 @@ def command(
     --level tasks asks the tasks of `kvc-trt tasks` of ENGINE beside its dense twin, or with --model of a model under
     many policies and token budgets; results are kept question by question, and a second run goes on where one stopped.
     """
-    require_torch()
+    if level != "tasks" or replay is not None:
+        require_torch("--level tasks, which compares with the whole cache")
     if replay is not None:
         given = click.get_current_context().get_parameter_source
         taken = {"engine", "replay", "file", "as_json"}

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from kvc_trt.models.cache_formats import INT4
+from kvc_trt.models.cache_formats import CACHE_FORMATS, INT4
 from kvc_trt.operators.dimensions import INT32_MAX, MAX_TOKENS, SIZES, Size
 from kvc_trt.operators.schema import (
     BOUND,
@@ -23,7 +23,7 @@ from kvc_trt.operators.schema import (
     Operator,
     Stride,
     Tensor,
-    part_names,
+    parts_of,
 )
 
 _NUMBER_SUMMARIES = ("fp16 or bytes of exponents, in formats", "fp16, in int4; groups is 1 in other formats")
@@ -55,7 +55,7 @@ def members(operator: Operator) -> tuple[Member, ...]:
     """Return all members in order: 32-bit numbers, 64-bit numbers, addresses of inputs, addresses of outputs.
 
     A struct serves calls in every format: it has the parts of a stored tensor in all of them. `operator` has none."""
-    kernel, operator = kernel_of(operator), operator.whole
+    kernel, operator = kernel_of(operator), (operator.exact or operator).whole
     numbers = list(_numbers(operator, kernel))
     narrow = [Member("dtype", "int32_t", "KvcDtype"), *(member for member in numbers if member.type == "int32_t")]
     if len(narrow) % 2:
@@ -66,26 +66,23 @@ def members(operator: Operator) -> tuple[Member, ...]:
         *narrow,
         *(member for member in numbers if member.type == "int64_t"),
         *(Member(stride.name, "int64_t", stride.summary, stride) for stride in kernel.strides),
-        *(_address(operator, part, tensor) for tensor in tensors for part in _parts(operator, tensor)),
+        *(_address(operator, part, tensor) for tensor in tensors for part in parts_in_formats(operator, tensor)),
     )
 
 
-def _parts(operator: Operator, tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return a tensor, with the scales and minima that it has in some format if it is stored."""
+def parts_in_formats(operator: Operator, tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return one of an operator's tensors, followed by its scales and its minima if it has them in some format."""
     if not operator.stores or tensor.stored not in ("keys", "values"):
         return (tensor,)
-    numbers = zip(part_names(tensor, INT4)[1:], _NUMBER_SUMMARIES, strict=True)
-    shape = (*tensor.shape[:-1], "groups")
-    return (
-        tensor,
-        *(replace(tensor, name=name, summary=text, element=FLOAT16, shape=shape) for name, text in numbers),
-    )
+    _, *numbers = parts_of(tensor, CACHE_FORMATS[INT4.name])
+    return tensor, *(replace(part, summary=text) for part, text in zip(numbers, _NUMBER_SUMMARIES, strict=True))
 
 
 @cache
 def size_members(operator: Operator) -> dict[str, str]:
     """Return the member that holds each size of an operator's tensors, by symbol."""
-    return {symbol: SIZES[symbol].field or "" for symbol in _sizes(operator) if SIZES[symbol].field}
+    sizes = _sizes(operator.exact or operator)
+    return {symbol: SIZES[symbol].field or "" for symbol in sizes if SIZES[symbol].field}
 
 
 def _sizes(operator: Operator) -> list[str]:

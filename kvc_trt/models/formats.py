@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.sources.checkpoint import Checkpoint
+from kvc_trt.models.sources.hub import is_repository
 from kvc_trt.models.sources.hugging_face import read_config
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ GGUF_SUFFIX = ".gguf"
 
 
 def is_path(model: str) -> bool:
-    """True if `--model` names a checkpoint rather than a preset: by a path, a directory or the suffix .gguf."""
-    return os.sep in model or model.endswith(GGUF_SUFFIX) or os.path.isdir(model)
+    """True if `--model` is a path: one that exists, or what is neither a preset's name nor a repository of the Hub."""
+    return os.path.exists(model) or model.endswith(GGUF_SUFFIX) or (os.sep in model and not is_repository(model))
 
 
 def is_file(path: Path) -> bool:
@@ -36,11 +37,12 @@ def open_checkpoint(path: Path) -> AnyCheckpoint:
     return Checkpoint(path)
 
 
-def read_model_config(path: Path) -> ModelConfig:
-    """The configuration alone; a directory needs no weights for it."""
+def read_model_config(path: Path) -> tuple[ModelConfig, bool]:
+    """The configuration, and whether an engine holds the blocks of the file; a directory needs no weights for it."""
     if is_file(path):
-        checkpoint = open_checkpoint(path)
-        checkpoint.close()
-        return checkpoint.config
+        from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
 
-    return read_config(path)
+        checkpoint = GgufCheckpoint(path)
+        checkpoint.close()
+        return checkpoint.config, checkpoint.keeps_its_blocks
+    return read_config(path), False

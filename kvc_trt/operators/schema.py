@@ -70,6 +70,8 @@ class Attribute:
 _LAST_FORMAT = max(form.code for form in CACHE_FORMATS.values())
 CACHE_FORMAT = Attribute("cache_format", 0, _LAST_FORMAT, "how keys and values are stored", bits=32)
 BY_LENGTH = Attribute("by_length", 0, 1, "1: each row has its own prompt_budgets and pool_kernels", bits=32)
+OF_SOME_CALLS = (CACHE_FORMAT, BY_LENGTH)
+"""Attributes that only some calls have; without them they are 0."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,8 @@ class Operator:
     """True if it stores or reads vectors of a cache, so that what it computes depends on the cache's format."""
     form: CacheFormat | None = None
     """The format of the caches that it is over; None: they hold vectors as they are."""
+    exact: Operator | None = None
+    """The operator over caches that hold vectors as they are, if this one is over a format."""
 
     def in_format(self, form: CacheFormat) -> Operator:
         """Return the operator over caches of a format; itself if that is `auto` or its own, or if none changes it."""
@@ -170,6 +174,12 @@ class Operator:
         """Return the operator in the form that a call's attributes name: its caches' format, and numbers by length."""
         own = self.in_format(format_of_code(numbers.get(CACHE_FORMAT.name, 0)))
         return own.with_lengths() if numbers.get(BY_LENGTH.name) else own
+
+    @cached_property
+    def call_attributes(self) -> tuple[Attribute, ...]:
+        """The attributes of all its calls, those of some calls last."""
+        some = ((CACHE_FORMAT, self.stores and self.form is None), (BY_LENGTH, bool(self.by_length)))
+        return (*self.attributes, *(attribute for attribute, has in some if has))
 
     @cached_property
     def state(self) -> tuple[Tensor, ...]:
@@ -232,12 +242,13 @@ class Operator:
         return INT8 if values["fp8_bounds"] else CACHE
 
     def check(self, values: Mapping[str, int]) -> None:
-        """Raise Refusal for attributes that are out of range or do not fit together."""
-        for attribute in self.attributes:
+        """Raise Refusal for attributes of a call that are out of range or do not fit together."""
+        values = dict.fromkeys(_names(OF_SOME_CALLS), 0) | dict(values)
+        for attribute in self.call_attributes:
             name, value = attribute.name, values[attribute.name]
             if not attribute.least <= value <= attribute.most:
                 raise Refusal(f"field {name}: expected {attribute.least}..{attribute.most}, found {value}")
-        for attribute in self.attributes:
+        for attribute in self.call_attributes:
             name, value = attribute.name, values[attribute.name]
             if attribute.odd and value % 2 == 0:
                 raise Refusal(f"field {name}: expected an odd number, found {value}")
@@ -263,6 +274,8 @@ class Operator:
         known = {**values, ELEMENT_BYTES: element_bytes}
         for tensor in self.inputs:
             known |= zip(tensor.shape, inputs[tensor.name], strict=True)
+        if "D/2" in known:
+            known.setdefault("D", 2 * known["D/2"])
         for symbol, formula in self.all_formulas():
             known[symbol] = evaluate(formula, known)
         return {tensor.name: [known[symbol] for symbol in tensor.shape] for tensor in self.outputs}
@@ -280,6 +293,7 @@ class Operator:
     @cached_property
     def _all_formulas(self) -> tuple[tuple[str, str], ...]:
         named = {symbol for tensor in self.tensors for symbol in tensor.shape}
+        named |= {"D"} if "D/2" in named else set()
         known = named | {*_names(self.attributes), ELEMENT_BYTES}
         common = (one for one in COMMON_FORMULAS.items() if one[0] in named and known.issuperset(names_in(one[1])))
         return (*self.formulas.items(), *common)
@@ -308,7 +322,7 @@ def _in_format(operator: Operator, form: CacheFormat) -> Operator:
         for side in (operator.inputs, operator.outputs)
     )
     attributes = (*operator.attributes, CACHE_FORMAT)
-    return replace(operator, inputs=inputs, outputs=outputs, attributes=attributes, form=form)
+    return replace(operator, inputs=inputs, outputs=outputs, attributes=attributes, form=form, exact=operator)
 
 
 def parts_of(tensor: Tensor, form: CacheFormat) -> tuple[Tensor, ...]:

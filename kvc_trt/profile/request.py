@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.models.config import ModelConfig, longest_sequence
 
 DEFAULT_POINTS = 5
 LEAST_DEFAULT_CONTEXT = 128
@@ -39,12 +40,13 @@ def default_contexts(parameters: PolicyParameters) -> tuple[int, ...]:
     return tuple(sorted({length for length in halves if length >= min(LEAST_DEFAULT_CONTEXT, longest)}))
 
 
-def check_contexts(contexts: tuple[int, ...], parameters: PolicyParameters) -> tuple[int, ...]:
+def check_contexts(contexts: tuple[int, ...], parameters: PolicyParameters, model: ModelConfig) -> tuple[int, ...]:
     """Return the contexts in ascending order; InputError for one that the engine does not support."""
+    longest = longest_sequence(model)
     for context in contexts:
         if not 1 <= context <= parameters.max_input_len:
             raise InputError(
                 f"--contexts {context}: this engine takes prompts of 1 to {parameters.max_input_len} tokens",
-                hint=f"build it with --max-input-len {context}" if context > 0 else None,
+                hint=f"build it with --max-input-len {context}" if 0 < context <= longest else None,
             )
     return tuple(sorted(set(contexts)))

@@ -66,6 +66,14 @@ class Limits:
     """How many tokens of a draft one pass checks, besides the token that it feeds; 0 if drafts cannot be checked."""
     no_drafts: NoDrafts | None = None
     """Why drafts cannot be checked; None if they can."""
+    model_positions: int | None = None
+    """The longest prompt that an engine of this model can be built for; None where that is not known."""
+
+    def way_out(self, count: int, instead: str) -> str:
+        """Return what to do about `count` tokens, more than max_input_len: `instead`, or another engine if it helps."""
+        if self.model_positions is not None and count > self.model_positions:
+            return f"{instead}: no engine of this model takes more than {self.model_positions}"
+        return f"{instead}, or build the engine with --max-input-len {count}"
 
     def room(self, position: int, cache_lengths: Iterable[int]) -> int:
         """Return how many tokens a row can still take, by the fullest cache and by the logical positions left.

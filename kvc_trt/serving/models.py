@@ -83,6 +83,22 @@ class Models(ABC):
         return {"object": "list", "data": [served[name][0].document for name in names]}
 
 
+class OneModel(Models):
+    """One model, for whoever has no other."""
+
+    def __init__(self, model: ServedModel, engine: Served) -> None:
+        self._served = {model.name: (model, engine)}
+
+    @property
+    def served(self) -> Mapping[str, tuple[ServedModel, Served]]:
+        """The model with what answers for it, by name."""
+        return self._served
+
+    async def figures(self) -> str:
+        """Return nothing: its figures are shown elsewhere."""
+        return ""
+
+
 class OwnModels(Models):
     """Models whose engines are in this process."""
 

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kvc_trt.kernels.parameters import Member, kernel_of, members
+from kvc_trt.kernels.parameters import Member, kernel_of, members, parts_in_formats
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.dimensions import INT32_MAX, SIZES, names_in
 from kvc_trt.operators.registry import KERNEL_OPERATORS
-from kvc_trt.operators.schema import (
-    BOUND,
-    BY_LENGTH,
-    CACHE,
-    CACHE_FORMAT,
-    INT64,
-    VERSION,
-    Attribute,
-    Operator,
-    Stride,
-    Tensor,
-)  # fmt: skip
+from kvc_trt.operators.schema import BOUND, CACHE, INT64, OF_SOME_CALLS, VERSION, Attribute, Operator, Stride, Tensor
 from plugins_cuda.generate.formulas import expression
 
 
@@ -46,7 +35,10 @@ inline constexpr size_t kDims = {len(SIZES)};
 inline constexpr const char* kDimNames[kDims] = {{{", ".join(f'"{size.words}"' for size in SIZES.values())}}};
 
 /// The most attributes of any operator.
-inline constexpr size_t kMaxFields = {max(len(operator.whole.attributes) for operator in KERNEL_OPERATORS)};
+inline constexpr size_t kMaxFields = {max(len(operator.call_attributes) for operator in KERNEL_OPERATORS)};
+
+/// The most inputs that any operator has in some format, and more than it has outputs.
+inline constexpr size_t kMaxTensors = {max(len(_table(one.whole, one.whole.inputs)) for one in KERNEL_OPERATORS)};
 
 }}  // namespace kvc::tensorrt
 """
@@ -75,11 +67,11 @@ def operator_sources() -> dict[str, str]:
 
 
 def _operator(operator: Operator) -> str:
-    kernel, operator, by_length = kernel_of(operator), operator.whole, len(operator.by_length)
+    kernel, fields, by_length = kernel_of(operator), _fields(operator), len(operator.by_length)
+    operator = operator.whole
     numbers = [member for member in members(operator) if not isinstance(member.source, Tensor)]
-    numbers = [member for member in numbers if member.name != CACHE_FORMAT.name]  # of `auto`, which is 0
     formulas = _lines(_formulas(operator))
-    fields, sizes = " fields" if "fields." in formulas else "", " sizes" if formulas else ""
+    attributes, sizes = " fields" if "fields." in formulas else "", " sizes" if formulas else ""
     return f"""// {operator.name}: {operator.summary}
 // The operator's tables, and the conversion of its calls into calls of the C ABI.
 {"#include <algorithm>" if "std::" in formulas else ""}
@@ -94,14 +86,14 @@ namespace {{
 using enum Dim;
 using enum Element;
 
-{_fields(operator)}
+{fields}
 
-constexpr TensorSpec kInputs[] = {{{"".join(_tensor(operator, one) + "," for one in operator.inputs)}}};
+constexpr TensorSpec kInputs[] = {{{_tensors(operator, operator.inputs)}}};
 
 // The number after a shape is the input whose buffer the output shares.
-constexpr TensorSpec kOutputs[] = {{{"".join(_tensor(operator, one) + "," for one in operator.outputs)}}};
+constexpr TensorSpec kOutputs[] = {{{_tensors(operator, operator.outputs)}}};
 
-void derive(const Fields&{fields}, Sizes&{sizes}) {{
+void derive(const Fields&{attributes}, Sizes&{sizes}) {{
 {formulas}
 }}
 
@@ -149,9 +141,8 @@ def _dimension(symbol: str) -> str:
 
 
 def _fields(operator: Operator) -> str:
-    if not operator.attributes:
-        return "constexpr std::span<const FieldSpec> kFields;"  # C++ has no empty array
-    return f"constexpr FieldSpec kFields[] = {{{''.join(_field(operator, one) + ',' for one in operator.attributes)}}};"
+    fields = "".join(_field(operator, one) + "," for one in operator.call_attributes)
+    return f"constexpr FieldSpec kFields[] = {{{fields}}};"
 
 
 def _field(operator: Operator, attribute: Attribute) -> str:
@@ -160,7 +151,7 @@ def _field(operator: Operator, attribute: Attribute) -> str:
         f".minimum = {attribute.least}",
         f".maximum = {'INT32_MAX' if attribute.most == INT32_MAX else attribute.most}",
     ]
-    if attribute == BY_LENGTH:
+    if attribute in OF_SOME_CALLS:
         parts.append(".optional = true")
     if attribute.odd:
         parts.append(".odd = true")
@@ -169,11 +160,32 @@ def _field(operator: Operator, attribute: Attribute) -> str:
     return f"{{{', '.join(parts)}}}"
 
 
-def _tensor(operator: Operator, tensor: Tensor) -> str:
-    element = {CACHE: "kCache", BOUND: "kBound", INT64: "kInt64"}.get(tensor.element, "kInt32")
-    alias = [one.name for one in operator.inputs].index(tensor.alias) if tensor.alias else None
-    shape = ", ".join(map(_dimension, tensor.shape))
-    return f'{{"{tensor.name}", {element}, {{{shape}}}' + (f", {alias}" if alias is not None else "") + "}"
+def _table(operator: Operator, tensors: tuple[Tensor, ...]) -> list[Tensor]:
+    """All tensors that stand for `tensors` in some format."""
+    return [part for tensor in tensors for part in parts_in_formats(operator, tensor)]
+
+
+def _tensors(operator: Operator, tensors: tuple[Tensor, ...]) -> str:
+    inputs = [one.name for one in _table(operator, operator.inputs)]
+    return "".join(
+        _tensor(part, element, inputs)
+        for tensor in tensors
+        for part, element in zip(parts_in_formats(operator, tensor), _elements(operator, tensor), strict=True)
+    )
+
+
+def _elements(operator: Operator, tensor: Tensor) -> tuple[str, ...]:
+    """The enumerators that say what a tensor holds, and what its scales and minima do."""
+    if operator.stores and tensor.stored == "keys":
+        return "kKeys", "kKeyScales", "kKeyMinima"
+    if operator.stores and tensor.stored == "values":
+        return "kValues", "kValueScales", "kValueMinima"
+    return ({CACHE: "kCache", BOUND: "kBound", INT64: "kInt64"}.get(tensor.element, "kInt32"),)
+
+
+def _tensor(tensor: Tensor, element: str, inputs: list[str]) -> str:
+    alias = f", {inputs.index(tensor.alias)}" if tensor.alias else ""
+    return f'{{"{tensor.name}", {element}, {{{", ".join(map(_dimension, tensor.shape))}}}{alias}}},'
 
 
 def _formulas(operator: Operator) -> Iterator[str]:
@@ -207,17 +219,15 @@ def _number(member: Member) -> str:
 def _addresses(operator: Operator) -> Iterator[str]:
     """C++ that passes the addresses of tensors. A tensor that is updated in place is passed as the output, which shares
     the input's buffer."""
-    updated = {tensor.alias: number for number, tensor in enumerate(operator.outputs) if tensor.alias}
+    inputs, outputs = _table(operator, operator.inputs), _table(operator, operator.outputs)
+    updated = {tensor.alias: number for number, tensor in enumerate(outputs) if tensor.alias}
     for member in members(operator):
-        if isinstance(member.source, Tensor) and member.source in (*operator.inputs, *operator.outputs):
+        if isinstance(member.source, Tensor):
             name = member.source.name
-            if member.source in operator.outputs:
-                place = f"buffers.outputs[{operator.outputs.index(member.source)}]"
+            if member.source in outputs:
+                place = f"buffers.outputs[{outputs.index(member.source)}]"
             elif name in updated:
                 place = f"buffers.outputs[{updated[name]}]"
             else:
-                place = f"buffers.inputs[{operator.inputs.index(member.source)}]"
-                if member.source.optional:
-                    yield f"if (params.by_length != 0) params.{name} = static_cast<{member.type}>({place});"
-                    continue
+                place = f"buffers.inputs[{inputs.index(member.source)}]"
             yield f"params.{name} = {place if 'void' in member.type else f'static_cast<{member.type}>({place})'};"

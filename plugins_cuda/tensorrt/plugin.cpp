@@ -28,6 +28,8 @@ constexpr size_t kImpossibleWorkspace = size_t{1} << 62;
 
 }  // namespace
 
+Plugin::Plugin(const Operator& op, const Fields& fields) : operator_{op}, fields_{fields}, signature_{op, fields} {}
+
 IPluginCapability* Plugin::getCapabilityInterface(PluginCapabilityType type) noexcept {
     switch (type) {
         case PluginCapabilityType::kCORE: return static_cast<nvinfer1::IPluginV3OneCore*>(this);
@@ -52,13 +54,13 @@ int32_t Plugin::getOutputDataTypes(DataType* output_types, int32_t outputs, cons
         const Types types = types_of(input_types[0]);
         dtype_of(types.cache);
         for (size_t i = 0; i < given_inputs().size(); ++i) {
-            const DataType expected = type_of(operator_.inputs[i], types);
+            const DataType expected = type_of(given_inputs()[i], types);
             if (input_types[i] == expected) continue;
-            refuse("%s: expected DataType %d, found %d", operator_.inputs[i].name, static_cast<int>(expected),
+            refuse("%s: expected DataType %d, found %d", given_inputs()[i].name, static_cast<int>(expected),
                    static_cast<int>(input_types[i]));
         }
-        for (size_t i = 0; i < operator_.outputs.size(); ++i) {
-            output_types[i] = type_of(operator_.outputs[i], types);
+        for (size_t i = 0; i < given_outputs().size(); ++i) {
+            output_types[i] = type_of(given_outputs()[i], types);
         }
         cache_type_ = types.cache;
         return kDone;
@@ -73,10 +75,10 @@ int32_t Plugin::getOutputShapes(const DimsExprs* input_shapes, int32_t inputs, c
         SymbolExprs exprs{};
         Sizes sizes;
         if (cache_type_) sizes.fix(Dim::kBytesPerElement, element_bytes_of(*cache_type_), "type of the cache");
-        for (size_t i = 0; i < given_inputs().size(); ++i) bind(operator_.inputs[i], input_shapes[i], exprs, sizes);
-        operator_.derive(fields_, sizes);
-        for (size_t i = 0; i < operator_.outputs.size(); ++i) {
-            output_shapes[i] = shape_of(operator_.outputs[i], exprs, sizes, builder);
+        for (size_t i = 0; i < given_inputs().size(); ++i) bind(given_inputs()[i], input_shapes[i], exprs, sizes);
+        derive(sizes);
+        for (size_t i = 0; i < given_outputs().size(); ++i) {
+            output_shapes[i] = shape_of(given_outputs()[i], exprs, sizes, builder);
         }
         return kDone;
     });
@@ -86,14 +88,14 @@ bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTens
                                        int32_t outputs) noexcept {
     if (inputs != static_cast<int32_t>(given_inputs().size()) || outputs != getNbOutputs()) return false;
     if (position < 0 || position >= inputs + outputs) return false;
-    const TensorSpec& spec = position < inputs ? operator_.inputs[position] : operator_.outputs[position - inputs];
+    const TensorSpec& spec = position < inputs ? given_inputs()[position] : given_outputs()[position - inputs];
     const Types types = types_of(tensors[0].desc.type);
     const PluginTensorDesc& desc = tensors[position].desc;
     return desc.format == TensorFormat::kLINEAR && is_cache_type(types.cache) && desc.type == type_of(spec, types);
 }
 
 int32_t Plugin::getAliasedInput(int32_t output) noexcept {
-    return output >= 0 && output < getNbOutputs() ? operator_.outputs[output].alias : kNotAliased;
+    return output >= 0 && output < getNbOutputs() ? given_outputs()[output].alias : kNotAliased;
 }
 
 int32_t Plugin::configurePlugin(const DynamicPluginTensorDesc* in, int32_t inputs, const DynamicPluginTensorDesc*,
@@ -128,16 +130,12 @@ int32_t Plugin::enqueue(const PluginTensorDesc* in, const PluginTensorDesc* out,
     return guarded(operator_.name, kFailed, [&] {
         const Call call = call_with(in, out);
         check_aliases(inputs, outputs);
-        const Buffers buffers{inputs, outputs, workspace, workspace_bytes(call), stream};
+        const Buffers buffers{signature_.inputs.in_table(inputs), signature_.outputs.in_table(outputs), workspace,
+                              workspace_bytes(call), stream};
         KvcMessage message{};
         if (operator_.launch(call, buffers, &message) != KVC_OK) refuse("%s", message.text);
         return kDone;
     });
-}
-
-std::span<const TensorSpec> Plugin::given_inputs() const {
-    const size_t absent = fields_.is_set("by_length") ? 0 : operator_.by_length;
-    return operator_.inputs.first(operator_.inputs.size() - absent);
 }
 
 void Plugin::check_counts(int32_t inputs, int32_t outputs) const {
@@ -149,12 +147,15 @@ void Plugin::check_counts(int32_t inputs, int32_t outputs) const {
 }
 
 Types Plugin::types_of(DataType first) const {
-    if (!fields_.is_set("fp8_bounds")) return {.cache = first, .bounds = first};
-    // TensorRT's 8-bit floating-point type is E4M3. INT8 carries the codes of E5M2 unchanged: a strongly typed network
-    // has no scales to apply, and no layer but these plugins reads them. Plans are built this way; none was run.
-    // TensorRT does not pass the cache's type to an operator of bounds alone; with fp8 the operator does not need it.
-    const bool tells_the_cache = operator_.inputs[0].element != Element::kBound;
-    return {.cache = tells_the_cache ? first : DataType::kFLOAT, .bounds = DataType::kINT8};
+    // TensorRT's 8-bit floating-point type is E4M3. INT8 carries the codes of E5M2 unchanged, and those of caches in a
+    // format: a strongly typed network has no scales to apply, and no layer but these plugins computes with them. Plans
+    // are built this way; none was run. TensorRT does not pass the cache's type to an operator of codes or of bounds in
+    // 8 bits alone, which does not need it.
+    const bool fp8_bounds = fields_.is_set("fp8_bounds");
+    const Element told = given_inputs()[0].element;
+    const bool tells_the_cache = told == Element::kCache || (told == Element::kBound && !fp8_bounds);
+    const DataType cache = tells_the_cache ? first : DataType::kFLOAT;
+    return {.cache = cache, .bounds = fp8_bounds ? DataType::kINT8 : cache};
 }
 
 Call Plugin::empty_call(const Types& types) const {
@@ -167,10 +168,10 @@ Call Plugin::call_at(const DynamicPluginTensorDesc* in, ProfileEnd end) const {
     const Types types = types_of(in[0].desc.type);
     Call call = empty_call(types);
     for (size_t i = 0; i < given_inputs().size(); ++i) {
-        check_type(operator_.inputs[i], in[i].desc, types);
-        bind(operator_.inputs[i], in[i].*end, call.sizes);
+        check_type(given_inputs()[i], in[i].desc, types);
+        bind(given_inputs()[i], in[i].*end, call.sizes);
     }
-    operator_.derive(fields_, call.sizes);
+    derive(call.sizes);
     return call;
 }
 
@@ -178,15 +179,21 @@ Call Plugin::call_with(const PluginTensorDesc* in, const PluginTensorDesc* out) 
     const Types types = types_of(in[0].type);
     Call call = empty_call(types);
     for (size_t i = 0; i < given_inputs().size(); ++i) {
-        check_type(operator_.inputs[i], in[i], types);
-        bind(operator_.inputs[i], in[i].dims, call.sizes);
+        check_type(given_inputs()[i], in[i], types);
+        bind(given_inputs()[i], in[i].dims, call.sizes);
     }
-    operator_.derive(fields_, call.sizes);
-    for (size_t i = 0; i < operator_.outputs.size(); ++i) {
-        check_type(operator_.outputs[i], out[i], types);
-        bind(operator_.outputs[i], out[i].dims, call.sizes);
+    derive(call.sizes);
+    for (size_t i = 0; i < given_outputs().size(); ++i) {
+        check_type(given_outputs()[i], out[i], types);
+        bind(given_outputs()[i], out[i].dims, call.sizes);
     }
     return call;
+}
+
+void Plugin::derive(Sizes& sizes) const {
+    signature_.derive_head_size(sizes);
+    operator_.derive(fields_, sizes);
+    signature_.derive_widths(sizes);
 }
 
 uint64_t Plugin::workspace_bytes(const Call& call) const {
@@ -197,11 +204,11 @@ uint64_t Plugin::workspace_bytes(const Call& call) const {
 }
 
 void Plugin::check_aliases(const void* const* inputs, void* const* outputs) const {
-    for (size_t i = 0; i < operator_.outputs.size(); ++i) {
-        const int32_t alias = operator_.outputs[i].alias;
+    for (size_t i = 0; i < given_outputs().size(); ++i) {
+        const int32_t alias = given_outputs()[i].alias;
         if (alias == kNotAliased || outputs[i] == inputs[alias]) continue;
         refuse("%s: expected the buffer of %s (engines are built with kALIASED_PLUGIN_IO_10_03), found another one",
-               operator_.outputs[i].name, operator_.inputs[alias].name);
+               given_outputs()[i].name, given_inputs()[alias].name);
     }
 }
 

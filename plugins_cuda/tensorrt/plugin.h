@@ -14,6 +14,7 @@
 #include "kvc/types.h"
 #include "tensorrt/fields.h"
 #include "tensorrt/shapes.h"
+#include "tensorrt/signature.h"
 
 namespace kvc::tensorrt {
 
@@ -24,10 +25,10 @@ struct Call {
     KvcDtype dtype;
 };
 
-/// Addresses of one call, in the order of the operator's tables.
+/// Addresses of one call, in the order of the operator's tables; null for tensors that the call does not have.
 struct Buffers {
-    const void* const* inputs;
-    void* const* outputs;
+    std::array<const void*, kMaxTensors> inputs;
+    std::array<void*, kMaxTensors> outputs;
     void* workspace;
     uint64_t workspace_bytes;
     void* stream;
@@ -37,8 +38,8 @@ struct Buffers {
 struct Operator {
     const char* name;
     std::span<const FieldSpec> fields;
-    std::span<const TensorSpec> inputs;
-    std::span<const TensorSpec> outputs;
+    std::span<const TensorSpec> inputs;   ///< in all formats
+    std::span<const TensorSpec> outputs;  ///< an alias is the place of an input in that table
     /// Adds the sizes that follow from attributes and from other sizes, where these are known.
     void (*derive)(const Fields& fields, Sizes& sizes);
     KvcStatus (*workspace)(const Call& call, uint64_t* bytes, KvcMessage* message);
@@ -51,7 +52,7 @@ class Plugin final : public nvinfer1::IPluginV3,
                      public nvinfer1::IPluginV3OneBuildV2,
                      public nvinfer1::IPluginV3OneRuntime {
 public:
-    Plugin(const Operator& op, const Fields& fields) : operator_{op}, fields_{fields} {}
+    Plugin(const Operator& op, const Fields& fields);
 
     nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override;
     nvinfer1::IPluginV3* clone() noexcept override;
@@ -60,7 +61,7 @@ public:
     const char* getPluginVersion() const noexcept override { return kVersion; }
     const char* getPluginNamespace() const noexcept override { return kNamespace; }
 
-    int32_t getNbOutputs() const noexcept override { return static_cast<int32_t>(operator_.outputs.size()); }
+    int32_t getNbOutputs() const noexcept override { return static_cast<int32_t>(given_outputs().size()); }
     int32_t getOutputDataTypes(nvinfer1::DataType* output_types, int32_t outputs, const nvinfer1::DataType* input_types,
                                int32_t inputs) const noexcept override;
     int32_t getOutputShapes(const nvinfer1::DimsExprs* input_shapes, int32_t inputs, const nvinfer1::DimsExprs*,
@@ -85,8 +86,8 @@ public:
 private:
     using ProfileEnd = nvinfer1::Dims nvinfer1::DynamicPluginTensorDesc::*;
 
-    /// The inputs that a node with these attributes has.
-    std::span<const TensorSpec> given_inputs() const;
+    std::span<const TensorSpec> given_inputs() const { return signature_.inputs.specs(); }
+    std::span<const TensorSpec> given_outputs() const { return signature_.outputs.specs(); }
     void check_counts(int32_t inputs, int32_t outputs) const;
     /// The open types of a call, given that of its first input.
     Types types_of(nvinfer1::DataType first) const;
@@ -100,8 +101,12 @@ private:
     uint64_t workspace_bytes(const Call& call) const;
     void check_aliases(const void* const* inputs, void* const* outputs) const;
 
+    /// Adds the sizes that follow from the attributes, and from the sizes that are known so far.
+    void derive(Sizes& sizes) const;
+
     const Operator& operator_;
     Fields fields_;
+    Signature signature_;
     mutable std::optional<nvinfer1::DataType> cache_type_;  ///< of the network that the plugin is part of
 };
 

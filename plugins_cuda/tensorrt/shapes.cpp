@@ -84,6 +84,8 @@ DataType type_of(const TensorSpec& spec, const Types& types) {
     switch (spec.element) {
         case Element::kInt64: return DataType::kINT64;
         case Element::kInt32: return DataType::kINT32;
+        case Element::kInt8: return DataType::kINT8;
+        case Element::kHalf: return DataType::kHALF;
         case Element::kBound: return types.bounds;
         default: return types.cache;
     }

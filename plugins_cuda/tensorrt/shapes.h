@@ -4,6 +4,7 @@
 
 #include <NvInferRuntime.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <initializer_list>
@@ -14,8 +15,22 @@
 
 namespace kvc::tensorrt {
 
-/// The contents of a tensor: elements of the cache, page bounds, or numbers.
-enum class Element : uint8_t { kCache, kBound, kInt64, kInt32 };
+/// The contents of a tensor: elements of the cache, page bounds, numbers; in the tables, also a part of stored vectors,
+/// whose type and width follow from the cache's format (signature.h).
+enum class Element : uint8_t {
+    kCache,
+    kBound,
+    kInt64,
+    kInt32,
+    kInt8,
+    kHalf,
+    kKeys,
+    kKeyScales,
+    kKeyMinima,
+    kValues,
+    kValueScales,
+    kValueMinima,
+};
 
 /// Types of the tensors of a call that an operator leaves open.
 struct Types {
@@ -26,9 +41,11 @@ struct Types {
 struct Shape {
     std::array<Dim, 4> dims{};
     int32_t rank = 0;
+    constexpr Shape() = default;
     constexpr Shape(std::initializer_list<Dim> list) {
         for (const Dim dim : list) dims[rank++] = dim;
     }
+    bool has(Dim dim) const { return std::find(dims.begin(), dims.begin() + rank, dim) != dims.begin() + rank; }
 };
 
 inline constexpr int32_t kNotAliased = -1;

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,43 @@ def test_help_has_a_section_of_its_own(capsys):
     text = capsys.readouterr().out
     assert text.index("Options:") < text.index("--steps") < text.index("Options of --level tasks:")
     assert text.index("Options of --level tasks:") < text.index("--budgets")
+
+
+WITHOUT_TORCH = """
+import sys
+
+class Refuses:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+sys.meta_path.insert(0, Refuses())
+from kvc_trt.cli.main import main
+main()
+"""
+
+
+def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *arguments], capture_output=True, text=True)
+
+
+def test_tasks_need_no_torch(engine, tmp_path):
+    asked = ["--tasks", "associative-recall", "--lengths", "256", "--samples", "1", "--modes", "query-aware"]
+    done = without_torch("verify", str(engine), "--level", "tasks", *asked, "--output-dir", str(tmp_path / "one"))
+    assert done.returncode == 0, done.stderr
+    assert "rocketkv" in done.stdout
+    model = ["verify", "--level", "tasks", "--model", "retrieval-tiny", *asked, "--budgets", "64"]
+    done = without_torch(*model, "--output-dir", str(tmp_path / "all"))
+    assert done.returncode == 0, done.stderr
+    assert "left out: exact-topk, exact-topk-group, which need PyTorch" in done.stderr
+    assert "rocketkv" in done.stdout
+    assert "exact-topk" not in done.stdout
+    for needing in ("exact-topk", "rocketkv:layer_budget=squeeze"):
+        done = without_torch(*model, "--policies", f"rocketkv,{needing}", "--output-dir", str(tmp_path / "named"))
+        assert done.returncode == 3
+        assert f"error: {needing} needs PyTorch, which is not installed" in done.stderr
+        assert f"or leave {needing} out of --policies" in done.stderr
+    done = without_torch("verify", str(engine))
+    assert done.returncode == 3
+    assert "or --level tasks, which compares with the whole cache" in done.stderr
+    assert not (tmp_path / "named").exists()

@@ -97,7 +97,7 @@ def test_json_is_alone_on_stdout_and_complete(arguments, ladder, tmp_path, capfd
     assert result["status"] == "built"
     assert result["engine"] == str(tmp_path / "engine")
     assert result["backend"]["name"] == "onnxruntime"
-    assert "tensorrt" in result["backend"]["reason"]
+    assert result["backend"]["reason"] == "the first that can run here; kvc-trt doctor shows all"
     assert result["parameters"]["token_budget"] == 32
     assert [stage["name"] for stage in result["stages"]] == ["weights", "prefill", "decode", "extend"]
     assert all(stage["seconds"] >= 0 and stage["peak_rss_bytes"] > 0 for stage in result["stages"])
@@ -107,15 +107,27 @@ def test_json_is_alone_on_stdout_and_complete(arguments, ladder, tmp_path, capfd
 def test_a_missing_torch_is_noticed_before_the_build(arguments, monkeypatch, tmp_path, capfd):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert run(arguments) == 3
-    streams = capfd.readouterr()
-    assert "pip install 'kvc-trt[verify]'" in streams.err
-    assert "--no-verify" in streams.err
+    assert "hint: pip install 'kvc-trt[verify]', or build with --no-verify" in capfd.readouterr().err
+    assert run([*arguments, "--no-verify", "--layer-budget", "squeeze"]) == 3
+    assert "measures layers with PyTorch, which is not installed" in capfd.readouterr().err
     assert not (tmp_path / "engine").exists()
 
 
-def test_the_backend_and_its_reason_are_said(tiny_arguments, tmp_path, capfd):
+def test_the_backend_is_said_and_who_says_why(tiny_arguments, tmp_path, capfd):
     assert run([*tiny_arguments, "-o", str(tmp_path / "engine")]) == 0
-    assert "backend: onnxruntime (tensorrt cannot run here" in capfd.readouterr().err
+    said = capfd.readouterr()
+    assert "backend: onnxruntime (the first that can run here; kvc-trt doctor shows all)" in said.err
+    assert "tensorrt" not in f"{said.out}{said.err}".lower()
+    assert run([*tiny_arguments, "--backend", "tensorrt", "-o", str(tmp_path / "other")]) == 3
+    assert "TensorRT: expected" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("budget", "said"), [("32", False), ("288", True)])
+def test_a_budget_that_no_sequence_exceeds_compresses_nothing(budget, said, tiny_arguments, tmp_path, capfd):
+    lengths = ("--max-input-len", "256", "--max-output-len", "32", "--token-budget", budget)
+    assert run([*tiny_arguments, *lengths, "-o", str(tmp_path / "engine")]) == 0
+    line = "nothing is compressed: the token budget is 288, and a prompt and its answer have at most 288 tokens"
+    assert (line in capfd.readouterr().out) == said
 
 
 def test_the_default_output_names_model_and_policy(tiny_arguments, tmp_path, monkeypatch):
@@ -151,7 +163,7 @@ def test_the_commit_of_a_fetched_checkpoint_is_recorded_and_replayed(tmp_path, m
     preset = presets.Preset("tiny", "", read_config(directory), "someone/tiny", None, {"max_input_len": 256})
     monkeypatch.setattr(model_choice, "load_preset", lambda name: preset)
 
-    def fetch(repository, revision):
+    def fetch(repository, revision, ways_out):
         asked.append((repository, revision))
         return directory, commit
 

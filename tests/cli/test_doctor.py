@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
+from kvc_trt.backends.onnxruntime import native
 from kvc_trt.backends.probes import Probe
+from kvc_trt.backends.registry import backend
 from kvc_trt.cli.doctor import describe
 from kvc_trt.cli.main import run
 
@@ -18,7 +20,8 @@ def test_every_backend_says_what_it_needs_and_what_to_do(capsys):
     assert "  next   pip install 'kvc-trt[tensorrt]'\n" in printed
 
 
-def test_json_has_the_same_facts(capsys):
+def test_json_has_the_same_facts(capsys, monkeypatch):
+    monkeypatch.setenv(native.VARIABLE, native.NONE)
     assert run(["doctor", "--json"]) == 0
     backends = {probe["name"]: probe for probe in json.loads(capsys.readouterr().out)["backends"]}
     tensorrt = backends["tensorrt"]
@@ -27,6 +30,23 @@ def test_json_has_the_same_facts(capsys):
     assert tensorrt["install"]
     assert backends["onnxruntime"]["usable"]
     assert backends["onnxruntime"]["install"] == []
+
+
+def test_it_says_how_to_get_native_operators(monkeypatch, tmp_path):
+    probe = backend("onnxruntime").probe
+    monkeypatch.setenv(native.VARIABLE, native.NONE)
+    assert probe().install == ()  # they are not wanted
+    monkeypatch.delenv(native.VARIABLE)
+    monkeypatch.setattr(native, "_PACKAGE", tmp_path)
+    monkeypatch.setattr(native, "_CHECKOUT", tmp_path)
+    (tmp_path / "plugins_cpu").mkdir()
+    assert probe().usable
+    assert probe().install[0].startswith("make native; with a C++ compiler")
+    (tmp_path / "plugins_cpu").rmdir()  # an installed wheel
+    assert probe().install[0].startswith("pip install --force-reinstall --no-deps ., in kvc-trt's sources; with a C++")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libkvc_cpu.so").touch()
+    assert native.how_to_get() is None
 
 
 def test_a_backend_in_lines():

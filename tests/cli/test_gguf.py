@@ -11,6 +11,7 @@ from kvc_trt.cli.main import run
 from tests.models.gguf.tiny import write
 
 LENGTHS = ("--max-input-len", "256", "--max-output-len", "32")
+BUILD = ("build", "--policy", "full", *LENGTHS, "--weights", "fp32", "--model")
 TOLERANCE = 1e-4
 
 
@@ -22,7 +23,7 @@ def file(tmp_path):
 @pytest.fixture
 def engine(file, tmp_path, capfd):
     directory = tmp_path / "engine"
-    assert run(["build", "--model", str(file), "--policy", "full", *LENGTHS, "--no-verify", "-o", str(directory)]) == 0
+    assert run([*BUILD, str(file), "--no-verify", "-o", str(directory)]) == 0
     capfd.readouterr()
     return directory
 
@@ -66,12 +67,36 @@ def test_the_engine_has_the_tokenizer_and_says_where_it_came_from(file, engine, 
 
 
 def test_a_repeated_build_is_up_to_date_and_another_file_is_another_build(file, engine, capfd):
-    command = ["build", "--model", str(file), "--policy", "full", *LENGTHS, "--no-verify", "-o", str(engine)]
+    command = [*BUILD, str(file), "--no-verify", "-o", str(engine)]
     assert run(command) == 0
     assert "up to date" in capfd.readouterr().out
     write(file, kind="Q4_1", tied=True, pre="gpt-2")
     assert run(command) == 2
     assert "another build (different weights, tokenizer)" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [
+        ({"kind": "Q4_0"}, "keep"),
+        ({"kind": "Q4_1", "kinds": {"token_embd.weight": "Q8_0"}, "tied": True}, "keep"),
+        ({"kind": "Q8_0", "kinds": {"attn_v.weight": "F16"}}, "keep"),
+        ({"kind": "F16"}, "fp32"),
+        ({"kind": "Q4_0", "kinds": {"attn_v.weight": "Q5_0"}}, "fp32"),
+    ],
+)
+def test_blocks_that_an_engine_can_hold_are_kept_by_default(options, weights, tmp_path, capfd):
+    file, directory = write(tmp_path / "tiny.gguf", **options), tmp_path / "engine"
+    assert run(["build", "--model", str(file), *LENGTHS, "--no-verify", "-o", str(directory), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["configuration"]["weights"] == weights
+    assert run(["plan", "--model", str(file), "--backend", "onnxruntime", "--json"]) == 0
+    assert (json.loads(capfd.readouterr().out)["weights"]["format"] == "keep") == (weights == "keep")
+
+
+def test_random_weights_have_no_blocks(file, tmp_path, capfd):
+    command = ["build", "--model", str(file), *LENGTHS, "--random-weights", "0", "--no-verify", "--json"]
+    assert run([*command, "-o", str(tmp_path / "engine")]) == 0
+    assert json.loads(capfd.readouterr().out)["configuration"]["weights"] == "fp32"
 
 
 def test_plan_needs_the_file_alone(file, capfd):

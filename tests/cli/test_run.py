@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from kvc_trt import Engine
 from kvc_trt.cli.main import run
 from tests.readable_model import text, with_tokenizer
 
@@ -18,6 +19,14 @@ def engine(tiny_model, tmp_path_factory):
     arguments = ["build", "--model", str(model), *limits]
     assert run([*arguments, "-o", str(directory / "engine")]) == 0
     return str(directory / "engine")
+
+
+@pytest.fixture(scope="module")
+def retrieval_engine(tmp_path_factory):
+    """An engine whose vocabulary is some words."""
+    directory = tmp_path_factory.mktemp("run") / "retrieval"
+    assert run(["build", "--model", "retrieval-tiny", "--no-verify", "-o", str(directory)]) == 0
+    return str(directory)
 
 
 @pytest.fixture
@@ -323,3 +332,19 @@ def test_a_tokenizer_that_panics_at_the_prompt_is_one_error(tiny_model, tmp_path
     ]
     assert "this is a bug" not in said
     assert outputs(str(tmp_path / "engine"), "--prompt", text(7, 8), "--max-new-tokens", "2", capfd=capfd)
+
+
+def test_no_longer_engine_is_advised_than_the_model_allows(engine, ids_file, capfd):
+    positions = Engine.open(engine).directory.model.max_position_embeddings
+    hint = f"shorten it, or build the engine with --max-input-len {positions}"
+    assert hint in failure(engine, "--prompt-ids", ids_file([3] * positions), capfd=capfd)
+    hint = f"shorten it: no engine of this model takes more than {positions}"
+    assert hint in failure(engine, "--prompt-ids", ids_file([3] * (positions + 1)), capfd=capfd)
+
+
+def test_words_that_the_vocabulary_lacks_are_named_in_one_line(retrieval_engine, capfd):
+    said = answer(retrieval_engine, "--prompt", "<record> lamp Where are Alice tiger Where", capfd=capfd).err
+    (warning,) = [line for line in said.splitlines() if line.startswith("warning")]
+    assert warning.startswith("warning: the model's vocabulary lacks 3 of the prompt's words, which it cannot read: ")
+    assert warning.endswith("'Where', 'are', 'Alice'")
+    assert "warning" not in answer(retrieval_engine, "--prompt", "<record> lamp tiger", capfd=capfd).err

@@ -159,7 +159,7 @@ def test_an_engine_with_kernels_says_nothing(tiny_model, tmp_path, capfd):
 @pytest.mark.parametrize("kv_cache", ["int8", "fp8", "int4", "k8v4"])
 def test_a_format_that_a_backend_does_not_store_is_refused_by_name(backend, kv_cache):
     parameters = parameters_of("rocketkv", kv_cache=kv_cache)
-    able = ["onnxruntime", "openvino", "torch"]
+    able = ["onnxruntime", "openvino", "tensorrt", "torch"]
     if backend in able:
         check_supported(parameters, LLAMA.num_hidden_layers, backend, backends())
         return

@@ -14,10 +14,12 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from kvc_trt.backends.registry import open_engine
+from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sources.checkpoint import Checkpoint
-from kvc_trt.models.sources.hub import WAYS_OUT, fetch
+from kvc_trt.models.sources.hub import WAYS_OUT, fetch, ways_out_of
 from kvc_trt.models.sources.safetensors_file import TensorPlan, write_safetensors
 
 pytest.importorskip("huggingface_hub")
@@ -176,6 +178,55 @@ def test_names_that_are_no_repository_are_refused_before_any_request(repo_id):
 def test_revisions_that_cannot_be_are_refused(revision):
     with pytest.raises(InputError, match="--revision"):
         fetch("org/model", revision)
+
+
+def test_a_repository_is_a_model(hub, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    del hub.repositories["org/model"]["tokenizer.json"]  # what the stub has there is none
+    assert run(["plan", "--model", "org/model", "--token-budget", "32"]) == 0
+    assert hub.downloaded == ["config.json"]
+    build = ["build", "--model", "org/model", "--token-budget", "32", "--max-input-len", "64", "--max-output-len", "16"]
+    assert run([*build, "--no-verify", "-o", "engine"]) == 0
+    assert open_engine(tmp_path / "engine").manifest.checkpoint.commit == COMMIT
+    capfd.readouterr()
+    assert run(["build", "--config", "engine/config.json", "--no-verify", "-o", "engine"]) == 0
+    assert "up to date" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "words"),
+    [
+        ("org/absent", 2, "org/absent does not exist on the Hub, or needs a login"),
+        ("org/gated", 2, "org/gated is gated"),
+        ("org/blocks", 2, "org/blocks holds no config.json"),
+        ("org/failing", 3, "org/failing is not in the Hub's cache, and the Hub cannot be reached"),
+    ],
+)
+def test_a_repository_that_cannot_be_had_is_one_line_with_the_next_command(
+    hub, tmp_path, monkeypatch, capfd, model, code, words
+):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    hub.repositories["org/blocks"] = {"model.gguf": b"GGUF"}
+    hub.failing = model == "org/failing"
+    assert run(["build", "--model", model, "--no-verify", "-o", str(tmp_path / "engine")]) == code
+    error, hint = [line for line in capfd.readouterr().err.splitlines() if line.startswith(("error", "hint"))]
+    assert words in error
+    assert hint.endswith("--model FILE.gguf") or hint == f"hint: {ways_out_of(model)}"
+    assert not (tmp_path / "engine").exists()
+
+
+def test_a_path_that_exists_is_no_repository(hub, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "model").mkdir(parents=True)
+    assert run(["build", "--model", "org/model", "--no-verify"]) == 2
+    assert "config.json" in capfd.readouterr().err
+    (tmp_path / "rnd.bin").write_bytes(b"\x07" * 64)
+    assert run(["build", "--model", "rnd.bin", "--no-verify"]) == 2
+    assert "rnd.bin" in (said := capfd.readouterr().err)
+    assert "not a GGUF file" in said
+    assert hub.downloaded == []
 
 
 def test_a_hub_that_fails_names_both_ways_out(hub, tmp_path):

@@ -1,4 +1,4 @@
-"""The Python build: a pure wheel unless the CUDA library is asked for, and one set of compiler pins for both ways."""
+"""The Python build: what a wheel carries where nothing is compiled, and one set of compiler pins for both ways."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPILER = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
 
 
-def backend(call: str, **environment: str) -> str:
-    """The result of a hook of the build backend, run as pip runs it: in the source tree, in a process of its own."""
+def backend(call: str, *, shown: bool = False, **environment: str) -> str:
+    """The result of a hook of the build backend, run as pip runs it: in the source tree, in a process of its own.
+
+    What else it prints is printed where it is to be `shown`.
+    """
     code = f"import scikit_build_core.build as b; print('RESULT', b.{call})"
     inherited = {
         name: value
@@ -38,11 +41,32 @@ def backend(call: str, **environment: str) -> str:
         text=True,
         check=True,
     )
-    return done.stdout.split("RESULT ")[1].strip()
+    said, result = done.stdout.split("RESULT ")
+    if shown:
+        print(said)
+    return result.strip()
 
 
-def test_the_wheel_is_pure_python_with_its_data(tmp_path: Path) -> None:
-    name = backend(f"build_wheel({str(tmp_path)!r})")
+NO_COMPILER = {"CXX": "/no/such/compiler"}
+
+
+def test_without_a_compiler_the_wheel_is_pure_python_and_says_so(tmp_path: Path, capfd) -> None:
+    """To pip's log and to `pip -v`; what it prints without is the name of the wheel alone, so doctor says it too."""
+    name = backend(f"build_wheel({str(tmp_path)!r})", shown=True, **NO_COMPILER)
+    assert name == f"kvc_trt-{__version__}-py3-none-any.whl"
+    printed = capfd.readouterr().out
+    assert "The native operators could not be compiled" in printed
+    assert "pip install --force-reinstall --no-deps ." in printed
+
+
+def test_who_asks_for_native_operators_gets_them_or_an_error(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        backend(f"build_wheel({str(tmp_path)!r})", KVC_TRT_NATIVE="1", **NO_COMPILER)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_wheel_has_its_data_and_nothing_else(tmp_path: Path) -> None:
+    name = backend(f"build_wheel({str(tmp_path)!r})", KVC_TRT_NATIVE="0")
     assert name == f"kvc_trt-{__version__}-py3-none-any.whl"
     files = set(zipfile.ZipFile(tmp_path / name).namelist())
     configurations = {

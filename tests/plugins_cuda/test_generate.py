@@ -94,11 +94,11 @@ def test_an_operator_reaches_every_file(monkeypatch: pytest.MonkeyPatch) -> None
     for text in ('make.input("sinks", p.sinks, {p.heads})', 'check_odd("window_slots", p.window_slots)'):
         assert text in texts["parameter_rules.h"]
     assert '{"window_slots", p.window_slots, 3, p.top_k, "top_k"}' in texts["parameter_rules.h"]
-    assert "kMaxFields = 7" in texts["dimensions.h"]
+    assert "kMaxFields = 8" in texts["dimensions.h"]
     for text in (
         '{"sinks", kCache, {kHeads}}',
         '.odd = true, .at_most = "top_k"}',
-        "params.sinks = buffers.inputs[7];",
+        "params.sinks = buffers.inputs[11];",
         'params.window_slots = call.fields.get("window_slots");',
         "return kvc_window_attention(&params",
         "Operator kWindowAttention = {",

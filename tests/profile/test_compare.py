@@ -51,11 +51,11 @@ def test_a_step_that_scores_codes_reads_their_scales_and_minima(kv_cache: str, n
 
 
 def test_a_backend_that_has_no_caches_in_a_format_is_said_in_every_row() -> None:
-    config = BuildConfig(model="llama3.1-8b", token_budget=512, backend="tensorrt", max_input_len=32640)
+    config = BuildConfig(model="llama3.1-8b", token_budget=512, backend="tensorrt-llm", max_input_len=32640)
     found = compare_policies(config, choose_model("llama3.1-8b", None), "bf16")
     assert "not_applicable" not in found["policies"][0]
-    assert all("backend tensorrt has no caches in" in row["not_applicable"] for row in found["whole_caches"])
-    with pytest.raises(InputError, match="policy full: backend tensorrt has no caches in int8"):
+    assert all("backend tensorrt-llm has no caches in" in row["not_applicable"] for row in found["whole_caches"])
+    with pytest.raises(InputError, match="policy full: backend tensorrt-llm has no caches in int8"):
         compare_policies(config.model_copy(update={"kv_cache": "int8"}), choose_model("llama3.1-8b", None), "bf16")
 
 

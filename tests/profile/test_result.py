@@ -126,9 +126,17 @@ def test_default_contexts_are_halves_of_the_longest(engine):
 
 @pytest.mark.parametrize("context", [0, 513])
 def test_contexts_beyond_the_engine_are_refused(engine, context):
-    assert check_contexts((512, 1, 512), engine.parameters) == (1, 512)
+    assert check_contexts((512, 1, 512), engine.parameters, engine.model) == (1, 512)
     with pytest.raises(InputError, match="1 to 512 tokens"):
-        check_contexts((64, context), engine.parameters)
+        check_contexts((64, context), engine.parameters, engine.model)
+
+
+def test_no_longer_engine_is_advised_than_the_model_allows(engine):
+    positions = engine.model.max_position_embeddings
+    for context, hint in ((positions, f"build it with --max-input-len {positions}"), (positions + 1, None)):
+        with pytest.raises(InputError) as caught:
+            check_contexts((context,), engine.parameters, engine.model)
+        assert caught.value.hint == hint
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):

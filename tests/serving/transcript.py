@@ -25,21 +25,35 @@ def _completion(**more: Any) -> tuple[str, dict[str, Any]]:
     return COMPLETIONS, {"model": "demo", "prompt": RECORD, "max_tokens": 12, **more}
 
 
+def _tool(**more: Any) -> tuple[str, dict[str, Any]]:
+    messages = [{"role": "user", "content": "Is it?"}]
+    return CHAT, {"model": "tools", "messages": messages, "tools": [_TOOL], "max_tokens": 60, **more}
+
+
 REQUESTS = {
     "a chat": _chat(),
     "a chat in a stream": _chat(stream=True, stream_options={"include_usage": True}),
     "several drawn chats": _chat(n=3, **_DRAWN),
     "log-probabilities of a chat": _chat(logprobs=True, top_logprobs=2, ignore_eos=True),
     "a chat that stops": _chat(stop=[text(9), text(31)], ignore_eos=True, max_tokens=20),
-    "a tool that may be called": _chat(tools=[_TOOL]),
-    "a tool that must be called": _chat(tools=[_TOOL], tool_choice="required", max_tokens=30),
-    "a call and its result": _chat(
+    "a tool that may be called": _tool(),
+    "a tool that must be called": _tool(tool_choice="required"),
+    "a call in a stream": _tool(tool_choice="required", stream=True, stream_options={"include_usage": True}),
+    "a tool by its name": _tool(tool_choice={"type": "function", "function": {"name": "look"}}, n=2),
+    "a tool that is not there": _tool(tool_choice={"type": "function", "function": {"name": "see"}}),
+    "a tool that nothing can obey": _tool(
+        tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "nothing"}}}],
+        tool_choice="required",
+    ),
+    "a call and its result": _tool(
         messages=[
-            *_MESSAGES,
+            {"role": "user", "content": "Is it?"},
             {"role": "assistant", "content": None, "tool_calls": [_CALL]},
-            {"role": "tool", "tool_call_id": "c", "content": text(9)},
-        ],
-        tools=[_TOOL],
+            {"role": "tool", "tool_call_id": "c", "content": "It is."},
+        ]
+    ),
+    "a call where the template takes none": _chat(
+        messages=[*_MESSAGES, {"role": "tool", "tool_call_id": "c", "content": text(9)}], tools=[_TOOL]
     ),
     "a completion": _completion(),
     "a completion in a stream": _completion(stream=True),
@@ -52,13 +66,15 @@ REQUESTS = {
     "words that are not wanted": _completion(bad_words=["tiger"]),
     "a bias": _completion(logit_bias={"161": -100}),
     "penalties": _completion(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5, ignore_eos=True),
-    "a regular expression": _completion(guided_regex=" ?(lagos|bear) eight"),
-    "a choice": _completion(structured_outputs={"choice": ["lagos", "tiger eight"]}),
-    "a JSON schema": _completion(
-        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}
+    "a regular expression": _tool(tools=[], guided_regex="(yes|no), sir"),
+    "a choice": _tool(tools=[], structured_outputs={"choice": ["yes", "no"]}, logprobs=True),
+    "a JSON schema": _tool(
+        tools=[], response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}
     ),
-    "a grammar that is none": _completion(guided_regex="("),
-    "a grammar that is none, in a stream": _completion(guided_grammar="start: (", stream=True),
+    "any JSON, cut short": _tool(tools=[], response_format={"type": "json_object"}, max_tokens=5, stream=True),
+    "a grammar that is none": _tool(tools=[], guided_regex="("),
+    "a grammar that is none, in a stream": _tool(tools=[], guided_grammar="start: (", stream=True),
+    "a grammar for a model without one": _completion(guided_regex="a"),
     "no room for the answer": _completion(max_tokens=1_000_000),
     "a prompt that is too long": _completion(prompt=[5] * 1025),
     "no prompt": _completion(prompt=""),
@@ -73,7 +89,7 @@ REQUESTS = {
     "a model that is not there": _completion(model="nobody"),
     "a chat with a model that chats not": _chat(model="demo"),
 }
-"""Paths and bodies, for `chat_engine` as chat and `demo_engine` as demo."""
+"""Paths and bodies, for `chat_engine` as chat, `demo_engine` as demo and `tool_engine` as tools."""
 
 
 def answer_of(client: Client, path: str, body: dict[str, Any]) -> tuple[int, list[Any]]:

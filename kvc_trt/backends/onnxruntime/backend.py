@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from kvc_trt.backends.base import Backend
-from kvc_trt.backends.onnxruntime.native import describe_choice, native_operators
+from kvc_trt.backends.onnxruntime.native import describe_choice, how_to_get, native_operators
 from kvc_trt.backends.probes import Probe, import_package
 from kvc_trt.backends.run_options import PREFILL_PRECISIONS
 from kvc_trt.engine.backend import FP8
@@ -57,11 +57,14 @@ class OnnxRuntimeBackend(Backend):
             missing = (f"onnxruntime {oldest} or newer, found {versions['onnxruntime']}",)
         install = ("pip install --upgrade onnxruntime",) if missing else ()
         versions = {**versions, "native operators": describe_choice()}
+        if not missing and (command := how_to_get()) is not None:
+            install = (command,)
         return Probe(self.name, self.purpose, not missing, versions, missing, install)
 
     @override
     def default_weights(self, choice: ModelChoice) -> WeightKind:
-        return host_weights(choice)
+        """Return keep for a GGUF file whose blocks an engine holds as they are, else fp32."""
+        return "keep" if choice.blocks else host_weights(choice)
 
     @override
     def break_even(self, model: ModelConfig, parameters: PolicyParameters, dtype: str) -> int:

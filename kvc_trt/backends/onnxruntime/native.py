@@ -31,6 +31,7 @@ INSTRUCTIONS = ("avx512bf16", "avx512vnni", "avx512", "avx2", "portable")
 BF16 = "avx512bf16"
 """The one that multiplies bfloat16."""
 _PACKAGE = Path(__file__).resolve().parents[2]
+_CHECKOUT = _PACKAGE.parent
 _NAME = "libkvc_cpu.so"
 
 
@@ -90,11 +91,14 @@ def library_path() -> Path | None:
         if path.is_file():
             check_writers(path)
         return path
-    checkout = _PACKAGE.parent
     places = [_PACKAGE / "lib" / _NAME]
-    if (checkout / "plugins_cpu").is_dir():
-        places.append(checkout / "build" / _NAME)
+    if _in_checkout():
+        places.append(_CHECKOUT / "build" / _NAME)
     return next((place for place in places if place.is_file()), None)
+
+
+def _in_checkout() -> bool:
+    return (_CHECKOUT / "plugins_cpu").is_dir()
 
 
 def describe_choice() -> str:
@@ -107,6 +111,14 @@ def describe_choice() -> str:
         operators = {name.partition("_")[0] for name in found.operators}  # without one name for each cache format
         return f"{found.path}: {len(operators)} operators, {found.instructions}"
     return "none, the operators' bodies run" + (f" ({VARIABLE}={NONE})" if os.environ.get(VARIABLE) else "")
+
+
+def how_to_get() -> str | None:
+    """Return the command that brings the library where there is none; None where there is one, or none is wanted."""
+    if os.environ.get(VARIABLE) or library_path() is not None:
+        return None
+    command = "make native" if _in_checkout() else "pip install --force-reinstall --no-deps ., in kvc-trt's sources"
+    return f"{command}; with a C++ compiler this brings the native operators, which are faster (docs/native.md)"
 
 
 @cache

@@ -14,6 +14,7 @@ from kvc_trt.backends.probes import Probe
 from kvc_trt.backends.tensorrt.forecast import device_memory
 from kvc_trt.backends.tensorrt.format import WITH_DESCRIPTIONS, no_turns, target_problem
 from kvc_trt.engine.backend import QUANTISED
+from kvc_trt.models.cache_formats import CACHE_FORMATS
 
 if TYPE_CHECKING:
     from kvc_trt.backends.run_options import RunOptions
@@ -42,6 +43,7 @@ class TensorRtBackend(Backend):
     libraries = ("tensorrt",)
     weight_copies = 4
     weight_kinds = ("bf16", "fp16", "fp32", "fp8")
+    cache_formats = tuple(CACHE_FORMATS)
     refused_weights = MappingProxyType({"int8": QUANTISED, "int4": QUANTISED, "keep": QUANTISED})
     own_settings = ("compatibility",)
     no_proofs = "plans of TensorRT have no outputs for the lists of tokens that steps read"

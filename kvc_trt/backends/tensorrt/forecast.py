@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 from kvc_trt.backends.tensorrt.building.profiles import Profile, Range, extend_profiles, longest_turn, prefill_profiles
@@ -19,6 +20,7 @@ from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import ITEM_SIZE, StateTensor, state_tensors
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.operators.tensors import VECTOR_PARTS
 from kvc_trt.sizes import readable_size
 
 COPIES_IN_BUILDER = 2.0
@@ -90,18 +92,24 @@ def turn_bytes(model: ModelConfig, state: Sequence[StateTensor], profile: Profil
     """Return the bytes of the longest turn of a profile, `state` being that of an extend graph.
 
     Beside what a prompt of that length takes: the mask of attention, a byte per new token and entry; where a turn is
-    compacted, stored and new tokens of one layer in one table; in fp32 all scores, twice.
+    compacted, stored and new tokens of one layer in one table; in fp32 all scores, twice. Codes of one layer are
+    widened for attention, to fp32 and then to the activations' type, and keys once more for the votes of a compaction.
     """
     assert profile.sequence is not None
     rows, block, heads = profile.batch.largest, profile.sequence.largest, model.num_attention_heads
     compacted = {tensor.cache for tensor in state if not tensor.in_step}
+    vectors = [tensor for tensor in state if tensor.name.partition(".")[0] in VECTOR_PARTS]
     entries = tables = 0
-    for tensor in state:
-        if tensor.name.startswith("k_cache"):
-            joined = tensor.shape[1] + block
-            entries = max(entries, joined if tensor.cache in compacted else tensor.shape[1])
-            if tensor.cache in compacted:
-                tables = max(tables, 2 * rows * tensor.shape[0] * joined * tensor.shape[2] * ITEM_SIZE[tensor.dtype])
+    for cache, parts in groupby(vectors, key=lambda tensor: tensor.cache):
+        keys, *others = parts
+        kv_heads, slots = keys.shape[:2]
+        held = slots + block if cache in compacted else slots
+        entries = max(entries, held)
+        token = sum(part.bytes_per_row() // slots for part in (keys, *others)) if cache in compacted else 0
+        if keys.dtype == "int8":
+            votes = FLOAT32 if cache in compacted else 0
+            token += kv_heads * model.head_size * (2 * (FLOAT32 + ITEM_SIZE[model.dtype]) + votes)
+        tables = max(tables, rows * held * token)
     scores = 2 * FLOAT32 * heads if model.dtype == "float32" else 0
     return _layer_bytes(model, profile) + rows * block * entries * (1 + scores) + tables
 

@@ -22,8 +22,6 @@ from kvc_trt.backends.tensorrt.running.in_memory import build_program, run_once
 from kvc_trt.backends.tensorrt.running.loading import open_toolkit
 from kvc_trt.engine.program import engine_program, read_graph, twin_program
 from kvc_trt.errors import InputError
-from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
-from kvc_trt.operators.turns.extend_attention import EXTEND_ATTENTION
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -147,11 +145,7 @@ def check_rows(rows: int, what: str) -> None:
 
 
 def for_shapes(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:
-    """Return a copy of an operator's graph whose inputs have exactly these shapes.
-
-    Attention of many tokens also outputs its keys as `k_cache`: the lowering reads type and head size from a graph's
-    caches.
-    """
+    """Return a copy of an operator's graph whose inputs have exactly these shapes."""
     from onnx import ModelProto, helper
 
     copy = ModelProto()
@@ -159,9 +153,4 @@ def for_shapes(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Mode
     types = [value.type.tensor_type.elem_type for value in copy.graph.input]
     for value, element in zip(copy.graph.input, types, strict=True):
         value.CopyFrom(helper.make_tensor_value_info(value.name, element, shapes[value.name]))
-    (node,) = copy.graph.node
-    if node.op_type in (PREFILL_ATTENTION.name, EXTEND_ATTENTION.name):
-        keys = node.input[1]
-        copy.graph.node.append(helper.make_node("Identity", [keys], ["k_cache"], name="k_cache"))
-        copy.graph.output.append(helper.make_tensor_value_info("k_cache", types[0], shapes[keys]))
     return copy

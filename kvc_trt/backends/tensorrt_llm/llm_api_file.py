@@ -70,7 +70,7 @@ def _from_build(config: BuildConfig, path: Path) -> Source:
     from kvc_trt.engine.resolution.model_choice import choose_model
     from kvc_trt.engine.resolution.resolved_build import resolve_parameters, with_defaults
 
-    choice = choose_model(config.model, config.checkpoint)
+    choice = choose_model(config.model, config.checkpoint, config.revision)
     filled = with_defaults(config, choice)
     parameters = resolve_parameters(filled, choice.config)
     return Source(str(path), choice.config, parameters, filled.max_batch_size, _checkpoint(config))
@@ -78,10 +78,11 @@ def _from_build(config: BuildConfig, path: Path) -> Source:
 
 def _checkpoint(config: BuildConfig) -> str:
     from kvc_trt.models.formats import is_path
+    from kvc_trt.models.sources.hub import is_repository
 
     if config.checkpoint is not None:
         return config.checkpoint
-    if is_path(config.model):
+    if is_path(config.model) or is_repository(config.model):
         return config.model
     preset = load_preset(config.model) if config.model in list_presets() else None
     return preset.hugging_face_id or "MODEL" if preset is not None else "MODEL"

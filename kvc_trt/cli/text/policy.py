@@ -25,6 +25,20 @@ def describe_parameters(parameters: PolicyParameters) -> str:
     return "; ".join(parts)
 
 
+def compresses_nothing(parameters: PolicyParameters) -> str | None:
+    """Return a line that says so where the policy would compress, and no sequence is long enough; None elsewhere."""
+    drops = parameters.eviction.evicts or parameters.evicts_while_decoding
+    longest = parameters.max_sequence_len
+    dropping = drops and parameters.capacity < longest
+    reading_less = parameters.reads_a_part and parameters.dense_limit < longest
+    if dropping or reading_less or not (drops or parameters.reads_a_part):
+        return None
+    return (
+        f"nothing is compressed: the token budget is {parameters.token_budget}, and a prompt and its answer have at "
+        f"most {longest} tokens"
+    )
+
+
 def _retrieval(parameters: PolicyParameters) -> list[str]:
     if parameters.retrieval_heads is None:
         return []

@@ -18,8 +18,8 @@ from kvc_trt.models.presets import load_preset
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sources.checkpoint import Checkpoint
 from kvc_trt.models.sources.fp8 import as_floats
-from kvc_trt.models.sources.hub import fetch
-from kvc_trt.models.sources.hugging_face import read_json_object
+from kvc_trt.models.sources.hub import WAYS_OUT, fetch, fetch_config, is_repository, ways_out_of
+from kvc_trt.models.sources.hugging_face import read_config, read_json_object
 from kvc_trt.models.sources.package_file import PackageFile
 from kvc_trt.models.weights import WeightSource, check_weights
 
@@ -57,6 +57,8 @@ class ModelChoice:
     """The checkpoint that is shipped with the package, if any."""
     file: PackageFile | None = None
     """The file of a package that the preset names as its weights, if any."""
+    blocks: bool = False
+    """True if `--model` is a GGUF file whose quantised matrices an engine holds as they are (`--weights keep`)."""
 
     @property
     def quantised(self) -> bool:
@@ -79,17 +81,25 @@ class ModelSource:
     """The checkpoint, a directory or a GGUF file; None for random weights."""
 
 
-def choose_model(model: str, checkpoint: str | None = None) -> ModelChoice:
+def choose_model(model: str, checkpoint: str | None = None, revision: str | None = None) -> ModelChoice:
     """Find a preset or read the configuration of a checkpoint; that of `checkpoint`, if given, wins.
 
-    Raises InputError for an unknown name (suggesting the nearest) and for a checkpoint of another architecture.
+    A path that exists comes before a preset, and ORGANISATION/NAME is a repository of the Hugging Face Hub, at
+    `revision`. Raises InputError for an unknown name (suggesting the nearest) and for a checkpoint of another
+    architecture; for a repository as `hub.fetch` does.
     """
-    if is_path(model):
-        if checkpoint is not None:
-            raise InputError("--model is a checkpoint already; --checkpoint goes with a preset's name")
+    at_path, on_hub = is_path(model), is_repository(model)
+    if (at_path or on_hub) and checkpoint is not None:
+        raise InputError("--model is a checkpoint already; --checkpoint goes with a preset's name")
+    if at_path:
         path = Path(model).absolute()
-        config = read_model_config(path)
-        return ModelChoice(path.stem if is_file(path) else path.name, config, _general_defaults(config), path)
+        config, blocks = read_model_config(path)
+        name = path.stem if is_file(path) else path.name
+        return ModelChoice(name, config, _general_defaults(config), path, blocks=blocks)
+    if on_hub:
+        config = read_config(fetch_config(model, revision))
+        name = model.partition("/")[2]
+        return ModelChoice(name, config, _general_defaults(config), hugging_face_id=model, revision=revision)
     preset = load_preset(model)
     defaults = {**_general_defaults(preset.config), **preset.defaults}
     choice = ModelChoice(
@@ -98,7 +108,7 @@ def choose_model(model: str, checkpoint: str | None = None) -> ModelChoice:
     if checkpoint is None:
         return choice
     path = Path(checkpoint).absolute()
-    config = read_model_config(path)
+    config, _ = read_model_config(path)
     _check_same_model(preset.config, config, model, path)
     return replace(choice, config=config, path=path)
 
@@ -118,7 +128,7 @@ def open_source(choice: ModelChoice, config: BuildConfig) -> tuple[ModelChoice, 
     if choice.file is not None:
         path = _checked(choice.file, path, choice.name)
     elif path is None:
-        path, commit = _fetch(choice, config.revision)
+        path, commit = _fetch(choice, config)
     checkpoint = open_checkpoint(path)
     _check_same_model(choice.config, checkpoint.config, choice.name, path)
     weights = as_floats(checkpoint)
@@ -161,12 +171,13 @@ def _described(choice: ModelChoice, path: Path, commit: str | None) -> str:
     return "checkpoint shipped with kvc-trt" if path == choice.shipped else f"checkpoint {path}"
 
 
-def _fetch(choice: ModelChoice, revision: str | None) -> tuple[Path, str]:
+def _fetch(choice: ModelChoice, config: BuildConfig) -> tuple[Path, str]:
     if choice.hugging_face_id is None:
         raise InputError(
             f"{choice.name} has no known checkpoint", hint="give --checkpoint PATH or --random-weights SEED"
         )
-    return fetch(choice.hugging_face_id, revision or choice.revision)
+    ways_out = ways_out_of(choice.hugging_face_id) if is_repository(config.model) else WAYS_OUT
+    return fetch(choice.hugging_face_id, config.revision or choice.revision, ways_out=ways_out)
 
 
 def _general_defaults(config: ModelConfig) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def resolve(
             hint="leave it out, or take another --policy (see `kvc-trt policies --turns`)",
         )
     if config.weights == "auto":
-        stored = choice if config.random_weights is None else dataclasses.replace(choice, path=None)
+        stored = choice if config.random_weights is None else dataclasses.replace(choice, path=None, blocks=False)
         config = config.model_copy(update={"weights": backends[backend].default_weights(stored)})
     check_backend_settings(config, backends)
     if parameters.kv_cache != AUTO and parameters.has_pages and not parameters.fp8_bounds:

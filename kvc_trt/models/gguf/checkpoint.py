@@ -13,7 +13,7 @@ from kvc_trt.errors import InputError, describe
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.gguf.architecture import model_config
 from kvc_trt.models.gguf.header import GgufTensor, read_header
-from kvc_trt.models.gguf.kept_blocks import KeptBlocks, kept_blocks
+from kvc_trt.models.gguf.kept_blocks import KEPT_BITS, KeptBlocks, kept_blocks
 from kvc_trt.models.gguf.names import ROPE_FACTORS, hugging_face_name, in_halves, interleaved_heads
 from kvc_trt.models.gguf.tokenizer import tokenizer_contents
 from kvc_trt.models.sources.tensor_file import TensorFile
@@ -76,6 +76,12 @@ class GgufCheckpoint:
     def is_float(self, name: str) -> bool:
         """True if the tensor is stored as floats, not in blocks."""
         return self._tensors[name].type in _STORED
+
+    @property
+    def keeps_its_blocks(self) -> bool:
+        """True if it has matrices in blocks, and an engine holds all of them as they are (`KEPT_BITS`)."""
+        kinds = {one.type for one in self._tensors.values() if len(one.shape) == 2 and one.type not in _STORED}
+        return bool(kinds) and kinds <= KEPT_BITS.keys()
 
     def stored_type(self, name: str) -> str:
         """The tensor's type in the file, such as Q4_1."""

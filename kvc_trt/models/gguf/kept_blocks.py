@@ -57,7 +57,7 @@ def _offsets(blocks: NDArray[np.uint8], scales: NDArray[np.float16], where: str)
     if not np.array_equal(offsets, minima.astype(np.float64) + eighths):  # 53 bits hold every such sum exactly
         raise InputError(
             f"{where}: its minima and scales are too far apart to be added exactly in float32",
-            hint="--weights int8 quantises them anew",
+            hint="--weights fp32 holds their values, --weights int8 quantises them anew",
         )
     return offsets
 

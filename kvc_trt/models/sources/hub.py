@@ -12,16 +12,55 @@ from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES
 FILES = ("config.json", "*.safetensors", "model.safetensors.index.json", *TOKENIZER_FILES)
 WAYS_OUT = "--checkpoint PATH takes a local Hugging Face directory or GGUF file, --random-weights SEED needs none"
 _TIMEOUT_SECONDS = 10.0
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
-def fetch(repo_id: str, revision: str | None = None, *, cache_dir: str | Path | None = None) -> tuple[Path, str]:
+def is_repository(model: str) -> bool:
+    """True if this can be the name of a repository, ORGANISATION/NAME. It may be a path as well."""
+    return _REPOSITORY.fullmatch(model) is not None and ".." not in model
+
+
+def ways_out_of(repo_id: str) -> str:
+    """Return what to do about a repository that was given as `--model` and cannot be had."""
+    return f"hf download {repo_id}, where that works; or --model PATH of a directory or .gguf file that is here"
+
+
+def fetch_config(repo_id: str, revision: str | None = None) -> Path:
+    """Download config.json alone, or find it in the Hub's cache: the directory that it is in. Errors as of `fetch`."""
+    directory = _download(repo_id, revision, ("config.json",), ways_out_of(repo_id))
+    if not (directory / "config.json").is_file():
+        raise InputError(
+            f"{repo_id} holds no config.json", hint="of a repository of GGUF files, download one: --model FILE.gguf"
+        )
+    return directory
+
+
+def fetch(
+    repo_id: str, revision: str | None = None, *, cache_dir: str | Path | None = None, ways_out: str = WAYS_OUT
+) -> tuple[Path, str]:
     """Download what a build needs (or find it in the Hub's cache): (directory, resolved commit).
 
     `revision` is a branch, tag or commit; None means the default branch. The environment variables of huggingface_hub
     hold (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE). Raises `InputError` for a repository or revision that does
     not exist or may not be read, `UnsupportedEnvironment` where the Hub cannot be reached.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", repo_id, re.ASCII) or ".." in repo_id:
+    directory = _download(repo_id, revision, FILES, ways_out, cache_dir)
+    if not any(directory.glob("*.safetensors")):
+        raise InputError(
+            f"{repo_id} holds no safetensors weights, or they cannot be fetched now (pickled ones never are)",
+            hint=ways_out,
+        )
+    return directory, directory.name
+
+
+def _download(
+    repo_id: str,
+    revision: str | None,
+    files: tuple[str, ...],
+    ways_out: str,
+    cache_dir: str | Path | None = None,
+) -> Path:
+    if not is_repository(repo_id):
         raise InputError(f"{repo_id!r} is not a Hub repository, expected ORGANISATION/NAME")
     if revision is not None and not re.fullmatch(r"[A-Za-z0-9][\w./-]*", revision, re.ASCII):
         raise InputError(f"--revision {revision!r}: expected a branch, tag or commit")
@@ -31,33 +70,30 @@ def fetch(repo_id: str, revision: str | None = None, *, cache_dir: str | Path | 
         path = snapshot_download(
             repo_id,
             revision=revision,
-            allow_patterns=list(FILES),
+            allow_patterns=list(files),
             cache_dir=cache_dir,
             endpoint=os.environ.get("HF_ENDPOINT"),
             etag_timeout=_TIMEOUT_SECONDS,
         )
     except Exception as error:
-        raise _explained(error, repo_id, revision) from error
-    directory = Path(path)
-    if not any(directory.glob("*.safetensors")):
-        raise InputError(f"{repo_id} holds no safetensors weights (pickled ones are not fetched)", hint=WAYS_OUT)
-    return directory, directory.name
+        raise _explained(error, repo_id, revision, ways_out) from error
+    return Path(path)
 
 
-def _explained(error: Exception, repo_id: str, revision: str | None) -> KvcError:
+def _explained(error: Exception, repo_id: str, revision: str | None, ways_out: str) -> KvcError:
     """Turn what the library raised into a one-line error; it wraps network errors of several HTTP libraries."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     if isinstance(error, GatedRepoError):
         return InputError(
-            f"{repo_id} is gated: accept its licence on the Hub, then log in with `hf auth login`", hint=WAYS_OUT
+            f"{repo_id} is gated: accept its licence on the Hub, then log in with `hf auth login`", hint=ways_out
         )
     if isinstance(error, RevisionNotFoundError):
-        return InputError(f"{repo_id} has no revision {revision!r}", hint=WAYS_OUT)
+        return InputError(f"{repo_id} has no revision {revision!r}", hint=ways_out)
     if isinstance(error, RepositoryNotFoundError):
-        return InputError(f"{repo_id} does not exist on the Hub, or needs a login (`hf auth login`)", hint=WAYS_OUT)
+        return InputError(f"{repo_id} does not exist on the Hub, or needs a login (`hf auth login`)", hint=ways_out)
     if isinstance(error, OSError) and not isinstance(error, ConnectionError) and error.errno is not None:
-        return UnsupportedEnvironment(f"{repo_id} cannot be stored in the Hub's cache: {error.strerror}", hint=WAYS_OUT)
+        return UnsupportedEnvironment(f"{repo_id} cannot be stored in the Hub's cache: {error.strerror}", hint=ways_out)
     return UnsupportedEnvironment(
-        f"{repo_id} is not in the Hub's cache, and the Hub cannot be reached ({type(error).__name__})", hint=WAYS_OUT
+        f"{repo_id} is not in the Hub's cache, and the Hub cannot be reached ({type(error).__name__})", hint=ways_out
     )

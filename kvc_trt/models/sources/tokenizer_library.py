@@ -82,6 +82,15 @@ class Tokenizer:
         found: int | None = self._library.token_to_id(token)
         return found
 
+    def unknown_words(self, text: str) -> list[str]:
+        """Return the pieces of a text that become the unknown token, each once; of some vocabularies nothing does."""
+        unknown = self.token_to_id(getattr(self._library.model, "unk_token", None) or "")
+        if unknown is None:
+            return []
+        encoding = self.encode(text)
+        places = (offsets for token, offsets in zip(encoding.ids, encoding.offsets, strict=True) if token == unknown)
+        return list(dict.fromkeys(text[first:last] for first, last in places))
+
     def to_str(self) -> str:
         """Return the text of the file. The library's own version counts up to the largest id, which takes minutes."""
         return self._content.decode()

@@ -109,7 +109,7 @@ def resolve_plan(config: BuildConfig, network: float | None = None) -> dict[str,
 
     With `network`, a bandwidth in bytes per second, also that of prefill and decode on different machines.
     """
-    choice = _choose(config.model, config.checkpoint)
+    choice = _choose(config)
     filled = with_defaults(config, choice)
     if filled.backend != "auto":
         backend_of(filled.backend)  # report an unknown backend first
@@ -143,7 +143,7 @@ def resolve_plan(config: BuildConfig, network: float | None = None) -> dict[str,
 
 def resolve_comparison(config: BuildConfig) -> dict[str, Any]:
     """Return the comparison of all policies at the configuration's budget."""
-    choice = _choose(config.model, config.checkpoint)
+    choice = _choose(config)
     return compare_policies(config, choice, _weight_format(config.weights, choice, config.backend))
 
 
@@ -157,17 +157,19 @@ def refuse_overrides(settings: Iterable[str]) -> None:
             )
 
 
-def _choose(model: str, checkpoint: str | None) -> ModelChoice:
-    path = Path(model)
+def _choose(config: BuildConfig) -> ModelChoice:
+    path = Path(config.model)
     is_config = path.name == "config.json" and path.is_file()
-    return choose_model(str(path.absolute().parent) if is_config else model, checkpoint)
+    return choose_model(str(path.absolute().parent) if is_config else config.model, config.checkpoint, config.revision)
 
 
 def _weight_format(asked: str, choice: ModelChoice, backend: str) -> str:
     if asked != "auto":
         return asked
-    fp8 = choice.quantised and backend != "auto" and "fp8" in backend_of(backend).weight_kinds
-    return "fp8" if fp8 else _OWN_FORMATS[choice.config.dtype]
+    kinds = () if backend == "auto" else backend_of(backend).weight_kinds
+    if choice.blocks and "keep" in kinds:
+        return "keep"
+    return "fp8" if choice.quantised and "fp8" in kinds else _OWN_FORMATS[choice.config.dtype]
 
 
 def _takes_turns(backend: str) -> bool:

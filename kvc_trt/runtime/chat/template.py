@@ -80,8 +80,7 @@ class ChatTemplate:
         if source is None or not named:
             return None
         tokens = {**_special_tokens(_json_object(files, TOKENS_FILE)), **_special_tokens(config)}
-        # A client may read the refusal of its messages, and needs no path of this machine.
-        return cls(named[_DEFAULT], special_tokens=tokens, source=source.path.name, for_tools=named.get(_FOR_TOOLS))
+        return cls(named[_DEFAULT], special_tokens=tokens, source=str(source.path), for_tools=named.get(_FOR_TOOLS))
 
     def for_strangers(self) -> ChatTemplate:
         """Return the same template, whose errors say nothing of where it lies."""

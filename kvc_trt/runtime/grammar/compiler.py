@@ -49,6 +49,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
+        self._compiling = threading.Lock()
 
     def check(self, grammar: Grammar, what: str) -> None:
         """Compile a grammar; InputError, which opens with `what`, for one that this model cannot answer by."""
@@ -59,17 +60,26 @@ class Grammars:
         return Matcher(self._matcher(grammar, what).deep_copy(), self._vocab_size, ends, what)
 
     def _matcher(self, grammar: Grammar, what: str) -> LLMatcher:
+        if (found := self._kept(grammar)) is not None:  # a row that joins does not wait for another's grammar
+            return found
+        with self._compiling:
+            if (found := self._kept(grammar)) is not None:
+                return found
+            try:
+                found = self._compile(grammar)
+            except InputError as error:
+                raise InputError(f"{what}: {error.message}", hint=error.hint) from error
+        with self._lock:
+            self._compiled[grammar] = found
+            while len(self._compiled) > _MOST_KEPT:
+                self._compiled.popitem(last=False)
+        return found
+
+    def _kept(self, grammar: Grammar) -> LLMatcher | None:
         with self._lock:
             found = self._compiled.get(grammar)
-            if found is None:
-                try:
-                    found = self._compile(grammar)
-                except InputError as error:
-                    raise InputError(f"{what}: {error.message}", hint=error.hint) from error
-                self._compiled[grammar] = found
-                while len(self._compiled) > _MOST_KEPT:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(grammar)
+            if found is not None:
+                self._compiled.move_to_end(grammar)
             return found
 
     def _compile(self, grammar: Grammar) -> LLMatcher:

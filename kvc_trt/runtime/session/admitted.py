@@ -98,7 +98,7 @@ def _prompt(request: Request, limits: Limits, label: str) -> list[int]:
     if count is not None and count > limits.max_input_len:  # before so many are looked at one by one
         raise InputError(
             f"{label} has {count} tokens, expected at most {limits.max_input_len} (the engine's max_input_len)",
-            hint=f"shorten it, or build the engine with --max-input-len {count}",
+            hint=limits.way_out(count, "shorten it"),
         )
     return check_token_ids(given, limits, label)
 

@@ -132,7 +132,7 @@ def check_turn(count: int, position: int, cache_lengths: Sequence[int], limits: 
     if count > limits.max_input_len:
         raise InputError(
             f"{what}: a turn of {count} tokens, expected at most {limits.max_input_len} (the engine's max_input_len)",
-            hint=f"take it in parts, or build the engine with --max-input-len {count}",
+            hint=limits.way_out(count, "take it in parts"),
         )
     keeping = limits.keeping or (True,) * len(limits.capacities)
     for cache, (slots, keeps) in enumerate(zip(limits.capacities, keeping, strict=True)):

@@ -84,13 +84,20 @@ class Choice:
     def _said(self, event: Event) -> list[dict[str, Any] | str]:
         """Return what is certain with an event: a completion's text, or a chat's deltas."""
         if not self._chat:
-            self._texts += [event.text] if event.text else []
-            return [event.text] if event.text else []
+            text = self._after_opening(event)
+            self._texts += [text] if text else []
+            return [text] if text else []
         new = self._reader.feed(event.text)
         if event.output is not None:
             new += self._reader.finish()
         self._deltas += new
         return [chunk_of(delta) for delta in new]
+
+    def _after_opening(self, event: Event) -> str:
+        """Return an event's text; the first of an answer has its token's space, which it has only after a text."""
+        begins = bool(event.text and self._opening and not self._texts and event.text[0] != " ")
+        space = " " if begins and self._model.spelling.text(event.token_id).startswith(" ") else ""
+        return space + event.text
 
     def _drawn_by(self, event: Event) -> list[Drawn]:
         """Return the event's token, if its log-probability is wanted; the token that ends an answer has no text."""

@@ -15,8 +15,8 @@ from kvc_trt.serving.triton.errors import log_to
 from kvc_trt.serving.triton.family.engine_step import EngineStep
 from kvc_trt.serving.triton.family.text_steps import TextStep
 from kvc_trt.serving.triton.model import ServedModel
+from kvc_trt.serving.triton.openai import OpenAiModel
 from kvc_trt.serving.triton.settings import ENGINE, ModelSettings, read_settings
-from kvc_trt.serving.triton.tensors import read_request
 
 
 def load_model(pb_utils: Any, args: Mapping[str, str]) -> ServedModel | TextStep:
@@ -44,4 +44,4 @@ def _engine_model(pb_utils: Any, args: Mapping[str, str], directory: Path, setti
     engine = ServedEngine.open(directory / ENGINE, settings.serving, digest=settings.digest)
     if settings.role == "engine":
         return EngineStep(pb_utils, args, engine)
-    return ServedModel(pb_utils, args, engine, read_request)
+    return OpenAiModel(pb_utils, args, engine)

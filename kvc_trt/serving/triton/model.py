@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from kvc_trt.errors import InputError
 from kvc_trt.serving.engine import ServedEngine
@@ -28,6 +28,13 @@ _METRICS_SECONDS = 0.5
 
 ReadRequest = Callable[[Any], tuple[ServedRequest, WriteOutputs]]
 """Reads Triton's request, and returns it with what writes the tensors of its answer; InputError for a wrong one."""
+
+
+class Cancellable(Protocol):
+    """What can be ended."""
+
+    def cancel(self) -> None:
+        """End it."""
 
 
 class ServedModel:
@@ -80,7 +87,7 @@ class ServedModel:
 
     async def _reply(self, asked: ServedRequest, write: WriteOutputs, answer: Answer, sender: Any) -> None:
         self._unanswered += 1
-        watching = asyncio.create_task(_cancel_when_gone(sender, answer))
+        watching = asyncio.create_task(cancel_when_gone(sender, answer))
         failed: ServingError | None = None
         begun = False
         try:
@@ -129,7 +136,8 @@ class ServedModel:
                 self._show()
 
 
-async def _cancel_when_gone(sender: Any, answer: Answer) -> None:
+async def cancel_when_gone(sender: Any, answer: Cancellable) -> None:
+    """Cancel an answer once its client has gone; to be cancelled itself once the answer is over."""
     while not sender.is_cancelled():
         await asyncio.sleep(_LOOK_SECONDS)
     answer.cancel()

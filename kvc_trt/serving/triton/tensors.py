@@ -56,7 +56,14 @@ def type_of(field: Field) -> TensorType:
     return _OF_KIND[field.kind]
 
 
-INPUTS: Mapping[str, TensorType] = MappingProxyType({name: type_of(field) for name, field in FIELDS.items()})
+OPENAI_REQUEST = "openai_request"
+OPENAI_OUTPUTS: Mapping[str, TensorType] = MappingProxyType(
+    {"openai_response": TensorType("STRING"), "openai_status": TensorType("INT32")}
+)
+"""What `openai.py` reads and writes."""
+INPUTS: Mapping[str, TensorType] = MappingProxyType(
+    {**{name: type_of(field) for name, field in FIELDS.items()}, OPENAI_REQUEST: TensorType("STRING")}
+)
 OUTPUTS: Mapping[str, TensorType] = MappingProxyType(
     {
         "text_output": TensorType("STRING"),
@@ -69,6 +76,7 @@ OUTPUTS: Mapping[str, TensorType] = MappingProxyType(
         "kv_cache_tokens_total": TensorType("INT32"),
         "kv_cache_tokens_reused": TensorType("INT32"),
         "kv_proof": TensorType("STRING"),
+        **OPENAI_OUTPUTS,
     }
 )
 _NUMPY = {"STRING": np.object_, "INT32": np.int32, "UINT32": np.uint32, "UINT64": np.uint64, "FP32": np.float32}

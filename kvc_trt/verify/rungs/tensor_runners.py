@@ -23,7 +23,6 @@ from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
 from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
 from kvc_trt.engine.program import read_graph
 from kvc_trt.errors import InputError
-from kvc_trt.operators.schema import CACHE_FORMAT
 from kvc_trt.verify.rungs.tensor_differences import tensor_names
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def graph_runner(name: str, model: ModelProto, engine: EngineDirectory, threads:
 def rewritten(model: ModelProto) -> tuple[str, ModelProto]:
     """The part that ONNX Runtime executes of the graph after TensorRT's passes, with functions inlined; and its name.
 
-    Where TensorRT reads no such graph (quantised weights, caches in a format, a policy without kernels) the functions
+    Where TensorRT reads no such graph (quantised weights, a policy without kernels) the functions
     are inlined alone.
     """
     from onnx import ModelProto, inliner
@@ -55,8 +54,6 @@ def rewritten(model: ModelProto) -> tuple[str, ModelProto]:
     from kvc_trt.backends.tensorrt.lowering.operators import FIRST_FOR_GRAPHS, Installation
     from kvc_trt.backends.tensorrt.lowering.passes import EXECUTABLE_PASSES
 
-    if any(attribute.name == CACHE_FORMAT.name for node in model.graph.node for attribute in node.attribute):
-        return "inlined", inliner.inline_local_functions(model)
     copy, name = ModelProto(), "lowered"
     copy.CopyFrom(model)
     try:

@@ -18,6 +18,7 @@ constexpr FieldSpec kFields[] = {
     {.name = "pool_kernel", .minimum = 1, .maximum = 4095, .odd = true},
     {.name = "page_size", .minimum = 1, .maximum = INT32_MAX},
     {.name = "fp8_bounds", .minimum = 0, .maximum = 1},
+    {.name = "cache_format", .minimum = 0, .maximum = 4, .optional = true},
     {.name = "by_length", .minimum = 0, .maximum = 1, .optional = true},
 };
 
@@ -32,8 +33,12 @@ constexpr TensorSpec kInputs[] = {
 
 // The number after a shape is the input whose buffer the output shares.
 constexpr TensorSpec kOutputs[] = {
-    {"k_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
-    {"v_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
+    {"k_cache", kKeys, {kBatch, kKvHeads, kCapacity, kHeadSize}},
+    {"k_scale", kKeyScales, {kBatch, kKvHeads, kCapacity, kGroups}},
+    {"k_minimum", kKeyMinima, {kBatch, kKvHeads, kCapacity, kGroups}},
+    {"v_cache", kValues, {kBatch, kKvHeads, kCapacity, kHeadSize}},
+    {"v_scale", kValueScales, {kBatch, kKvHeads, kCapacity, kGroups}},
+    {"v_minimum", kValueMinima, {kBatch, kKvHeads, kCapacity, kGroups}},
     {"bounds", kBound, {kBatch, kKvHeads, kTwiceHeadSize, kPages}},
     {"cache_lengths", kInt64, {kBatch}},
     {"indices", kInt32, {kBatch, kKvHeads, kCapacity}},
@@ -68,6 +73,7 @@ KvcCompactParams params_of(const Call& call) {
     params.page_size = call.fields.get("page_size");
     params.fp8_bounds = call.fields.get("fp8_bounds");
     params.by_length = call.fields.get("by_length");
+    params.cache_format = call.fields.get("cache_format");
     params.prompt_length = call.sizes.get(kPromptLength);
     params.prompt_budget = call.fields.get("prompt_budget");
     params.capacity = call.fields.get("capacity");
@@ -88,13 +94,17 @@ KvcStatus launch(const Call& call, const Buffers& buffers, KvcMessage* message) 
     params.k = buffers.inputs[1];
     params.v = buffers.inputs[2];
     params.prompt_lengths = static_cast<const int64_t*>(buffers.inputs[3]);
-    if (params.by_length != 0) params.prompt_budgets = static_cast<const int64_t*>(buffers.inputs[4]);
-    if (params.by_length != 0) params.pool_kernels = static_cast<const int64_t*>(buffers.inputs[5]);
+    params.prompt_budgets = static_cast<const int64_t*>(buffers.inputs[4]);
+    params.pool_kernels = static_cast<const int64_t*>(buffers.inputs[5]);
     params.k_cache = buffers.outputs[0];
-    params.v_cache = buffers.outputs[1];
-    params.bounds = buffers.outputs[2];
-    params.cache_lengths = static_cast<int64_t*>(buffers.outputs[3]);
-    params.indices = static_cast<int32_t*>(buffers.outputs[4]);
+    params.k_scale = buffers.outputs[1];
+    params.k_minimum = buffers.outputs[2];
+    params.v_cache = buffers.outputs[3];
+    params.v_scale = buffers.outputs[4];
+    params.v_minimum = buffers.outputs[5];
+    params.bounds = buffers.outputs[6];
+    params.cache_lengths = static_cast<int64_t*>(buffers.outputs[7]);
+    params.indices = static_cast<int32_t*>(buffers.outputs[8]);
     return kvc_compact(&params, buffers.workspace, buffers.workspace_bytes, buffers.stream, message);
 }
 

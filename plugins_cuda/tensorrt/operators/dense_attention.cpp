@@ -13,22 +13,31 @@ using enum Element;
 
 constexpr FieldSpec kFields[] = {
     {.name = "dense_until", .minimum = 0, .maximum = INT32_MAX},
+    {.name = "cache_format", .minimum = 0, .maximum = 4, .optional = true},
 };
 
 constexpr TensorSpec kInputs[] = {
     {"query", kCache, {kBatch, kHeads, kHeadSize}},
     {"k_new", kCache, {kBatch, kKvHeads, kHeadSize}},
     {"v_new", kCache, {kBatch, kKvHeads, kHeadSize}},
-    {"k_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
-    {"v_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
+    {"k_cache", kKeys, {kBatch, kKvHeads, kCapacity, kHeadSize}},
+    {"k_scale", kKeyScales, {kBatch, kKvHeads, kCapacity, kGroups}},
+    {"k_minimum", kKeyMinima, {kBatch, kKvHeads, kCapacity, kGroups}},
+    {"v_cache", kValues, {kBatch, kKvHeads, kCapacity, kHeadSize}},
+    {"v_scale", kValueScales, {kBatch, kKvHeads, kCapacity, kGroups}},
+    {"v_minimum", kValueMinima, {kBatch, kKvHeads, kCapacity, kGroups}},
     {"cache_lengths", kInt64, {kBatch}},
 };
 
 // The number after a shape is the input whose buffer the output shares.
 constexpr TensorSpec kOutputs[] = {
     {"output", kCache, {kBatch, kHeads, kHeadSize}},
-    {"k_cache_out", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}, 3},
-    {"v_cache_out", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}, 4},
+    {"k_cache_out", kKeys, {kBatch, kKvHeads, kCapacity, kHeadSize}, 3},
+    {"k_scale_out", kKeyScales, {kBatch, kKvHeads, kCapacity, kGroups}, 4},
+    {"k_minimum_out", kKeyMinima, {kBatch, kKvHeads, kCapacity, kGroups}, 5},
+    {"v_cache_out", kValues, {kBatch, kKvHeads, kCapacity, kHeadSize}, 6},
+    {"v_scale_out", kValueScales, {kBatch, kKvHeads, kCapacity, kGroups}, 7},
+    {"v_minimum_out", kValueMinima, {kBatch, kKvHeads, kCapacity, kGroups}, 8},
 };
 
 void derive(const Fields&, Sizes&) {}
@@ -41,6 +50,7 @@ KvcDenseAttentionParams params_of(const Call& call) {
     params.heads = call.sizes.get(kHeads);
     params.kv_heads = call.sizes.get(kKvHeads);
     params.head_size = call.sizes.get(kHeadSize);
+    params.cache_format = call.fields.get("cache_format");
     params.capacity = call.sizes.get(kCapacity);
     return params;
 }
@@ -56,8 +66,12 @@ KvcStatus launch(const Call& call, const Buffers& buffers, KvcMessage* message) 
     params.k_new = buffers.inputs[1];
     params.v_new = buffers.inputs[2];
     params.k_cache = buffers.outputs[1];
-    params.v_cache = buffers.outputs[2];
-    params.cache_lengths = static_cast<const int64_t*>(buffers.inputs[5]);
+    params.k_scale = buffers.outputs[2];
+    params.k_minimum = buffers.outputs[3];
+    params.v_cache = buffers.outputs[4];
+    params.v_scale = buffers.outputs[5];
+    params.v_minimum = buffers.outputs[6];
+    params.cache_lengths = static_cast<const int64_t*>(buffers.inputs[9]);
     params.output = buffers.outputs[0];
     return kvc_dense_attention(&params, buffers.workspace, buffers.workspace_bytes, buffers.stream, message);
 }

@@ -20,14 +20,19 @@ constexpr FieldSpec kFields[] = {
     {.name = "token_budget", .minimum = 0, .maximum = INT32_MAX},
     {.name = "dense_until", .minimum = 0, .maximum = INT32_MAX},
     {.name = "fp8_bounds", .minimum = 0, .maximum = 1},
+    {.name = "cache_format", .minimum = 0, .maximum = 4, .optional = true},
 };
 
 constexpr TensorSpec kInputs[] = {
     {"query", kCache, {kBatch, kHeads, kHeadSize}},
     {"k_new", kCache, {kBatch, kKvHeads, kHeadSize}},
     {"v_new", kCache, {kBatch, kKvHeads, kHeadSize}},
-    {"k_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
-    {"v_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
+    {"k_cache", kKeys, {kBatch, kKvHeads, kCapacity, kHeadSize}},
+    {"k_scale", kKeyScales, {kBatch, kKvHeads, kCapacity, kGroups}},
+    {"k_minimum", kKeyMinima, {kBatch, kKvHeads, kCapacity, kGroups}},
+    {"v_cache", kValues, {kBatch, kKvHeads, kCapacity, kHeadSize}},
+    {"v_scale", kValueScales, {kBatch, kKvHeads, kCapacity, kGroups}},
+    {"v_minimum", kValueMinima, {kBatch, kKvHeads, kCapacity, kGroups}},
     {"bounds", kBound, {kBatch, kKvHeads, kTwiceHeadSize, kPages}},
     {"cache_lengths", kInt64, {kBatch}},
 };
@@ -35,9 +40,13 @@ constexpr TensorSpec kInputs[] = {
 // The number after a shape is the input whose buffer the output shares.
 constexpr TensorSpec kOutputs[] = {
     {"output", kCache, {kBatch, kHeads, kHeadSize}},
-    {"k_cache_out", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}, 3},
-    {"v_cache_out", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}, 4},
-    {"bounds_out", kBound, {kBatch, kKvHeads, kTwiceHeadSize, kPages}, 5},
+    {"k_cache_out", kKeys, {kBatch, kKvHeads, kCapacity, kHeadSize}, 3},
+    {"k_scale_out", kKeyScales, {kBatch, kKvHeads, kCapacity, kGroups}, 4},
+    {"k_minimum_out", kKeyMinima, {kBatch, kKvHeads, kCapacity, kGroups}, 5},
+    {"v_cache_out", kValues, {kBatch, kKvHeads, kCapacity, kHeadSize}, 6},
+    {"v_scale_out", kValueScales, {kBatch, kKvHeads, kCapacity, kGroups}, 7},
+    {"v_minimum_out", kValueMinima, {kBatch, kKvHeads, kCapacity, kGroups}, 8},
+    {"bounds_out", kBound, {kBatch, kKvHeads, kTwiceHeadSize, kPages}, 9},
     {"selected", kInt32, {kBatch, kKvHeads, kSelectedWidth}},
 };
 
@@ -70,6 +79,7 @@ KvcHybridAttentionParams params_of(const Call& call) {
     params.page_size = call.fields.get("page_size");
     params.top_r = call.fields.get("top_r");
     params.fp8_bounds = call.fields.get("fp8_bounds");
+    params.cache_format = call.fields.get("cache_format");
     params.capacity = call.sizes.get(kCapacity);
     params.top_k = call.fields.get("top_k");
     params.token_budget = call.fields.get("token_budget");
@@ -89,11 +99,15 @@ KvcStatus launch(const Call& call, const Buffers& buffers, KvcMessage* message) 
     params.k_new = buffers.inputs[1];
     params.v_new = buffers.inputs[2];
     params.k_cache = buffers.outputs[1];
-    params.v_cache = buffers.outputs[2];
-    params.bounds = buffers.outputs[3];
-    params.cache_lengths = static_cast<const int64_t*>(buffers.inputs[6]);
+    params.k_scale = buffers.outputs[2];
+    params.k_minimum = buffers.outputs[3];
+    params.v_cache = buffers.outputs[4];
+    params.v_scale = buffers.outputs[5];
+    params.v_minimum = buffers.outputs[6];
+    params.bounds = buffers.outputs[7];
+    params.cache_lengths = static_cast<const int64_t*>(buffers.inputs[10]);
     params.output = buffers.outputs[0];
-    params.selected = static_cast<int32_t*>(buffers.outputs[4]);
+    params.selected = static_cast<int32_t*>(buffers.outputs[8]);
     return kvc_hybrid_attention(&params, buffers.workspace, buffers.workspace_bytes, buffers.stream, message);
 }
 

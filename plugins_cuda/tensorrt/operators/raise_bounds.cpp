@@ -14,6 +14,7 @@ using enum Element;
 constexpr FieldSpec kFields[] = {
     {.name = "page_size", .minimum = 1, .maximum = INT32_MAX},
     {.name = "fp8_bounds", .minimum = 0, .maximum = 1},
+    {.name = "cache_format", .minimum = 0, .maximum = 4, .optional = true},
 };
 
 constexpr TensorSpec kInputs[] = {
@@ -44,6 +45,7 @@ KvcRaiseBoundsParams params_of(const Call& call) {
     params.head_size = call.sizes.get(kHeadSize);
     params.page_size = call.fields.get("page_size");
     params.fp8_bounds = call.fields.get("fp8_bounds");
+    params.cache_format = call.fields.get("cache_format");
     params.block = call.sizes.get(kBlock);
     params.pages = call.sizes.get(kPages);
     return params;

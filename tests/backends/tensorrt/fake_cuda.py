@@ -20,6 +20,7 @@ from tests.graph.small_models import open_session
 
 TYPES = {
     "tensor(float)": ("FLOAT", np.float32),
+    "tensor(float16)": ("HALF", np.float16),
     "tensor(int64)": ("INT64", np.int64),
     "tensor(int32)": ("INT32", np.int32),
     "tensor(int8)": ("INT8", np.int8),

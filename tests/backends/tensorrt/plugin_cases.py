@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,12 +16,15 @@ from kvc_trt.backends.tensorrt.lowering import PLUGINS, lower
 from kvc_trt.kernels import use_library
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.kernels.ops import kvc
+from kvc_trt.kernels.stored_parts import parts_of
+from kvc_trt.models.cache_formats import CACHE_FORMATS, CacheFormat
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.compaction.compact import COMPACT, COMPACT_TURN
 from kvc_trt.operators.dimensions import INT32_MAX
 from kvc_trt.operators.registry import KERNEL_OPERATORS
-from kvc_trt.operators.schema import BY_LENGTH, Operator
+from kvc_trt.operators.schema import CACHE_FORMAT, OF_SOME_CALLS, Operator, part_names, vector_of
 from kvc_trt.operators.tensors import FP8_BOUNDS
+from kvc_trt.operators.turns.replace import REPLACE_CACHE
 from tests.backends.tensorrt.weightless import WITH_AN_ENGINE, weightless_extend, weightless_graphs
 from tests.graph.small_models import LLAMA, resolve
 from tests.plugins_cuda import cases
@@ -28,8 +32,22 @@ from tests.plugins_cuda.test_compact_turn import turn_case
 from tests.plugins_cuda.test_turn import BlockCase, block_case
 
 BY_NAME = {operator.name: operator for operator in KERNEL_OPERATORS}
-KINDS = [(one, fp8) for one in KERNEL_OPERATORS for fp8 in (False, True) if not fp8 or FP8_BOUNDS in one.attributes]
-"""Every operator; those with page bounds also with bounds in fp8."""
+FORMATS = [form for form in CACHE_FORMATS.values() if form.keys is not None]
+
+
+def _kinds() -> Iterator[tuple[Operator, dict[str, int]]]:
+    for operator in KERNEL_OPERATORS:
+        fp8 = {FP8_BOUNDS.name: 1} if FP8_BOUNDS in operator.attributes else {}
+        numbers: list[dict[str, int]] = [{}, *([fp8] if fp8 else [])]
+        if operator.stores:
+            # With fp8 and k8v4 it has parts of every kind; with int4 what tells the head size may be codes alone.
+            names = ("fp8", "k8v4", *(["int4"] if operator == REPLACE_CACHE else []))
+            numbers += [{**fp8, CACHE_FORMAT.name: CACHE_FORMATS[name].code} for name in names]
+        yield from ((operator.for_numbers(own), own) for own in numbers)
+
+
+KINDS = list(_kinds())
+"""Every operator, with numbers that change its tensors: of bounds in fp8, and of each format of its caches."""
 TYPES = {"INT32": 5, "INT64": 10, "FLOAT32": 1, "INT8": 3, "CHAR": 6}
 """PluginFieldType"""
 
@@ -56,26 +74,37 @@ class Malformed:
         return f"kvc plugin: {self.operator}: {self.reason}"
 
 
+SOME_FORMATS = ("rocketkv", {"kv_cache": "k8v4"}), ("full", {"kv_cache": "int8"}), ("hybrid", {"kv_cache": "fp8"})
+
+
 @cache
 def graph_fields() -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
-    """(operator, attributes) of the plugin nodes of lowered graphs of every policy with an engine, one in fp8 too."""
+    """(operator, attributes) of the plugin nodes of lowered graphs of every policy with an engine, some in formats."""
     found = {}
-    for policy, fp8 in (*((policy, {}) for policy in WITH_AN_ENGINE), ("rocketkv", {"fp8_bounds": True})):
-        parameters = resolve(policy, **({} if policy == "full" else {"skip_layers": 1}), **fp8)
+    bounds = ("rocketkv", {"fp8_bounds": True})
+    for policy, own in (*((policy, {}) for policy in WITH_AN_ENGINE), bounds, *SOME_FORMATS):
+        parameters = resolve(policy, **({} if policy == "full" else {"skip_layers": 1}), **own)
         graphs = [*weightless_graphs(LLAMA, parameters, "bf16"), weightless_extend(LLAMA, parameters, "bf16")]
         for graph in graphs:
             for node in lower(graph, tensorrt=(11, 4), plugins=PLUGINS).graph.node:
                 if node.domain == KVC_DOMAIN:
                     # The parser passes every attribute that a field names.
-                    names = {field.name for field in BY_NAME[node.op_type].attributes}
+                    names = {field.name for field in BY_NAME[node.op_type].call_attributes}
                     found[node.op_type, tuple((a.name, a.i) for a in node.attribute if a.name in names)] = None
     return tuple(found)
 
 
-def good_fields(operator: str, *, fp8: bool = False) -> dict[str, int]:
-    """One set of fields of a graph; `fp8` chooses the type of its bounds."""
+def good_fields(operator: str, numbers: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
+    """One set of fields of a graph, with other `numbers`; the bounds are of the cache's type unless these say so."""
     fields = dict(next(fields for name, fields in graph_fields() if name == operator))
-    return {**fields, FP8_BOUNDS.name: int(fp8)} if FP8_BOUNDS.name in fields else fields
+    fields = {name: value for name, value in fields.items() if name not in {one.name for one in OF_SOME_CALLS}}
+    return {**fields, **({FP8_BOUNDS.name: 0} if FP8_BOUNDS.name in fields else {}), **numbers}
+
+
+def fields_with_defaults(operator: str, fields: Mapping[str, int]) -> dict[str, int]:
+    """What a plugin of these fields keeps, in the order of its attributes."""
+    names = [one.name for one in BY_NAME[operator].call_attributes]
+    return {name: fields.get(name, 0) for name in names}
 
 
 def raw(fields: dict[str, int]) -> list[RawField]:
@@ -86,20 +115,20 @@ def malformed_fields(operator: Operator) -> Iterator[Malformed]:
     """Fields with each possible mistake, field by field of the schema."""
     good = good_fields(operator.name)
     assert list(good) == [field.name for field in operator.attributes]
-    good |= {BY_LENGTH.name: 0} if operator.by_length else {}
+    good = fields_with_defaults(operator.name, good)
     whole, count = raw(good), len(good)
 
     def make(fields: Sequence[RawField], reason: str) -> Malformed:
         return Malformed(operator.name, tuple(fields), reason)
 
     yield make([*whole, RawField("more", "INT32", (1,))], f"number of fields: expected {count}, found {count + 1}")
-    for index, field in enumerate(operator.whole.attributes):
+    for index, field in enumerate(operator.call_attributes):
         before, after, value = whole[:index], whole[index + 1 :], good[field.name]
 
         def replaced(reason: str, *, name=field.name, kind="INT32", values=(value,), before=before, after=after):
             return make([*before, RawField(name, kind, values), *after], reason)
 
-        if field != BY_LENGTH:  # a node without it means 0
+        if field not in OF_SOME_CALLS:  # a node without it means 0
             yield make([*before, *after], f"field {field.name}: missing")
         yield replaced(f"field {field.name}x: unknown", name=f"{field.name}x")
         yield replaced(f"field {field.name.upper()}: unknown", name=field.name.upper())
@@ -272,6 +301,23 @@ def in_fp8(make: Callable[..., Step]) -> Callable[..., Step]:
     return made
 
 
+def stored(make: Callable[..., Step], form: CacheFormat) -> Callable[..., Step]:
+    """Return a function that makes the same step over caches in a format, with bounds in fp8 where it has bounds."""
+
+    def made(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
+        bounds = {"fp8": True} if "fp8" in inspect.signature(make).parameters else {}
+        exact = make(emulation, dtype, lengths, **bounds)
+        given: dict[str, Tensor] = {}
+        for tensor, value in zip(exact.operator.inputs, exact.inputs, strict=True):
+            vector = vector_of(tensor, form) if tensor.stored else None
+            given |= zip(part_names(tensor, vector), parts_of(value.contiguous(), vector), strict=True)
+        case = SimpleNamespace(**given, **exact.fields, cache_format=form.code)
+        return _computed(exact.operator.name, case, emulation)
+
+    made.__name__ = f"{form.name}_{make.__name__}"
+    return made
+
+
 STEPS = [
     (compact_step, (61, 9, 40)),
     (compact_step, (5, 0)),
@@ -289,6 +335,10 @@ STEPS = [
     *((in_fp8(make), (61, 9, 40)) for make in (compact_step, hybrid_step, turn_step, bounds_step, replace_bounds_step)),
 ]
 """Rows below and above the budget, empty and inactive ones."""
+STORING = (
+    compact_step, hybrid_step, dense_step, turn_step, append_step, bounds_step, join_step, replace_step
+)  # fmt: skip
+STEPS += [(stored(make, form), (61, 9, 40)) for make in STORING for form in FORMATS]
 
 
 def check_same(step: Step) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import ModelProto, TensorProto, helper
 
 from kvc_trt.backends.tensorrt.lowering import (
@@ -24,9 +25,15 @@ from kvc_trt.backends.tensorrt.lowering.outputs import add_best_token
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.graph import IR_VERSION
 from kvc_trt.graph.state import state_tensors
+from kvc_trt.kernels.stored_parts import parts_of
+from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.models.presets import load_preset
 from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN, OPSET
+from kvc_trt.operators.compaction.compact import COMPACT
+from kvc_trt.operators.compaction.store_tokens import STORE_TOKENS
 from kvc_trt.operators.registry import OPERATORS
+from kvc_trt.operators.schema import part_names, vector_of
+from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 from kvc_trt.runtime.executor import NOT_FINITE
 from tests.backends.tensorrt.weightless import preset_graphs, weightless_graphs
 from tests.graph.small_models import FAMILIES, LLAMA, POLICIES, make_small_engine, open_session, prompts_of, resolve
@@ -378,3 +385,29 @@ def test_a_wrong_and_an_additional_alias_are_refused_and_a_missing_one_is_not():
     ):
         with pytest.raises(UnsupportedEnvironment, match=f"an output shares the wrong buffer: {message}"):
             check_aliases(reported, expected)
+
+
+# --- caches in a format ---
+
+
+@pytest.mark.parametrize("tokens", [128, 384])
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "k8v4"])
+def test_a_compaction_that_keeps_everything_stores_what_the_operator_does(emulation, form, tokens):
+    """The node that stands for KvcStoreTokens, by the emulated kernels; also where the padded prompt is longer."""
+    prefill, _ = small_graphs("full", kv_cache=form)
+    assert not nodes_of(lowered(prefill), STORE_TOKENS.name)
+    node = nodes_of(lowered(prefill), COMPACT.name)[0]
+    numbers = {name: value for name, value in attributes_of(node).items() if isinstance(value, int)}
+    capacity, heads, size = numbers["capacity"], LLAMA.num_key_value_heads, LLAMA.head_size
+    generator = torch.Generator().manual_seed(0)
+    keys, values = (torch.randn(3, heads, tokens, size, generator=generator) for _ in range(2))
+    lengths = torch.tensor([min(tokens, capacity), 77, 1])
+    given = {"q_window": keys[:, :, :1].contiguous(), "k": keys, "v": values, "prompt_lengths": lengths}
+    made = emulation.compute(COMPACT, {**given, **numbers})
+    free = torch.arange(capacity) >= lengths[:, None]
+    for tensor, table in ((K_CACHE, keys), (V_CACHE, values)):
+        vector = vector_of(tensor, CACHE_FORMATS[form])
+        room = torch.nn.functional.pad(table[:, :, :capacity], (0, 0, 0, max(0, capacity - tokens)))
+        for name, part in zip(part_names(tensor, vector), parts_of(room, vector), strict=True):
+            expected = part.masked_fill(free[:, None, :, None], 0)
+            assert torch.equal(made[name].view(torch.uint8), expected.contiguous().view(torch.uint8)), name

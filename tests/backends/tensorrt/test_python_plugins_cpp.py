@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -16,9 +17,18 @@ from kvc_trt.backends.tensorrt.python_plugins.calls import output_shapes
 from kvc_trt.operators.registry import KERNEL_OPERATORS
 from kvc_trt.operators.schema import Operator
 from tests.backends.tensorrt import rtx
-from tests.backends.tensorrt.plugin_cases import TYPES, RawField, good_fields, graph_fields, malformed, raw
+from tests.backends.tensorrt.plugin_cases import (
+    TYPES,
+    RawField,
+    fields_with_defaults,
+    good_fields,
+    graph_fields,
+    malformed,
+    raw,
+)
 from tests.backends.tensorrt.python_plugins_program import NUMBERS
 from tests.backends.tensorrt.test_python_plugins_methods import (
+    NONE,
     SIZES,
     every_operator,
     fixed,
@@ -118,9 +128,11 @@ class CppLibrary:
     def reason(self) -> str:
         return self.driver.kvc_test_reason(self.handle).decode()
 
-    def make(self, operator: Operator, fields: list[RawField] | None = None, *, fp8: bool = False) -> CppPlugin | str:
+    def make(
+        self, operator: Operator, fields: list[RawField] | None = None, *, numbers: Mapping[str, int] = NONE
+    ) -> CppPlugin | str:
         """A plugin, or the reason of its refusal."""
-        fields = raw(good_fields(operator.name, fp8=fp8)) if fields is None else fields
+        fields = raw(good_fields(operator.name, numbers)) if fields is None else fields
         data = [np.array(field.values, NUMBERS[field.type]) for field in fields]
         rows = [
             CField(field.name.encode(), TYPES[field.type], len(field.values), values.ctypes.data)
@@ -145,7 +157,7 @@ def test_fields_of_the_graphs_make_the_same_plugins(cpp):
     for name, fields in graph_fields():
         plugin = cpp.make(by_name[name], raw(dict(fields)))
         assert isinstance(plugin, CppPlugin)
-        assert list(plugin.fields().items()) == list(fields)
+        assert list(plugin.fields().items()) == list(fields_with_defaults(name, dict(fields)).items())
 
 
 def test_every_malformed_field_is_refused_in_the_same_words(cpp):
@@ -182,24 +194,24 @@ class TextBuilder:
 SIGNS = SimpleNamespace(PROD="*", SUM="+")
 """DimensionOperation"""
 
-IN_16_BIT = {"CACHE": 1, "INT64": 8, "INT32": 3, "INT8": 2}
+IN_16_BIT = {"CACHE": 1, "FLOAT16": 1, "INT64": 8, "INT32": 3, "INT8": 2}
 """DataType"""
 
 
-def python_shapes(operator: Operator, shapes: list[str], *, fp8: bool) -> list[str] | str:
+def python_shapes(operator: Operator, shapes: list[str], *, numbers: Mapping[str, int]) -> list[str] | str:
     inputs = [[Text(word) for word in shape.split()] for shape in shapes]
     try:
-        found = output_shapes(operator, good_fields(operator.name, fp8=fp8), inputs, TextBuilder(), SIGNS, 2)
+        found = output_shapes(operator, good_fields(operator.name, numbers), inputs, TextBuilder(), SIGNS, 2)
     except Refusal as refusal:
         return f"kvc plugin: {operator.name}: {refusal}"
     return [" ".join(expr.text for expr in shape) for shape in found]
 
 
 @every_operator
-def test_output_shapes_are_the_same_expressions_or_refusals(cpp, operator, fp8):
-    plugin, sizes = cpp.make(operator, fp8=fp8), sizes_of(operator, fp8=fp8)
+def test_output_shapes_are_the_same_expressions_or_refusals(cpp, operator, numbers):
+    plugin, sizes = cpp.make(operator, numbers=numbers), sizes_of(operator, numbers=numbers)
     shapes = [list(tensor.shape) for tensor in operator.inputs]
-    elements = [operator.element_of(tensor, good_fields(operator.name, fp8=fp8)) for tensor in operator.inputs]
+    elements = [operator.element_of(tensor, good_fields(operator.name, numbers)) for tensor in operator.inputs]
     assert isinstance(plugin.output_types([IN_16_BIT[element] for element in elements]), list)
     refused = 0
     known_sets = ([], ["D"], ["C"], ["C", "P"], ["D", "2D"], ["H", "G", "D", "W", "C", "P", "2D"], list(sizes))
@@ -208,7 +220,7 @@ def test_output_shapes_are_the_same_expressions_or_refusals(cpp, operator, fp8):
         for variant in _variants(base):
             words = [" ".join(shape) for shape in variant]
             expected = plugin.output_shapes(words)
-            assert python_shapes(operator, words, fp8=fp8) == expected, words
+            assert python_shapes(operator, words, numbers=numbers) == expected, words
             refused += isinstance(expected, str)
     assert refused > 20
 
@@ -252,18 +264,18 @@ def same_refusal(python: str | None, cplusplus: str | None) -> bool:
 
 
 @every_operator
-def test_aliases_are_the_same(cpp, trt, python_plugin, operator, fp8):
-    python, plugin = python_plugin(operator, fp8=fp8), cpp.make(operator, fp8=fp8)
+def test_aliases_are_the_same(cpp, trt, python_plugin, operator, numbers):
+    python, plugin = python_plugin(operator, numbers=numbers), cpp.make(operator, numbers=numbers)
     for output in (-1, *range(9), 2**31 - 1):
         assert python.get_aliased_input(output) == plugin.aliased(output)
 
 
 @every_operator
-def test_types_of_outputs_are_the_same(cpp, trt, python_plugin, operator, fp8):
-    python, plugin = python_plugin(operator, fp8=fp8), cpp.make(operator, fp8=fp8)
+def test_types_of_outputs_are_the_same(cpp, trt, python_plugin, operator, numbers):
+    python, plugin = python_plugin(operator, numbers=numbers), cpp.make(operator, numbers=numbers)
     types = list(trt.DataType.__members__.values())
     for cache_type in types:
-        right = [desc.type for desc in fixed(trt, operator, cache_type, fp8=fp8)[0]]
+        right = [desc.type for desc in fixed(trt, operator, cache_type, numbers=numbers)[0]]
         wrong = [[*right[:i], kind, *right[i + 1 :]] for i in range(len(right)) for kind in types]
         for kinds in (right, *wrong):
             expected = plugin.output_types([int(kind) for kind in kinds])
@@ -275,12 +287,12 @@ def test_types_of_outputs_are_the_same(cpp, trt, python_plugin, operator, fp8):
 
 
 @every_operator
-def test_formats_are_the_same(cpp, trt, python_plugin, operator, fp8):
-    python, plugin = python_plugin(operator, fp8=fp8), cpp.make(operator, fp8=fp8)
+def test_formats_are_the_same(cpp, trt, python_plugin, operator, numbers):
+    python, plugin = python_plugin(operator, numbers=numbers), cpp.make(operator, numbers=numbers)
     served = 0
     for cache_type in trt.DataType.__members__.values():
-        tensors = [desc for part in ranged(trt, operator, (1, 4), (8, 64), fp8=fp8) for desc in part]
-        kinds = [desc.type for part in fixed(trt, operator, cache_type, fp8=fp8) for desc in part]
+        tensors = [desc for part in ranged(trt, operator, (1, 4), (8, 64), numbers=numbers) for desc in part]
+        kinds = [desc.type for part in fixed(trt, operator, cache_type, numbers=numbers) for desc in part]
         for desc, kind in zip(tensors, kinds, strict=True):
             desc.desc.type = kind
         for position, (kind, layout) in product(
@@ -295,12 +307,12 @@ def test_formats_are_the_same(cpp, trt, python_plugin, operator, fp8):
 
 
 @every_operator
-def test_profiles_workspaces_and_their_refusals_are_the_same(cpp, trt, python_plugin, operator, fp8):
-    python, plugin = python_plugin(operator, fp8=fp8), cpp.make(operator, fp8=fp8)
+def test_profiles_workspaces_and_their_refusals_are_the_same(cpp, trt, python_plugin, operator, numbers):
+    python, plugin = python_plugin(operator, numbers=numbers), cpp.make(operator, numbers=numbers)
     refused = set()
     changes = ({}, {"H": 3}, {"H": 34}, {"D": 20, "2D": 40}, {"2D": 33}, {"P": 7}, {"W": 2000}, {"G": 0}, {"C": 5})
     for (batch, prompt), change in product([((1, 32), (1, 4096)), ((0, 4), (8, 64)), ((2, 2), (300, 300))], changes):
-        profile = ranged(trt, operator, batch, prompt, fp8=fp8, **change)
+        profile = ranged(trt, operator, batch, prompt, numbers=numbers, **change)
         raw_profile = [c_range(desc) for part in profile for desc in part]
         found, expected = refusal_of(python.configure_plugin, *profile), plugin.configure(raw_profile)
         assert same_refusal(found, expected), (found, expected)
@@ -311,15 +323,15 @@ def test_profiles_workspaces_and_their_refusals_are_the_same(cpp, trt, python_pl
 
 
 @every_operator
-def test_shapes_of_a_step_and_their_refusals_are_the_same(cpp, trt, python_plugin, operator, fp8):
-    python, plugin = python_plugin(operator, fp8=fp8), cpp.make(operator, fp8=fp8)
-    assert set(SIZES) <= set(sizes_of(operator, fp8=fp8))
+def test_shapes_of_a_step_and_their_refusals_are_the_same(cpp, trt, python_plugin, operator, numbers):
+    python, plugin = python_plugin(operator, numbers=numbers), cpp.make(operator, numbers=numbers)
+    assert set(SIZES) <= set(sizes_of(operator, numbers=numbers))
     tensors = [len(operator.inputs), len(operator.outputs)]
     refused = 0
     for part in range(2):
         for index in range(tensors[part]):
             for size, axis in product((-1, 0, 7, 2**31, 2**40, -(2**63), 2**63 - 1), range(4)):
-                described = fixed(trt, operator, fp8=fp8)
+                described = fixed(trt, operator, numbers=numbers)
                 dims = list(described[part][index].dims)
                 if axis >= len(dims):
                     continue

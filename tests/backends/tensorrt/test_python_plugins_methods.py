@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from itertools import product
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -12,8 +14,7 @@ from kvc_trt.backends.tensorrt.python_plugins import Refusal, last_refusal
 from kvc_trt.backends.tensorrt.python_plugins.plugin import IMPOSSIBLE_WORKSPACE
 from kvc_trt.backends.tensorrt.python_plugins.registration import make_creator
 from kvc_trt.kernels.c_library import KernelLibraryError
-from kvc_trt.operators.dimensions import stored_pages
-from kvc_trt.operators.schema import BY_LENGTH
+from kvc_trt.operators.dimensions import groups_of, stored_pages
 from kvc_trt.operators.turns.append_block import APPEND_BLOCK, RAISE_BOUNDS
 from kvc_trt.operators.turns.join_block import JOIN_BLOCK
 from kvc_trt.operators.turns.replace import REPLACE_BOUNDS, REPLACE_CACHE
@@ -26,6 +27,7 @@ from tests.backends.tensorrt.plugin_cases import (
     Workspace,
     check_same,
     dense_step,
+    fields_with_defaults,
     good_fields,
 )
 from tests.backends.tensorrt.python_plugins_program import collection
@@ -34,7 +36,8 @@ from tests.plugins_cuda import cases
 pytestmark = pytest.mark.tensorrt
 
 OPEN = -1
-SIZES = {"B": 3, "H": 4, "G": 2, "D": 16, "W": 8, "S": 100, "M": 9}
+NONE: Mapping[str, int] = MappingProxyType({})
+SIZES = {"B": 3, "H": 4, "G": 2, "D": 64, "W": 8, "S": 100, "M": 9}
 
 
 @pytest.fixture
@@ -44,11 +47,11 @@ def trt():
 
 @pytest.fixture
 def python_plugin(trt, emulation):
-    """python_plugin(operator, fields=None, fp8=False) -> plugin over the emulated kernels."""
+    """python_plugin(operator, fields=None, numbers={}) -> plugin over the emulated kernels."""
 
-    def make(operator, fields=None, *, fp8=False):
-        fields = good_fields(operator.name, fp8=fp8) if fields is None else fields
-        creator = make_creator(trt, operator, lambda: emulation)
+    def make(operator, fields=None, *, numbers=NONE):
+        fields = good_fields(operator.name, numbers) if fields is None else fields
+        creator = make_creator(trt, BY_NAME[operator.name], lambda: emulation)
         return creator.create_plugin("layer", collection(trt, fields), trt.TensorRTPhase.BUILD)
 
     return make
@@ -75,44 +78,56 @@ def profile(trt, low, high, kind):
     return desc
 
 
-def sizes_of(operator, *, fp8=False, **changes) -> dict[str, int]:
+def sizes_of(operator, *, numbers=NONE, **changes) -> dict[str, int]:
     """Sizes that fit the operator's fields, in 16 bit."""
-    fields = good_fields(operator.name, fp8=fp8)
+    fields = good_fields(operator.name, numbers)
     capacity = fields.get("capacity", 300)
-    pages = stored_pages(capacity, fields.get("page_size", 1), 2, fp8)
+    pages = stored_pages(capacity, fields.get("page_size", 1), 2, fields.get("fp8_bounds", 0))
     selected = max(fields.get(name, 0) for name in ("top_k", "token_budget", "dense_until"))
     derived = {"C": capacity, "P": pages, "2D": 2 * SIZES["D"], "C+M": capacity + SIZES["M"], "K": selected}
-    return {**SIZES, **derived, **changes}
+    head_size = changes.get("D", SIZES["D"])
+    parts = {"D/2": head_size // 2, "groups": groups_of(head_size), "1": 1}
+    return {**SIZES, **derived, **parts, **changes}
 
 
-def descriptions(trt, operator, make, cache_type=None, *, fp8):
+def descriptions(trt, operator, make, cache_type=None, *, numbers):
     """(inputs, outputs), each by make(tensor, type)."""
-    cache_type = cache_type or trt.DataType.HALF
-    bounds = trt.DataType.INT8 if fp8 else cache_type
-    kinds = {"CACHE": cache_type, "BOUND": bounds, "INT64": trt.DataType.INT64, "INT32": trt.DataType.INT32}
-    return [[make(tensor, kinds[tensor.element]) for tensor in part] for part in (operator.inputs, operator.outputs)]
+    names = {"FLOAT16": "HALF"}
+    fields = good_fields(operator.name, numbers)
+
+    def kind(tensor):
+        element = operator.element_of(tensor, fields)
+        own = cache_type or trt.DataType.HALF
+        return own if element == "CACHE" else getattr(trt.DataType, names.get(element, element))
+
+    return [[make(tensor, kind(tensor)) for tensor in part] for part in (operator.inputs, operator.outputs)]
 
 
-def fixed(trt, operator, cache_type=None, *, fp8=False, **changes):
-    sizes = sizes_of(operator, fp8=fp8, **changes)
+def tells_the_cache(operator, numbers) -> bool:
+    """Codes and bounds in fp8 do not tell the type of the cache."""
+    return operator.element_of(operator.inputs[0], good_fields(operator.name, numbers)) == "CACHE"
+
+
+def fixed(trt, operator, cache_type=None, *, numbers=NONE, **changes):
+    sizes = sizes_of(operator, numbers=numbers, **changes)
     return descriptions(
-        trt, operator, lambda t, kind: describe(trt, [sizes[s] for s in t.shape], kind), cache_type, fp8=fp8
+        trt, operator, lambda t, kind: describe(trt, [sizes[s] for s in t.shape], kind), cache_type, numbers=numbers
     )
 
 
-def ranged(trt, operator, batch, prompt, *, fp8=False, **changes):
-    low, high = (sizes_of(operator, fp8=fp8, B=b, S=s, **changes) for b, s in zip(batch, prompt, strict=True))
+def ranged(trt, operator, batch, prompt, *, numbers=NONE, **changes):
+    low, high = (sizes_of(operator, numbers=numbers, B=b, S=s, **changes) for b, s in zip(batch, prompt, strict=True))
     return descriptions(
         trt,
         operator,
         lambda t, kind: profile(trt, [low[s] for s in t.shape], [high[s] for s in t.shape], kind),
-        fp8=fp8,
+        numbers=numbers,
     )
 
 
 WITHOUT_SCRATCH = (APPEND_BLOCK, RAISE_BOUNDS, JOIN_BLOCK, REPLACE_CACHE, REPLACE_BOUNDS)
 every_operator = pytest.mark.parametrize(
-    ("operator", "fp8"), KINDS, ids=[f"{one.name}{'-fp8' if fp8 else ''}" for one, fp8 in KINDS]
+    ("operator", "numbers"), KINDS, ids=["-".join([one.name, *map(str, numbers.values())]) for one, numbers in KINDS]
 )
 
 
@@ -134,7 +149,7 @@ def enqueue(trt, plugin, step: Step) -> None:
         for (_, values), part in zip(tensors, kinds, strict=True)
     ]
     pointers = [[value.data_ptr() for value in values] for _, values in tensors]
-    creator = make_creator(trt, step.operator, plugin._kernels)
+    creator = make_creator(trt, BY_NAME[step.operator.name], plugin._kernels)
     loaded = creator.create_plugin("layer", plugin.get_fields_to_serialize(), trt.TensorRTPhase.RUNTIME)
     attached = loaded.attach_to_context(None)
     attached.set_tactic(0)
@@ -162,22 +177,24 @@ def test_a_copied_cache_is_refused_and_left_alone(trt, python_plugin, emulation)
 
 
 @every_operator
-def test_a_step_without_its_buffers_is_refused(trt, python_plugin, operator, fp8):
-    inputs, outputs = fixed(trt, operator, fp8=fp8)
+def test_a_step_without_its_buffers_is_refused(trt, python_plugin, operator, numbers):
+    inputs, outputs = fixed(trt, operator, numbers=numbers)
     with pytest.raises(Refusal, match="null") as caught:
-        python_plugin(operator, fp8=fp8).enqueue(inputs, outputs, [0] * len(inputs), [0] * len(outputs), 0, 0)
+        python_plugin(operator, numbers=numbers).enqueue(inputs, outputs, [0] * len(inputs), [0] * len(outputs), 0, 0)
     assert last_refusal() == str(caught.value)
     assert last_refusal().startswith(f"kvc plugin: {operator.name}: ")
 
 
 @every_operator
-def test_shapes_and_types_of_a_step_are_checked(trt, python_plugin, operator, fp8):
-    plugin = python_plugin(operator, fp8=fp8)
-    plugin.on_shape_change(*fixed(trt, operator, fp8=fp8))
+def test_shapes_and_types_of_a_step_are_checked(trt, python_plugin, operator, numbers):
+    plugin = python_plugin(operator, numbers=numbers)
+    plugin.on_shape_change(*fixed(trt, operator, numbers=numbers))
     for part, specs in enumerate((operator.inputs, operator.outputs)):
         for index in range(len(specs)):
-            for wrong in _wrong_descriptions(trt, operator, specs[index], fixed(trt, operator, fp8=fp8)[part][index]):
-                described = fixed(trt, operator, fp8=fp8)
+            for wrong in _wrong_descriptions(
+                trt, operator, specs[index], fixed(trt, operator, numbers=numbers)[part][index]
+            ):
+                described = fixed(trt, operator, numbers=numbers)
                 described[part][index] = wrong
                 with pytest.raises(Refusal, match=f"kvc plugin: {operator.name}: "):
                     plugin.on_shape_change(*described)
@@ -199,8 +216,8 @@ def _wrong_descriptions(trt, operator, tensor, right):
 
 
 @every_operator
-def test_numbers_of_tensors_are_checked(trt, python_plugin, operator, fp8):
-    plugin, (inputs, outputs) = python_plugin(operator, fp8=fp8), fixed(trt, operator, fp8=fp8)
+def test_numbers_of_tensors_are_checked(trt, python_plugin, operator, numbers):
+    plugin, (inputs, outputs) = python_plugin(operator, numbers=numbers), fixed(trt, operator, numbers=numbers)
     expected = f"expected {len(inputs)} inputs and {len(outputs)} outputs, found"
     with pytest.raises(Refusal, match=f"{expected} {len(inputs) - 1} and {len(outputs)}"):
         plugin.on_shape_change(inputs[1:], outputs)
@@ -214,56 +231,56 @@ def test_numbers_of_tensors_are_checked(trt, python_plugin, operator, fp8):
 
 
 @every_operator
-def test_profiles_are_configured_and_their_largest_workspace_is_declared(trt, python_plugin, operator, fp8):
-    plugin = python_plugin(operator, fp8=fp8)
-    largest = ranged(trt, operator, (1, 32), (1, 4096), fp8=fp8)
+def test_profiles_are_configured_and_their_largest_workspace_is_declared(trt, python_plugin, operator, numbers):
+    plugin = python_plugin(operator, numbers=numbers)
+    largest = ranged(trt, operator, (1, 32), (1, 4096), numbers=numbers)
     plugin.configure_plugin(*largest)
     declared = plugin.get_workspace_size(*largest)
     assert declared < 2**40
-    assert (declared == 0) == (operator in WITHOUT_SCRATCH)
-    assert declared == plugin.get_workspace_size(*ranged(trt, operator, (32, 32), (4096, 4096), fp8=fp8))
+    assert (declared == 0) == (BY_NAME[operator.name] in WITHOUT_SCRATCH)
+    assert declared == plugin.get_workspace_size(*ranged(trt, operator, (32, 32), (4096, 4096), numbers=numbers))
     for batch, prompt in product((1, 31, 32), (1, 49, 108, 109, 4095)):
-        assert plugin.get_workspace_size(*ranged(trt, operator, (1, batch), (1, prompt), fp8=fp8)) <= declared
+        assert plugin.get_workspace_size(*ranged(trt, operator, (1, batch), (1, prompt), numbers=numbers)) <= declared
 
 
 @every_operator
-def test_a_profile_that_the_kernels_do_not_serve_is_refused(trt, python_plugin, operator, fp8, capfd):
-    plugin = python_plugin(operator, fp8=fp8)
+def test_a_profile_that_the_kernels_do_not_serve_is_refused(trt, python_plugin, operator, numbers, capfd):
+    plugin = python_plugin(operator, numbers=numbers)
     heads = any("H" in tensor.shape for tensor in operator.tensors)
     for changes in (*([{"H": 3}] if heads else []), {"D": 20, "2D": 40}):
-        wrong = ranged(trt, operator, (1, 4), (64, 128), fp8=fp8, **changes)
+        wrong = ranged(trt, operator, (1, 4), (64, 128), numbers=numbers, **changes)
         with pytest.raises(Refusal, match=r"heads is 3|head_size is 20|channels is 40"):
             plugin.configure_plugin(*wrong)
         assert plugin.get_workspace_size(*wrong) == IMPOSSIBLE_WORKSPACE
         assert last_refusal() in capfd.readouterr().err
     with pytest.raises(Refusal, match="batch"):
-        plugin.configure_plugin(*ranged(trt, operator, (0, 4), (64, 128), fp8=fp8))
+        plugin.configure_plugin(*ranged(trt, operator, (0, 4), (64, 128), numbers=numbers))
 
 
 @every_operator
-def test_types_of_outputs_follow_the_cache(trt, python_plugin, operator, fp8):
-    plugin = python_plugin(operator, fp8=fp8)
+def test_types_of_outputs_follow_the_cache(trt, python_plugin, operator, numbers):
+    plugin = python_plugin(operator, numbers=numbers)
     for cache_type in (trt.DataType.FLOAT, trt.DataType.HALF, trt.DataType.BF16):
-        inputs, outputs = ([desc.type for desc in part] for part in fixed(trt, operator, cache_type, fp8=fp8))
+        inputs, outputs = ([desc.type for desc in part] for part in fixed(trt, operator, cache_type, numbers=numbers))
         assert plugin.get_output_data_types(inputs) == outputs
         for index, name in enumerate(tensor.name for tensor in operator.inputs[1:]):
             wrong = [*inputs]
             wrong[index + 1] = trt.DataType.FP8
             with pytest.raises(Refusal, match=f"{name}: expected DataType {int(inputs[index + 1])}, found 6"):
                 plugin.get_output_data_types(wrong)
-    if fp8 and operator is REPLACE_BOUNDS:
-        return  # bounds in fp8 do not tell the type of the cache
+    if not tells_the_cache(operator, numbers):
+        return
     with pytest.raises(Refusal, match=r"type of the cache: expected float32, .* found DataType 2"):
         plugin.get_output_data_types([trt.DataType.INT8, *inputs[1:]])
 
 
 @every_operator
-def test_one_format_and_three_types_are_served(trt, python_plugin, operator, fp8):
-    plugin = python_plugin(operator, fp8=fp8)
-    firsts = ("INT8",) if fp8 and operator is REPLACE_BOUNDS else ("FLOAT", "HALF", "BF16")
+def test_one_format_and_three_types_are_served(trt, python_plugin, operator, numbers):
+    plugin = python_plugin(operator, numbers=numbers)
+    firsts = ("FLOAT", "HALF", "BF16") if tells_the_cache(operator, numbers) else ("INT8",)
     served = 0
     for cache_type in trt.DataType.__members__.values():
-        inputs, outputs = fixed(trt, operator, cache_type, fp8=fp8)
+        inputs, outputs = fixed(trt, operator, cache_type, numbers=numbers)
         tensors = [_dynamic(trt, desc) for desc in (*inputs, *outputs)]
         for position, kind in product(range(len(tensors)), trt.DataType.__members__.values()):
             right = tensors[position].desc.type
@@ -289,8 +306,8 @@ def _dynamic(trt, desc):
 
 
 @every_operator
-def test_aliases_are_those_of_the_schema(python_plugin, operator, fp8):
-    plugin = python_plugin(operator, fp8=fp8)
+def test_aliases_are_those_of_the_schema(python_plugin, operator, numbers):
+    plugin = python_plugin(operator, numbers=numbers)
     names = [tensor.name for tensor in operator.inputs]
     aliases = [-1 if tensor.alias is None else names.index(tensor.alias) for tensor in operator.outputs]
     assert [plugin.get_aliased_input(output) for output in range(plugin.num_outputs)] == aliases
@@ -298,11 +315,11 @@ def test_aliases_are_those_of_the_schema(python_plugin, operator, fp8):
 
 
 @every_operator
-def test_a_clone_is_another_plugin_of_the_same_fields(python_plugin, operator, fp8):
-    plugin = python_plugin(operator, fp8=fp8)
+def test_a_clone_is_another_plugin_of_the_same_fields(python_plugin, operator, numbers):
+    plugin = python_plugin(operator, numbers=numbers)
     clone = plugin.clone()
     assert clone is not plugin
-    expected = good_fields(operator.name, fp8=fp8) | ({BY_LENGTH.name: 0} if operator.by_length else {})
+    expected = fields_with_defaults(operator.name, good_fields(operator.name, numbers))
     for one in (plugin, clone, plugin.attach_to_context(None)):
         fields = {field.name: field.data.tolist() for field in one.get_fields_to_serialize()}
         assert fields == {name: [value] for name, value in expected.items()}

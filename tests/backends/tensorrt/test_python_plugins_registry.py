@@ -13,9 +13,8 @@ import pytest
 
 from kvc_trt.backends.tensorrt.lowering import PLUGINS, lower
 from kvc_trt.operators.registry import KERNEL_OPERATORS
-from kvc_trt.operators.schema import BY_LENGTH
 from tests.backends.tensorrt import rtx
-from tests.backends.tensorrt.plugin_cases import BY_NAME, graph_fields, malformed, raw
+from tests.backends.tensorrt.plugin_cases import BY_NAME, fields_with_defaults, graph_fields, malformed, raw
 from tests.backends.tensorrt.weightless import weightless_graphs, weights_as_inputs
 from tests.graph.small_models import LLAMA, resolve
 from tests.plugins_cuda.tensorrt.test_rtx_parser import COMPACT, compact_model
@@ -54,8 +53,7 @@ def request_of(operator: str, fields) -> dict:
 def test_python_plugins_register_once_and_leave_nothing_behind(ask):
     answer = ask()
     expected = {
-        operator.name: ["1", [[one.name, "INT32"] for one in operator.whole.attributes]]
-        for operator in KERNEL_OPERATORS
+        operator.name: ["1", [[one.name, "INT32"] for one in operator.call_attributes]] for operator in KERNEL_OPERATORS
     }
     assert answer["creators"] == expected
     first = KERNEL_OPERATORS[0].name
@@ -67,9 +65,8 @@ def test_python_plugins_register_once_and_leave_nothing_behind(ask):
 def test_fields_of_the_graphs_make_plugins_in_both_phases(ask):
     found = graph_fields()
     answer = ask(*(request_of(name, raw(dict(fields))) for name, fields in found))
-    by_length = {operator.name: {BY_LENGTH.name: [0]} for operator in KERNEL_OPERATORS if operator.by_length}
     for (operator, fields), made in zip(found, answer["created"], strict=True):
-        expected = by_length.get(operator, {}) | {name: [value] for name, value in fields}
+        expected = {name: [value] for name, value in fields_with_defaults(operator, dict(fields)).items()}
         assert made == {"created": True, "capable": True, "fields": expected}
 
 

@@ -11,20 +11,26 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from onnx import ModelProto
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.registry import backend
 from kvc_trt.backends.run_options import RunOptions
+from kvc_trt.backends.single_operator import single_operators
 from kvc_trt.backends.tensorrt import device
-from kvc_trt.backends.tensorrt.lowering import PLUGINS, expected_aliases, expected_plugins, lower
+from kvc_trt.backends.tensorrt.harness import for_shapes
+from kvc_trt.backends.tensorrt.lowering import PLUGINS, expected_aliases, expected_plugins, lower, passes
 from kvc_trt.backends.tensorrt.lowering.operators import Installation
 from kvc_trt.backends.tensorrt.lowering.passes import EXECUTABLE_PASSES
+from kvc_trt.backends.tensorrt.lowering.state import hand_on_state
 from kvc_trt.backends.tensorrt.running.executor import TensorRtExecutor
 from kvc_trt.backends.tensorrt.running.loading import LoadedEngine, check_state
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.files.held import HeldFile
+from kvc_trt.kernels.stored_parts import parts_of
+from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.registry import OPERATORS
 from kvc_trt.runtime import Request, Session
@@ -33,24 +39,30 @@ from tests.backends.tensorrt.weightless import weightless_extend, weights_as_inp
 from tests.graph.small_models import LLAMA, make_small_engine, open_session, prompts_of, resolve
 from tests.rounding import assert_close
 
-KEEPING = ("full", "hybrid", "hybrid, fp8", "quest-matched")
-COMPACTING = ("rocketkv", "rocketkv, fp8", "rocketkv-v1", "rocketkv-v2")
+KEEPING = ("full", "hybrid", "hybrid, fp8", "quest-matched", "full, kv_cache=int4", "hybrid, kv_cache=fp8")
+COMPACTING = (
+    "rocketkv", "rocketkv, fp8", "rocketkv-v1", "rocketkv-v2", "rocketkv, kv_cache=int8", "rocketkv, kv_cache=k8v4"
+)  # fmt: skip
 WITHOUT_PAGES = ("snapkv++", "snapkv-gqa", "pyramidkv")
 """Lowered and parsed, but no plan is made of them."""
 POLICIES = (*KEEPING, *COMPACTING)
 ALL = (*POLICIES, *WITHOUT_PAGES)
+EXACT = tuple(policy for policy in ALL if "kv_cache" not in policy)
 AT_HAND = Installation((11, 4), PLUGINS)
 ROWS, LONGEST = 3, 128
 
 
 def parameters_of(policy: str):
     """Room for the turns where everything stays; elsewhere budgets that a turn exceeds."""
-    name, *fp8 = policy.split(", ")
-    bounds = {"fp8_bounds": True} if fp8 else {}
+    name, *more = policy.split(", ")
+    own = {}
+    for option in more:
+        key, _, value = option.partition("=")
+        own |= {key: value} if value else {"fp8_bounds": True}
     if policy in KEEPING:
-        return resolve(name, max_input_len=248, max_output_len=200, **bounds)
+        return resolve(name, max_input_len=248, max_output_len=200, **own)
     budget = {"pyramidkv": 64}.get(name, 52)
-    return resolve(name, max_input_len=450, max_output_len=8, token_budget=budget, **bounds)
+    return resolve(name, max_input_len=450, max_output_len=8, token_budget=budget, **own)
 
 
 @pytest.fixture(scope="module")
@@ -96,15 +108,18 @@ def feeds_of(engine, lengths=(40, 1, 9), stored=(40, 3, 0)) -> dict[str, np.ndar
         shape = (len(lengths), *tensor.shape)
         if tensor.dtype == "int32":
             feeds[tensor.name] = np.broadcast_to(np.arange(shape[-1], dtype=np.int32), shape).copy()
+        elif tensor.dtype == "int8" and "_scale" in tensor.name:  # exponents near 1
+            feeds[tensor.name] = generator.integers(120, 128, shape, np.int8)
         elif tensor.dtype == "int8":
             feeds[tensor.name] = generator.integers(0, 64, shape, np.int8)
         else:
-            feeds[tensor.name] = generator.standard_normal(shape).astype(np.float32)
+            numbers = generator.standard_normal(shape)
+            feeds[tensor.name] = (numbers / 16 if tensor.dtype == "float16" else numbers).astype(tensor.dtype)
     return feeds
 
 
 @pytest.mark.parametrize("lengths", [(40, 1, 9), (1, 1, 1), (7, 200, 64)], ids=str)
-@pytest.mark.parametrize("policy", ALL)
+@pytest.mark.parametrize("policy", EXACT)
 def test_a_lowered_turn_keeps_the_same_tokens_and_answers_the_same(engine_of, policy, lengths):
     """Choices, positions and lengths are equal; numbers are equal up to the rounding of another attention."""
     engine = engine_of(policy)
@@ -120,6 +135,23 @@ def test_a_lowered_turn_keeps_the_same_tokens_and_answers_the_same(engine_of, po
         assert_close(after[name], expected, 2e-5, name)
 
 
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "k8v4"])
+def test_lowered_attention_reads_codes_as_its_body_does(form, tmp_path):
+    """Alone: in a whole model a rounding beside an edge changes a code of a later layer, or a whole vector's scale."""
+    model = weightless_extend(LLAMA, parameters_of(f"full, kv_cache={form}"), "fp32")
+    single = next(one for one in single_operators(model, "float32") if one.name == "KvcExtendAttention")
+    generator, heads, size = np.random.default_rng(0), LLAMA.num_key_value_heads, LLAMA.head_size
+    query = generator.standard_normal((2, LLAMA.num_attention_heads, 7, size)).astype(np.float32)
+    tables = [torch.from_numpy(generator.standard_normal((2, heads, 40, size)).astype(np.float32)) for _ in range(2)]
+    kinds = CACHE_FORMATS[form].keys, CACHE_FORMATS[form].values
+    parts = [part.numpy() for table, kind in zip(tables, kinds, strict=True) for part in parts_of(table, kind)]
+    given = dict(zip(single.inputs, [query, *parts, np.array([33, 5])], strict=True))
+    shaped = for_shapes(single.model, {name: value.shape for name, value in given.items()})
+    (expected,), (found,) = (open_session(one, tmp_path).run(None, given) for one in (shaped, executable(shaped)))
+    assert "KvcExtendAttention" not in {node.op_type for node in executable(shaped).graph.node}
+    assert_close(found, expected, 2e-6, form)
+
+
 @pytest.mark.parametrize("policy", ALL)
 def test_every_operator_of_ours_is_a_plugin_and_every_state_tensor_updated_in_place(policy):
     model = lowered(policy)
@@ -128,15 +160,16 @@ def test_every_operator_of_ours_is_a_plugin_and_every_state_tensor_updated_in_pl
     in_place = {}
     for node in model.graph.node:
         if node.domain == KVC_DOMAIN:
-            operator = OPERATORS[node.op_type]
+            operator = OPERATORS[node.op_type].for_numbers({a.name: a.i for a in node.attribute})
             assert operator.kernel is not None
             names = [tensor.name for tensor in operator.inputs]
             for tensor, output in zip(operator.outputs, node.output, strict=True):
                 if tensor.alias is not None:
-                    in_place[output] = node.input[names.index(tensor.alias)]
+                    shared = node.input[names.index(tensor.alias)]
+                    in_place[output] = in_place.get(shared, shared)
     aliases = expected_aliases(model)
     assert len(aliases) == sum(value.name.count("_out.") for value in model.graph.output)
-    assert in_place == aliases
+    assert {output: state for output, state in in_place.items() if "_handed_on." not in output} == aliases
 
 
 def test_the_plugins_of_a_turn():
@@ -145,7 +178,9 @@ def test_the_plugins_of_a_turn():
     assert expected_plugins(lowered("hybrid")) == {"KvcAppendBlock": layers, "KvcRaiseBounds": layers}
     compacted = dict.fromkeys(("KvcJoinBlock", "KvcCompactTurn", "KvcReplaceCache"), layers)
     assert expected_plugins(lowered("snapkv++")) == compacted
-    assert expected_plugins(lowered("rocketkv")) == {**compacted, "KvcReplaceBounds": layers}
+    with_pages = {**compacted, "KvcReplaceBounds": layers}
+    assert expected_plugins(lowered("rocketkv")) == with_pages
+    assert expected_plugins(lowered("rocketkv, kv_cache=int8")) == {**with_pages, "KvcAppendBlock": layers}
 
 
 @pytest.mark.parametrize(("policy", "fp8_bounds"), [("rocketkv", 0), ("rocketkv, fp8", 1)])
@@ -230,6 +265,16 @@ def test_a_policy_takes_turns_or_the_reason_is_known(policy):
 
 
 @pytest.mark.tensorrt
+def test_why_a_cache_of_codes_is_handed_on(ask_parser, monkeypatch):
+    """The parser takes the graph without it; the builder makes no plan."""
+    monkeypatch.setattr(passes, "PASSES", tuple(step for step in passes.PASSES if step is not hand_on_state))
+    (answer,) = ask_parser(lowered("rocketkv, kv_cache=int8"), plan=True)
+    assert (answer["parsed"], answer["problem"]) == (True, None)
+    assert answer["plan_bytes"] == 0
+    assert any("cannot be quantized by k_cache" in error for error in answer["log"]), answer["log"]
+
+
+@pytest.mark.tensorrt
 def test_without_their_plugins_state_would_be_copied(ask_parser):
     """The parser knows no alias but a plugin's."""
     (answer,) = ask_parser(lowered("rocketkv"), damage="alias")
@@ -260,7 +305,10 @@ def executor_of(engine_of, cuda):
         ends = {"prefill": [(1, 128), (ROWS, 256), (ROWS, 512)], "decode": [(1,), (ROWS,), (ROWS,)]}
         ends["extend"] = [(1, 1), (1, longest), (1, longest)]
         models = {"prefill": engine.prefill_model, "decode": engine.decode_model, "extend": engine.extend_model}
-        engines = {name: FakeEngine(executable(model), engine.directory, ends[name]) for name, model in models.items()}
+        graphs = {name: executable(model) for name, model in models.items()}
+        if "kv_cache" in policy:  # roundings of another attention would change codes
+            graphs["extend"] = engine.extend_model
+        engines = {name: FakeEngine(graph, engine.directory, ends[name]) for name, graph in graphs.items()}
         for fake in engines.values():
             fake.cuda = cuda
         tensorrt = SimpleNamespace(ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED=0))
@@ -283,12 +331,12 @@ def conversation(executor, turns=((30, 5), (1, 40))):
     return [*answers, *((event.row, event.token_id) for _ in range(3) for event in session.step())]
 
 
-@pytest.mark.parametrize("policy", ["full", "hybrid", "rocketkv"])
+@pytest.mark.parametrize("policy", ["full", "hybrid", "rocketkv", "hybrid, kv_cache=fp8", "rocketkv, kv_cache=k8v4"])
 def test_a_conversation_is_that_of_onnx_runtime(executor_of, policy):
     """Tensors whose rows are aligned run where they are; the positions of slots are copied."""
     executor, program = executor_of(policy)
     aligned = {tensor.bytes_per_row() % 512 == 0 for tensor in program.state}
-    assert aligned == ({True} if policy in KEEPING else {True, False})
+    assert aligned == ({True} if policy in ("full", "hybrid") else {True, False})
     expected = conversation(OnnxRuntimeExecutor(program, RunOptions(threads=1)))
     assert len(expected) > 20
     assert conversation(executor) == expected

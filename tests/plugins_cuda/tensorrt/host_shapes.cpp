@@ -98,7 +98,7 @@ TEST(pages_are_rounded_up) {
                                 {1048576, 1048575, 2, 8, 16}};
     for (const auto& [capacity, page_size, in_fp32, in_16_bit, in_fp8] : cases) {
         for (Example example : examples_of_all_types()) {
-            if (example.name != std::string("KvcCompact")) continue;
+            if (example.name != std::string("KvcCompact") || example.outputs.size() != 5) continue;
             const bool fp8 = example.outputs[2].type == DataType::kINT8;
             example.values = {{"prompt_budget", 1},
                               {"capacity", capacity},
@@ -111,6 +111,18 @@ TEST(pages_are_rounded_up) {
                         "B 2 " + slots + " 16, B 2 " + slots + " 16, B 2 32 " + pages + ", B, B 2 " + slots);
         }
     }
+}
+
+TEST(codes_of_4_bits_tell_the_head_size) {
+    const Made replace = make(library.creator("KvcReplaceCache"), Values{{"cache_format", 3}});
+    const std::vector<std::string> right{"B 2 58 32", "B 2 58 2", "B 2 58 2", "B 2 58 32",
+                                         "B 2 58 2",  "B 2 58 2", "B 2 58"};
+    std::vector<std::string> inputs = right;
+    inputs.insert(inputs.end(), right.begin(), right.end());
+    CHECK_EQUAL(shapes_of(replace, inputs), "B 2 58 32, B 2 58 2, B 2 58 2, B 2 58 32, B 2 58 2, B 2 58 2, B 2 58");
+    for (const size_t number : {1, 2, 4, 5, 8, 9, 11, 12}) inputs[number] = "B 2 58 3";
+    CHECK_EQUAL(shapes_of(replace, inputs), "refused");
+    CHECK_REASON("kvc plugin: KvcReplaceCache: ", "k_scale: expected groups = 3, found 2");
 }
 
 TEST(selected_is_as_wide_as_the_longest_list) {
@@ -173,12 +185,11 @@ TEST(output_types_follow_the_cache) {
             CHECK_REASON("_lengths: expected DataType 8, found 3");
             *lengths = DataType::kINT64;
         }
-        // Bounds in fp8 do not tell the type of the cache.
+        // Codes and bounds in fp8 do not tell the type of the cache.
         const bool tells_the_cache = in[0] != DataType::kINT8;
         in[0] = DataType::kFP8;
         CHECK(ask() != 0);
-        CHECK_REASON(tells_the_cache ? "expected float32, float16 or bfloat16"
-                                     : "bounds: expected DataType 2, found 6");
+        CHECK_REASON(tells_the_cache ? "expected float32, float16 or bfloat16" : "expected DataType 2, found 6");
     }
 }
 

@@ -21,64 +21,95 @@ struct Example {
 
 inline constexpr DataType kCacheTypes[] = {DataType::kFLOAT, DataType::kHALF, DataType::kBF16};
 
+/// How the vectors of a cache are stored: the value of `cache_format`, and the bits of codes of keys and of values.
+struct Format {
+    int32_t code, key_bits, value_bits;
+    DataType scale;  ///< of codes of 8 bits; INT8 is the byte of an exponent
+};
+inline constexpr Format kAuto{0, 0, 0, DataType::kHALF};
+inline constexpr Format kFormats[] = {
+    {1, 8, 8, DataType::kHALF}, {2, 8, 8, DataType::kINT8}, {3, 4, 4, DataType::kHALF}, {4, 8, 4, DataType::kHALF}};
+
+using Tensors = std::vector<Tensor>;
+
+/// The tensors of vectors of 16 channels, for tokens of a shape ("B 2 58"): elements, or codes and numbers.
+inline Tensors vectors(DataType t, const Format& format, int32_t bits, const std::string& tokens) {
+    if (bits == 0) return {{t, tokens + " 16"}};
+    if (bits == 8) return {{DataType::kINT8, tokens + " 16"}, {format.scale, tokens + " 1"}};
+    return {{DataType::kINT8, tokens + " 8"}, {DataType::kHALF, tokens + " 1"}, {DataType::kHALF, tokens + " 1"}};
+}
+
+inline Tensors joined(std::initializer_list<Tensors> parts) {
+    Tensors all;
+    for (const Tensors& part : parts) all.insert(all.end(), part.begin(), part.end());
+    return all;
+}
+
+/// `own` outputs of their own, then `count` that share the buffers of the inputs from `first` on, then `more` of their own.
+inline std::vector<int32_t> aliases(size_t own, size_t first, size_t count, size_t more = 0) {
+    std::vector<int32_t> all(own, -1);
+    for (size_t i = 0; i < count; ++i) all.push_back(static_cast<int32_t>(first + i));
+    all.insert(all.end(), more, -1);
+    return all;
+}
+
 /// C = 58 slots in pages of 4: 15 pages, the last one partial, and room for a multiple of 8 in 16 bit, of 16 in fp8.
-inline std::vector<Example> examples(DataType t = DataType::kHALF, bool fp8 = false) {
-    const DataType length = DataType::kINT64, index = DataType::kINT32;
+inline std::vector<Example> examples(DataType t = DataType::kHALF, bool fp8 = false, const Format& format = kAuto) {
+    const auto stored = [&](const std::string& tokens) {
+        return joined({vectors(t, format, format.key_bits, tokens), vectors(t, format, format.value_bits, tokens)});
+    };
+    const Tensor length{DataType::kINT64, "B"}, positions{DataType::kINT32, "B 2 58"};
     const Tensor bounds{fp8 ? DataType::kINT8 : t, t == DataType::kFLOAT && !fp8 ? "B 2 32 15" : "B 2 32 16"};
-    const NamedValue kind{"fp8_bounds", fp8 ? 1 : 0};
-    const NamedValue alike{"by_length", 0};
-    const Tensor block{t, "B 2 M 16"}, joined{t, "B 2 (58+M) 16"}, positions{index, "B 2 58"};
-    const Tensor head{t, "B 2 16"}, cache{t, "B 2 58 16"}, query{t, "B 4 16"};
+    const NamedValue kind{"fp8_bounds", fp8 ? 1 : 0}, alike{"by_length", 0}, form{"cache_format", format.code};
+    const Tensor block{t, "B 2 M 16"}, head{t, "B 2 16"}, query{t, "B 4 16"}, window{t, "B 4 8 16"};
+    const Tensors cache = stored("B 2 58"), prompt = stored("B 2 S"), table = stored("B 2 (58+M)");
+    const Tensors exact = {{t, "B 2 S 16"}, {t, "B 2 S 16"}}, kept = {bounds, length, positions};
+    const size_t parts = cache.size();
     return {
         {"KvcCompact",
-         {{"prompt_budget", 50}, {"capacity", 58}, {"pool_kernel", 7}, {"page_size", 4}, kind, alike},
-         {{t, "B 4 8 16"}, {t, "B 2 S 16"}, {t, "B 2 S 16"}, {length, "B"}},
-         {cache, cache, bounds, {length, "B"}, {index, "B 2 58"}},
-         {-1, -1, -1, -1, -1}},
+         {{"prompt_budget", 50}, {"capacity", 58}, {"pool_kernel", 7}, {"page_size", 4}, kind, form, alike},
+         joined({{window}, exact, {length}}),
+         joined({cache, kept}),
+         aliases(parts + 3, 0, 0)},
         {"KvcHybridAttention",
-         {{"page_size", 4}, {"top_r", 6}, {"top_k", 16}, {"token_budget", 32}, {"dense_until", 24}, kind},
-         {query, head, head, cache, cache, bounds, {length, "B"}},
-         {query, cache, cache, bounds, {index, "B 2 32"}},
-         {-1, 3, 4, 5, -1}},
+         {{"page_size", 4}, {"top_r", 6}, {"top_k", 16}, {"token_budget", 32}, {"dense_until", 24}, kind, form},
+         joined({{query, head, head}, cache, {bounds, length}}),
+         joined({{query}, cache, {bounds, {DataType::kINT32, "B 2 32"}}}),
+         aliases(1, 3, parts + 1, 1)},
         {"KvcDenseAttention",
-         {{"dense_until", 32}},
-         {query, head, head, cache, cache, {length, "B"}},
-         {query, cache, cache},
-         {-1, 3, 4}},
+         {{"dense_until", 32}, form},
+         joined({{query, head, head}, cache, {length}}),
+         joined({{query}, cache}),
+         aliases(1, 3, parts)},
         {"KvcCompactTurn",
-         {{"prompt_budget", 50}, {"capacity", 58}, {"pool_kernel", 7}, {"page_size", 4}, kind, alike},
-         {{t, "B 4 8 16"}, {t, "B 2 S 16"}, {t, "B 2 S 16"}, {length, "B"}, {length, "B"}},
-         {cache, cache, bounds, {length, "B"}, positions},
-         {-1, -1, -1, -1, -1}},
+         {{"prompt_budget", 50}, {"capacity", 58}, {"pool_kernel", 7}, {"page_size", 4}, kind, form, alike},
+         joined({{window}, prompt, {length, length}}),
+         joined({cache, kept}),
+         aliases(parts + 3, 0, 0)},
         {"KvcAppendBlock",
-         {},
-         {block, block, cache, cache, {length, "B"}, {length, "B"}},
-         {cache, cache},
-         {2, 3},
+         {form},
+         joined({{block, block}, cache, {length, length}}),
+         cache,
+         aliases(0, 2, parts),
          false},
-        {"KvcRaiseBounds",
-         {{"page_size", 4}, kind},
-         {block, bounds, {length, "B"}, {length, "B"}},
-         {bounds},
-         {1},
-         false},
+        {"KvcRaiseBounds", {{"page_size", 4}, kind, form}, {block, bounds, length, length}, {bounds}, {1}, false},
         {"KvcJoinBlock",
-         {},
-         {block, block, cache, cache, {length, "B"}, {length, "B"}},
-         {joined, joined, {length, "B"}},
-         {-1, -1, -1},
+         {form},
+         joined({{block, block}, cache, {length, length}}),
+         joined({table, {length}}),
+         aliases(parts + 1, 0, 0),
          false},
         {"KvcReplaceCache",
-         {},
-         {cache, cache, positions, cache, cache, positions},
-         {cache, cache, positions},
-         {0, 1, 2},
+         {form},
+         joined({cache, {positions}, cache, {positions}}),
+         joined({cache, {positions}}),
+         aliases(0, 0, parts + 1),
          false},
         {"KvcReplaceBounds", {kind}, {bounds, bounds}, {bounds}, {0}, false},
     };
 }
 
-/// With caches of every type, and bounds of that type or in fp8.
+/// With caches of every type and format, and bounds of that type or in fp8.
 inline std::vector<Example> examples_of_all_types() {
     std::vector<Example> all;
     for (const DataType type : kCacheTypes) {
@@ -86,14 +117,11 @@ inline std::vector<Example> examples_of_all_types() {
             const std::vector<Example> some = examples(type, fp8);
             all.insert(all.end(), some.begin(), some.end());
         }
+        for (const Format& format : kFormats) {
+            const std::vector<Example> some = examples(type, true, format);
+            all.insert(all.end(), some.begin(), some.end());
+        }
     }
-    return all;
-}
-
-/// The operators that have attributes.
-inline std::vector<Example> examples_with_fields() {
-    std::vector<Example> all = examples();
-    std::erase_if(all, [](const Example& example) { return example.values.empty(); });
     return all;
 }
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kvc_trt.operators.registry import OPERATORS
+from tests.backends.tensorrt.plugin_cases import FORMATS, STORING, stored
 from tests.plugins_cuda import cases
 from tests.plugins_cuda.tensorrt import toolchain
 
@@ -40,7 +41,7 @@ class Driver:
 
     def __call__(self, operator: str, case, outputs: Sequence[Tensor]) -> int:
         """One step; the status of enqueue, or the earlier action that failed (kNotCreated = 101 and so on)."""
-        schema = OPERATORS[operator]
+        schema = OPERATORS[operator].for_numbers(vars(case))
         names = [attribute.name for attribute in schema.attributes]
         values = [getattr(case, name) for name in names]
         inputs = [getattr(case, row.name) for row in schema.inputs]
@@ -116,6 +117,17 @@ def test_dense_attention(enqueue, emulation, dtype, lengths):
     outputs = [poisoned(output.shape, dtype), case.k_cache, case.v_cache]
     assert enqueue("KvcDenseAttention", case, outputs) == 0
     check_same(outputs, [output, direct.k_cache, direct.v_cache])
+
+
+@pytest.mark.pairwise
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+@pytest.mark.parametrize("make", STORING, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+def test_caches_in_a_format(enqueue, emulation, make, form, dtype):
+    step = stored(make, form)(emulation, dtype, (61, 9, 40))
+    tensors = dict(zip((tensor.name for tensor in step.operator.inputs), step.inputs, strict=True))
+    assert enqueue(step.operator.name, SimpleNamespace(**tensors, **step.fields), step.outputs) == 0
+    check_same(step.outputs, step.expected)
 
 
 def test_bounds_in_fp8_are_overwritten_whatever_the_cache_is(enqueue):

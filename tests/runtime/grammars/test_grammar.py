@@ -193,6 +193,12 @@ def test_compiled_grammars_are_kept_in_bounds():
     assert Grammar.regex("a199") in made._compiled
 
 
+def test_a_grammar_that_is_compiled_waits_for_no_other():
+    GRAMMARS.check(Grammar.regex("ab"), "prompt")
+    with GRAMMARS._compiling:
+        assert not GRAMMARS.matcher(Grammar.regex("ab"), [0], "row").is_complete
+
+
 def test_answers_of_one_grammar_do_not_share_a_state():
     first, second = (GRAMMARS.matcher(Grammar.regex("ab"), [0], "row") for _ in range(2))
     a = TOKENIZER.token_to_id("a")

@@ -21,7 +21,8 @@ def engine(smollm2_gguf, tmp_path_factory):
 
     path = tmp_path_factory.mktemp("smollm2") / "chat"
     arguments = ["--policy", "rocketkv", "--token-budget", "64", "--max-input-len", "512", "--max-output-len", "64"]
-    assert run(["build", "--model", str(smollm2_gguf), *arguments, "--no-verify", "-o", str(path)]) == 0
+    arguments += ["--weights", "fp32", "--no-verify", "-o", str(path)]
+    assert run(["build", "--model", str(smollm2_gguf), *arguments]) == 0
     return path
 
 

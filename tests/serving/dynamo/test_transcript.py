@@ -12,9 +12,9 @@ pytestmark = [pytest.mark.dynamo, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def clients(demo_engine, chat_engine):
+def clients(demo_engine, chat_engine, tool_engine):
     """A client of Dynamo and one of the light server."""
-    engines = {"demo": demo_engine, "chat": chat_engine}
+    engines = {"demo": demo_engine, "chat": chat_engine, "tools": tool_engine}
     dynamo = Served(*(f"{name}={engine}" for name, engine in engines.items()), "--port", "0", "--threads", "1")
     with InProcess(engines) as light:
         yield dynamo.client(), light.client()
@@ -27,3 +27,15 @@ def test_every_request_has_the_light_servers_answer(clients, kind):
     assert dynamo == light
     assert "/tmp/" not in str(dynamo), "no path of this machine"
     assert dynamo[0] < 500
+
+
+def test_the_requests_ask_for_what_they_say(clients):
+    """Otherwise equal answers would say little."""
+    _, light = clients
+    answers = {
+        kind: answer_of(light, *REQUESTS[kind])[1][0]["choices"][0] for kind in ("a tool by its name", "a choice")
+    }
+    (call,) = answers["a tool by its name"]["message"]["tool_calls"]
+    assert call["function"]["name"] == "look"
+    assert answers["a tool by its name"]["finish_reason"] == "tool_calls"
+    assert answers["a choice"]["logprobs"]["content"]

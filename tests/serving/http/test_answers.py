@@ -149,8 +149,9 @@ def test_the_usage_is_equal_with_and_without_stop(client):
     assert stopped["usage"]["completion_tokens"] == 3
 
 
-def test_an_echo_puts_the_prompt_first(client):
-    assert choice(client, max_tokens=4, echo=True)["text"].startswith(RECORD)
+def test_an_echo_puts_the_prompt_first(client, answers):
+    """With the space that an answer's first word has after a text, and not alone."""
+    assert choice(client, max_tokens=8, echo=True)["text"] == f"{RECORD} {answers(RECORD, 8).text}"
 
 
 def test_a_compacted_prompt_says_what_it_kept(client, answers, demo_engine):

@@ -37,7 +37,7 @@ BAD_CHATS = [
     ({"modalities": ["audio"]}, "modalities is not supported, found ['audio']: the model reads and writes text alone"),
     ({"web_search_options": {}}, "web_search_options is not supported"),
     ({"prediction": {"type": "content", "content": "x"}}, "prediction is not supported"),
-    ({"messages": TOOL_RESULT}, "chat_template.jinja: the chat template refuses these messages: no tools here"),
+    ({"messages": TOOL_RESULT}, "messages: the chat template refuses these messages: no tools here"),
     ({"max_tokens": 1000}, "max_tokens is 1000, expected 1 to "),
     ({"return_kv_proof": "digest"}, "was not opened for proofs"),
 ]

@@ -14,7 +14,7 @@ from kvc_trt.proof.file import proof_of
 from kvc_trt.serving.triton import tensors
 from kvc_trt.serving.triton.loading import load_model
 from kvc_trt.serving.triton.repository import export_model
-from kvc_trt.serving.triton.tensors import INPUTS, OUTPUTS, tensors_of
+from kvc_trt.serving.triton.tensors import INPUTS, OPENAI_OUTPUTS, OUTPUTS, tensors_of
 from tests.serving.triton.fake_server import (
     FAMILIES,
     Request,
@@ -64,13 +64,53 @@ def test_a_stream_is_pieces_and_every_output_has_its_type(model):
     names = ("finish_reason", "num_input_tokens", "num_output_tokens", "kv_cache_tokens", "output_ids", "log_probs")
     responses = ask(model, stream=true(), **{f"return_{name}": true() for name in names})
     assert b"".join(one.outputs["text_output"].item() for one in responses) == ANSWER.encode()
-    assert set(responses[-1].outputs) == set(OUTPUTS) - {"kv_proof"}
+    assert set(responses[-1].outputs) == set(OUTPUTS) - {"kv_proof", *OPENAI_OUTPUTS}
     expected = {"STRING": np.object_, "INT32": np.int32, "UINT32": np.uint32, "FP32": np.float32}
     for response in responses:
         for name, array in response.outputs.items():
             assert (array.dtype, array.ndim, array.shape[0]) == (expected[OUTPUTS[name].data_type], 2, 1), name
     assert sum(one.outputs["num_output_tokens"].item() for one in responses) == 5
     assert responses[-1].outputs["finish_reason"].item() == b"stop"
+
+
+def through_openai(model, body, **more):
+    """Status and document of every response to a body of OpenAI's API."""
+    content = body if isinstance(body, str) else json.dumps({"model": "tiny", **body})
+    responses = ask(model, text_input=None, openai_request=text(content), **more)
+    for one in responses:
+        assert set(one.outputs) == set(OPENAI_OUTPUTS)
+    found = [one.outputs for one in responses]
+    return [(one["openai_status"].item(), json.loads(one["openai_response"].item())) for one in found]
+
+
+def test_bodies_of_openais_api(model):
+    ((status, whole),) = through_openai(model, {"prompt": LAMP})
+    assert (status, whole["choices"][0]["text"], whole["usage"]["completion_tokens"]) == (200, ANSWER, 5)
+    chunks = through_openai(model, {"prompt": LAMP, "stream": True, "stream_options": {"include_usage": True}})
+    assert {status for status, _ in chunks} == {200}
+    assert "".join(chunk["choices"][0]["text"] for _, chunk in chunks[:-1]) == ANSWER
+    assert chunks[-1][1]["usage"] == whole["usage"]
+
+
+@pytest.mark.parametrize(
+    ("body", "more", "status", "named"),
+    [
+        ({"prompt": LAMP, "max_token": 5}, {}, 400, "did you mean 'max_tokens'"),
+        ({"prompt": LAMP, "model": "other"}, {}, 404, "there is no model 'other' here, expected tiny"),
+        ({"messages": []}, {}, 400, "has no chat template"),
+        ("{", {}, 400, "not valid JSON"),
+        (
+            {"prompt": LAMP},
+            {"max_tokens": np.array([[3]], np.int32)},
+            400,
+            "goes alone, found max_tokens",
+        ),
+        ({"prompt": LAMP}, {"top_k": np.array([[3, 4]], np.int32)}, 400, "top_k has 2 values"),
+    ],
+)
+def test_what_openais_api_refuses(model, body, more, status, named):
+    ((found, document),) = through_openai(model, body, **more)
+    assert (found, named in document["error"]["message"]) == (status, True), document
 
 
 def test_numbers_are_what_the_client_wrote():

@@ -29,7 +29,7 @@ def test_the_configuration_is_complete(exported, retrieval_engine):
     config = parsed((exported / "config.pbtxt").read_text())
     assert (config.name, config.backend, config.max_batch_size) == ("tiny", "python", 1)
     assert config.model_transaction_policy.decoupled
-    assert [one.name for one in config.input] == list(FIELDS)
+    assert [one.name for one in config.input] == [*FIELDS, "openai_request"]
     assert all(one.optional for one in config.input), "the model itself says what is missing"
     assert [one.name for one in config.output] == list(OUTPUTS)
     assert config.parameters["engine_sha256"].string_value == open_engine(retrieval_engine).digest

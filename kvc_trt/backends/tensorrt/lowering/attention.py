@@ -21,8 +21,10 @@ import math
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from kvc_trt.backends.tensorrt.lowering.operators import Installation
+from kvc_trt.backends.tensorrt.lowering.widths import KnownShapes
 from kvc_trt.errors import InputError
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.operators.schema import Operator
 
 SCALE = "attention.scale"
 
@@ -31,7 +33,7 @@ def fuse_prefill_attention(model: ModelProto, at_hand: Installation) -> list[str
     """Replace every KvcPrefillAttention by a scaled query and Attention."""
     if not any(node.op_type == PREFILL_ATTENTION.name for node in model.graph.node):
         return []
-    element, head_size = cache_type(model)
+    element, head_size = query_type(model, PREFILL_ATTENTION)
     nodes = [scale(head_size)]
     fused = 0
     for node in model.graph.node:
@@ -71,21 +73,37 @@ def scale(head_size: int) -> NodeProto:
     return helper.make_node("Constant", [], [SCALE], name=SCALE, value=value)
 
 
-def cache_type(model: ModelProto) -> tuple[int, int]:
-    """Return element type and head size of the graph's output caches, which queries and keys share."""
-    for output in model.graph.output:
-        if output.name.startswith("k_cache"):
-            tensor = output.type.tensor_type
-            return tensor.elem_type, tensor.shape.dim[-1].dim_value
-    raise InputError(f"graph {model.graph.name}: attention over many tokens, but no k_cache among its outputs")
+def query_type(model: ModelProto, attention: Operator) -> tuple[int, int]:
+    """Return element type and head size of the queries of the graph's nodes of `attention`; keys and values are read
+    in that type, whatever they are stored in."""
+    query = next(node.input[0] for node in model.graph.node if node.op_type == attention.name)
+    known = KnownShapes(model)
+    for node in model.graph.node:
+        known.follow(node)
+    shape = known.shape(query)
+    if shape is None or shape[-1] is None:
+        raise InputError(f"graph {model.graph.name}: the head size of {query} is not known")
+    return element_type(model, query), shape[-1]
+
+
+def element_type(model: ModelProto, value: str) -> int:
+    """Return the type of a value: of the last cast before it, or of the weight or input from which it is computed."""
+    types: dict[str, int] = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    types |= {given.name: given.type.tensor_type.elem_type for given in model.graph.input}
+    producers = {output: node for node in model.graph.node for output in node.output}
+    while value not in types:
+        node = producers[value]
+        if node.op_type == "Cast":
+            return int(next(attribute.i for attribute in node.attribute if attribute.name == "to"))
+        value = node.input[0]
+    return types[value]
 
 
 def let_fp32_attention_decompose(model: ModelProto, at_hand: Installation) -> list[str]:
     """Set `TRT_decomposable`, an attribute of NVIDIA's parser, on every Attention of an fp32 graph."""
-    caches = [output for output in model.graph.output if output.name.startswith("k_cache")]
-    if not caches or caches[0].type.tensor_type.elem_type != TensorProto.FLOAT:
-        return []
     attention = [node for node in model.graph.node if node.op_type == "Attention"]
+    if not attention or element_type(model, attention[0].input[0]) != TensorProto.FLOAT:
+        return []
     for node in attention:
         node.attribute.append(helper.make_attribute("TRT_decomposable", 1))
-    return [f"fp32: {len(attention)} x Attention without a fused kernel, scores in memory"] if attention else []
+    return [f"fp32: {len(attention)} x Attention without a fused kernel, scores in memory"]

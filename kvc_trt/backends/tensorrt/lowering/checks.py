@@ -105,8 +105,8 @@ def expected_aliases(model: ModelProto) -> dict[str, str]:
 
 
 def updated_in_place(model: ModelProto) -> dict[str, str]:
-    """Output -> input whose buffer it shares, of every node of ours."""
-    found = {}
+    """Output -> value whose buffer it shares, of every node of ours: the first one, where several share a buffer."""
+    found: dict[str, str] = {}
     for node in model.graph.node:
         operator = OPERATORS.get(node.op_type)
         if operator is None or node.domain != KVC_DOMAIN:
@@ -115,7 +115,8 @@ def updated_in_place(model: ModelProto) -> dict[str, str]:
         inputs = dict(zip((tensor.name for tensor in operator.inputs), node.input, strict=True))
         for tensor, output in zip(operator.outputs, node.output, strict=True):
             if tensor.alias is not None:
-                found[output] = inputs[tensor.alias]
+                shared = inputs[tensor.alias]
+                found[output] = found.get(shared, shared)
     return found
 
 
@@ -127,15 +128,17 @@ def engine_aliases(engine: Any) -> dict[str, str]:
 
 
 def network_aliases(network: Any) -> dict[str, str]:
-    """Return what the plugins of a parsed network report: output -> aliased input.
+    """Return what the plugins of a parsed network report: output of the network -> input whose buffer it shares.
 
     Before there is an engine, only Python plugins can be asked; others are left out.
     """
     aliases: dict[str, str] = {}
     for layer in (network.get_layer(index) for index in range(network.num_layers)):
         if layer.type.name == "PLUGIN_V3":
-            aliases |= _layer_aliases(layer, sys.modules[type(network).__module__])
-    return aliases
+            own = _layer_aliases(layer, sys.modules[type(network).__module__])
+            aliases |= {output: aliases.get(source, source) for output, source in own.items()}
+    outputs = (network.get_output(index).name for index in range(network.num_outputs))
+    return {output: aliases[output] for output in outputs if output in aliases}
 
 
 def check_aliases(reported: Mapping[str, str], expected: Mapping[str, str]) -> None:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from onnx import ModelProto, NodeProto, helper
 
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.models.cache_formats import CacheFormat, format_of_code
 from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN, OPSET
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
 from kvc_trt.operators.registry import KERNEL_OPERATORS
-from kvc_trt.operators.schema import BY_LENGTH, PLUGIN_ATTRIBUTES
+from kvc_trt.operators.schema import CACHE_FORMAT, OF_SOME_CALLS, PLUGIN_ATTRIBUTES
 from kvc_trt.operators.tensors import SINCE_BEFORE
 
 QUANTISED = (QUANTISED_LINEAR.name, QUANTISED_ROWS.name)
@@ -77,10 +78,18 @@ def _check(node: NodeProto) -> None:
 FIELDS: dict[str, tuple[str, ...]] = {
     operator.name: tuple(attribute.name for attribute in operator.attributes) for operator in KERNEL_OPERATORS
 }
-"""Attributes of each operator that are fields of its plugin, all required INTs; some nodes also have BY_LENGTH."""
+"""Attributes of each operator that are fields of its plugin, all required INTs; some nodes also have OF_SOME_CALLS."""
 
 PLUGINS = frozenset(FIELDS)
 """Every operator with a plugin."""
+
+
+def format_of(model: ModelProto) -> CacheFormat:
+    """Return the format of a graph's caches, the same for all of them."""
+    codes = {
+        attribute.i for node in model.graph.node for attribute in node.attribute if attribute.name == CACHE_FORMAT.name
+    }
+    return format_of_code(max(codes, default=0))
 
 
 def name_plugins(model: ModelProto, at_hand: Installation) -> list[str]:
@@ -104,7 +113,7 @@ def _rewrite(node: NodeProto, at_hand: Installation) -> None:
             hint="kvc-trt doctor shows the plugin library in use",
         )
     fields = SINCE_BEFORE | {attribute.name: attribute.i for attribute in node.attribute}
-    names = [*FIELDS[node.op_type], *([BY_LENGTH.name] if BY_LENGTH.name in fields else [])]
+    names = [*FIELDS[node.op_type], *(one.name for one in OF_SOME_CALLS if one.name in fields)]
     if missing := [name for name in names if name not in fields]:
         raise InputError(f"{place}: no attribute {', '.join(missing)}")
     del node.attribute[:]

@@ -10,7 +10,9 @@ from onnx import ModelProto
 from kvc_trt.backends.tensorrt.lowering.attention import fuse_prefill_attention, let_fp32_attention_decompose
 from kvc_trt.backends.tensorrt.lowering.operators import Installation, check_operators, drop_functions, name_plugins
 from kvc_trt.backends.tensorrt.lowering.outputs import add_best_token, fix_output_shapes
-from kvc_trt.backends.tensorrt.lowering.turns import mask_turn_attention, overwrite_state, write_out_positions
+from kvc_trt.backends.tensorrt.lowering.prompts import store_prompts
+from kvc_trt.backends.tensorrt.lowering.state import hand_on_state, overwrite_state
+from kvc_trt.backends.tensorrt.lowering.turns import mask_turn_attention, write_out_positions
 from kvc_trt.backends.tensorrt.lowering.widths import write_out_widths
 
 Pass = Callable[[ModelProto, Installation], list[str]]
@@ -28,8 +30,15 @@ EXECUTABLE_PASSES: tuple[Pass, ...] = (
 )
 """Passes after which ONNX Runtime can still execute the graph."""
 
-PASSES: tuple[Pass, ...] = (*EXECUTABLE_PASSES, let_fp32_attention_decompose, name_plugins, drop_functions)
-"""All passes, run on every graph. After the last three only NVIDIA's parser reads it."""
+PASSES: tuple[Pass, ...] = (
+    *EXECUTABLE_PASSES,
+    store_prompts,
+    hand_on_state,
+    let_fp32_attention_decompose,
+    name_plugins,
+    drop_functions,
+)
+"""All passes, run on every graph. After the last five only NVIDIA's parser reads it."""
 
 
 @dataclass(frozen=True)

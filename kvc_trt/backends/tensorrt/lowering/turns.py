@@ -1,33 +1,27 @@
-"""Lower the extend graph: attention of a turn's tokens, positions of what stays, and state that a compaction rewrites.
+"""Lower the extend graph: attention of a turn's tokens, and positions of what stays.
 
 Attention becomes the ONNX operator Attention with a mask: query i of row b sees the first cache_lengths[b] + i + 1
 entries. TensorRT's causal masks do not fit, since they are anchored at a corner and rows store different numbers of
 entries. The mask takes one byte per query and entry.
 
-A compaction reads stored and new tokens from one table and returns new tensors, so its plugin has no state to alias. A
-plugin behind it overwrites the state. Whatever reads the old state has run by then: the compaction depends on it.
+Keys and values in a format are widened to the type of the queries before it: TensorRT's attention reads no codes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-
+import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, inliner
 
-from kvc_trt.backends.tensorrt.lowering.attention import cache_type, scale, scaled_query
-from kvc_trt.backends.tensorrt.lowering.checks import expected_aliases, updated_in_place
-from kvc_trt.backends.tensorrt.lowering.operators import Installation
-from kvc_trt.errors import InputError
+from kvc_trt.backends.tensorrt.lowering.attention import query_type, scale, scaled_query
+from kvc_trt.backends.tensorrt.lowering.operators import Installation, format_of
+from kvc_trt.models.cache_formats import FP8, VectorFormat
 from kvc_trt.operators import KVC_DOMAIN
-from kvc_trt.operators.emitter import Emitter
-from kvc_trt.operators.schema import Operator
+from kvc_trt.operators.cache_formats import write_read
+from kvc_trt.operators.emitter import Emitter, Value
 from kvc_trt.operators.shapes import HeadShape, Layout, count_to, int32, size
-from kvc_trt.operators.tensors import BOUNDS, FP8_BOUNDS
-from kvc_trt.operators.turns.extend_attention import EXTEND_ATTENTION
+from kvc_trt.operators.turns.extend_attention import EXTEND_ATTENTION, TURN_KEYS, TURN_VALUES
 from kvc_trt.operators.turns.keep_positions import KEEP_POSITIONS
-from kvc_trt.operators.turns.replace import REPLACE_BOUNDS, REPLACE_CACHE
-
-KEPT, UPDATED = "_kept.", "_out."
+from kvc_trt.operators.vectors import Vectors, stored_tables
 
 
 def mask_turn_attention(model: ModelProto, at_hand: Installation) -> list[str]:
@@ -35,10 +29,11 @@ def mask_turn_attention(model: ModelProto, at_hand: Installation) -> list[str]:
     count = sum(node.op_type == EXTEND_ATTENTION.name for node in model.graph.node)
     if not count:
         return []
-    element, head_size = cache_type(model)
+    element, head_size = query_type(model, EXTEND_ATTENTION)
+    layout = Layout(HeadShape(None, None, head_size), cache_format=format_of(model))
     nodes = [scale(head_size)]
     for node in model.graph.node:
-        nodes += _attention(node, element) if node.op_type == EXTEND_ATTENTION.name else [node]
+        nodes += _attention(node, element, layout) if node.op_type == EXTEND_ATTENTION.name else [node]
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     return [
@@ -46,11 +41,13 @@ def mask_turn_attention(model: ModelProto, at_hand: Installation) -> list[str]:
     ]
 
 
-def _attention(node: NodeProto, element: int) -> list[NodeProto]:
+def _attention(node: NodeProto, element: int, layout: Layout) -> list[NodeProto]:
     """Return the nodes for (q [B,H,M,D], k, v [B,G,T,D], cache_lengths [B]) -> o [B,H,M,D]; q, k, v of `element`."""
-    query, keys, values, stored = node.input
+    query, *parts, stored = node.input
     emit = Emitter()
     with emit.scope(node.name):
+        tables = stored_tables(layout, TURN_KEYS, TURN_VALUES).of(parts)
+        keys, values = (_widened(emit, vectors, element, layout) for vectors in (tables.keys, tables.values))
         # In 32 bits: positions fit, and every version of TensorRT compares them.
         before = int32(emit, emit.Reshape(stored, [-1, 1, 1, 1]))
         last_seen = emit.Add(before, emit.Reshape(_count(emit, query), [1, 1, -1, 1]))
@@ -58,6 +55,31 @@ def _attention(node: NodeProto, element: int) -> list[NodeProto]:
     scaled = scaled_query(query, node.name, element)
     inputs = [*scaled[-1].output, keys, values, mask]
     return [*emit.nodes, *scaled, helper.make_node("Attention", inputs, node.output, name=node.name, scale=1.0)]
+
+
+def _widened(emit: Emitter, vectors: Vectors, element: int, layout: Layout) -> Value:
+    """Return vectors [B,G,T,D] of type `element`: those that are exact, or what is read of those in a format."""
+    if vectors.format is None:
+        return vectors.parts[0]
+    codes, scales, *minima = vectors.parts
+    numbers = [_number(emit, codes, vectors.format), scales, *minima]
+    if vectors.format == FP8:
+        numbers[1] = _number(emit, scales, FP8)
+    read = write_read(emit, tuple(numbers), vectors.format)
+    if vectors.format.grouped:
+        read = str(emit.Reshape(read, [0, 0, -1, layout.shape.head_size]))  # the parser follows no computed shape
+    return read if element == TensorProto.FLOAT else str(emit.call("Cast", read, to=element))
+
+
+def _number(emit: Emitter, part: Value, form: VectorFormat) -> Value:
+    """Return bytes INT8 as FLOAT, from 0 to 255 where they index a table.
+
+    To TensorRT numbers in INT8 are quantised; this says by what scale.
+    """
+    number = str(emit.DequantizeLinear(part, np.float32(1)))
+    if form != FP8:
+        return number
+    return str(emit.Where(emit.Less(number, np.float32(0)), emit.Add(number, np.float32(256)), number))
 
 
 def _count(emit: Emitter, table: str) -> str:
@@ -72,61 +94,3 @@ def write_out_positions(model: ModelProto, at_hand: Installation) -> list[str]:
         return []
     model.CopyFrom(inliner.inline_selected_functions(model, [(KVC_DOMAIN, KEEP_POSITIONS.name)]))
     return [f"wrote out {count} x {KEEP_POSITIONS.name}"]
-
-
-def overwrite_state(model: ModelProto, at_hand: Installation) -> list[str]:
-    """Let a plugin overwrite the state tensors of a graph that no other plugin updates in place."""
-    wanted = expected_aliases(model)
-    made = updated_in_place(model)
-    left = {output: state for output, state in wanted.items() if made.get(output) != state}
-    if not left:
-        return []
-    _rename(model, {output: output.replace(UPDATED, KEPT, 1) for output in left})
-    emit, notes = Emitter(), []
-    for operator in (REPLACE_CACHE, REPLACE_BOUNDS):
-        sites = _sites(operator, left.values())
-        for site in sites:
-            _overwrite(emit, operator, site, _attributes(model, operator, site))
-            for tensor in operator.outputs:
-                del left[f"{tensor.name}.{site}"]
-        if sites:
-            # Its body reads no number of the engine.
-            model.functions.append(operator.body(Layout(HeadShape(None, None, 1))))
-            notes.append(f"{len(sites)} x {operator.name} behind a compaction")
-    if left:
-        raise InputError(f"graph {model.graph.name}: no plugin updates {', '.join(left.values())} in place")
-    model.graph.node.extend(emit.nodes)
-    return notes
-
-
-def _sites(operator: Operator, states: Collection[str]) -> list[str]:
-    """Return the caches ("3", "3.1") of which all state tensors of `operator` are among `states`."""
-    first, *others = (tensor.name for tensor in operator.state)
-    sites = [state.removeprefix(f"{first}.") for state in states if state.startswith(f"{first}.")]
-    return [site for site in sites if all(f"{name}.{site}" in states for name in others)]
-
-
-def _attributes(model: ModelProto, operator: Operator, site: str) -> dict[str, int]:
-    """Return the attributes of a node of `operator`: whether the bounds of a cache are fp8, where it has bounds."""
-    if FP8_BOUNDS not in operator.attributes:
-        return {}
-    types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
-    return {FP8_BOUNDS.name: int(types[f"{BOUNDS.name}.{site}"] == TensorProto.INT8)}
-
-
-def _overwrite(emit: Emitter, operator: Operator, site: str, attributes: Mapping[str, int]) -> None:
-    """Append a node of `operator`: its first inputs are a cache's state, the others what is kept of it."""
-    state = [f"{tensor.name}.{site}" for tensor in operator.state]
-    kept = [f"{tensor.name}{KEPT}{site}" for tensor in operator.state]
-    names = [tensor.name for tensor in operator.inputs]
-    outputs = {tensor.name: f"{tensor.name}.{site}" for tensor in operator.outputs}
-    with emit.scope(f"caches.{site}"):
-        operator.call(emit, dict(zip(names, [*state, *kept], strict=True)), outputs, **attributes)
-
-
-def _rename(model: ModelProto, names: Mapping[str, str]) -> None:
-    """Give values of the graph new names; its outputs keep theirs."""
-    for node in model.graph.node:
-        for values in (node.input, node.output):
-            for index, name in enumerate(values):
-                values[index] = names.get(name, name)

@@ -18,13 +18,16 @@ from kvc_trt.backends.tensorrt.python_plugins.report import report, reporting
 from kvc_trt.kernels.structs import Dtype
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.dimensions import Dimensions, Refusal
-from kvc_trt.operators.schema import CACHE, VERSION, Operator, Tensor
+from kvc_trt.operators.schema import CACHE, FLOAT16, VERSION, Element, Operator, Tensor
 
 if TYPE_CHECKING:
     import tensorrt
 
 CACHE_TYPES: Mapping[str, Dtype] = {"FLOAT": Dtype.FLOAT32, "HALF": Dtype.FLOAT16, "BF16": Dtype.BFLOAT16}
 """TensorRT types that a cache can have."""
+
+NAMES: Mapping[Element, str] = {FLOAT16: "HALF"}
+"""TensorRT's names of element types, where they differ from ours."""
 
 IMPOSSIBLE_WORKSPACE = 2**62
 """Returned instead of an error, which the workspace query cannot report: more than any GPU has, so that no engine is
@@ -226,14 +229,14 @@ class PluginMethods:
     def _cache_type(self, first: tensorrt.DataType) -> tensorrt.DataType:
         """Return the type of the cache, given that of the first input.
 
-        Bounds in fp8 do not tell it, and an operator of them alone does not look at it.
+        Bounds in fp8 and codes do not tell it, and an operator of them alone does not look at it.
         """
         is_told = self._operator.element_of(self._operator.inputs[0], self._fields) == CACHE
         return first if is_told else self._trt.DataType.FLOAT
 
     def _type_of(self, tensor: Tensor, cache_type: tensorrt.DataType) -> tensorrt.DataType:
         element = self._operator.element_of(tensor, self._fields)
-        return cache_type if element == CACHE else getattr(self._trt.DataType, element)
+        return cache_type if element == CACHE else getattr(self._trt.DataType, NAMES.get(element, element))
 
 
 def _dtype_of(cache_type: tensorrt.DataType) -> Dtype:

@@ -22,7 +22,7 @@ from kvc_trt.kernels.loading import VARIABLE, current_c_library
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.dimensions import Refusal
 from kvc_trt.operators.registry import KERNEL_OPERATORS
-from kvc_trt.operators.schema import BY_LENGTH, VERSION, Attribute, Operator
+from kvc_trt.operators.schema import OF_SOME_CALLS, VERSION, Attribute, Operator
 
 if TYPE_CHECKING:
     import tensorrt
@@ -109,7 +109,7 @@ def _creator_class(trt: ModuleType) -> Any:
             self.name, self.plugin_version, self.plugin_namespace = operator.name, VERSION, KVC_DOMAIN
             self._named = [
                 trt.PluginField(attribute.name, np.array([], np.int32), trt.PluginFieldType.INT32)
-                for attribute in operator.whole.attributes
+                for attribute in operator.call_attributes
             ]
             self.field_names = trt.PluginFieldCollection(self._named)
 
@@ -152,14 +152,13 @@ def read_fields(operator: Operator, collection: tensorrt.PluginFieldCollection |
     """Return the value of every attribute; Refusal with the field, what was expected and what was found.
 
     Engine files and networks are untrusted input. Every attribute is an INT in ONNX, which TensorRT passes as one
-    INT32; each must be there exactly once, and nothing else. A node without `by_length` means 0.
+    INT32; each must be there exactly once, and nothing else. A node without one of OF_SOME_CALLS means 0.
     """
-    operator = operator.whole
+    known = {attribute.name: attribute for attribute in operator.call_attributes}
     if collection is None:
         raise Refusal("no fields")
-    if len(collection) > len(operator.attributes):
-        raise Refusal(f"number of fields: expected {len(operator.attributes)}, found {len(collection)}")
-    known = {attribute.name: attribute for attribute in operator.attributes}
+    if len(collection) > len(known):
+        raise Refusal(f"number of fields: expected {len(known)}, found {len(collection)}")
     values: dict[str, int] = {}
     for found in collection:
         if found.name not in known:
@@ -167,8 +166,8 @@ def read_fields(operator: Operator, collection: tensorrt.PluginFieldCollection |
         if found.name in values:
             raise Refusal(f"field {found.name}: given twice")
         values[found.name] = _value(known[found.name], found)
-    for name in known:
-        if name == BY_LENGTH.name:
+    for name, attribute in known.items():
+        if attribute in OF_SOME_CALLS:
             values.setdefault(name, 0)
         if name not in values:
             raise Refusal(f"field {name}: missing")

@@ -1,0 +1,184 @@
+"""The wheel where it is installed: native operators without a compiler, without PyTorch, and without a checkout."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from pathlib import Path
+from threading import Timer
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from kvc_trt import __version__
+from tests.plugins_cuda import build
+from tests.plugins_cuda.test_build_python import backend
+
+pytestmark = pytest.mark.slow
+
+OBJECTS = build.ROOT / "build" / "plugins_cpu"
+AGAIN = f"""#!/bin/sh
+for word in "$@"; do
+    case "$last" in -o) made="{build.ROOT}/build/$word" target="$word" ;; esac
+    last=$word
+done
+case "$target" in *.o) [ -e "$made" ] && exec cp "$made" "$target" ;; esac
+exec c++ "$@"
+"""
+"""A compiler that takes the objects that `make native` has made of the same sources, which saves a minute."""
+DEMO = ("--model", "retrieval-tiny", "--policy", "rocketkv", "--token-budget", "64")
+ANSWER = "scarlet bear hanoi fourteen"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    sources = [*(build.ROOT / "plugins_cpu").rglob("*"), build.ROOT / "CMakeLists.txt"]
+    objects = list(OBJECTS.rglob("*.o"))
+    current = objects and min(map(_modified, objects)) > max(map(_modified, sources))
+    compiler = folder / "c++"
+    compiler.write_text(AGAIN)
+    compiler.chmod(0o700)
+    name = backend(f"build_wheel({str(folder)!r})", KVC_TRT_NATIVE="1", **({"CXX": str(compiler)} if current else {}))
+    return folder / name
+
+
+def _modified(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new environment: the wheel is installed by pip, what it asks for are links to what this Python has."""
+    folder = tmp_path_factory.mktemp("installed") / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    packages = _packages(folder)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--no-index", "--disable-pip-version-check", str(wheel)], check=True)
+    own = next(iter(packages.glob("kvc_trt-*.dist-info")))
+    for one in _needed(metadata.Distribution.at(own).requires or ()):
+        for top in {file.parts[0] for file in one.files or () if file.parts[0] not in ("..", "__pycache__")}:
+            if not (packages / top).exists():
+                (packages / top).symlink_to(str(one.locate_file(top)))
+    return folder
+
+
+def _packages(environment: Path) -> Path:
+    return environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
+def _needed(requires: Iterable[str]) -> list[metadata.Distribution]:
+    """What these requirements name and what that requires in turn: kvc-trt[serve]."""
+    waiting = [(Requirement(text), frozenset(["", "serve"])) for text in requires]
+    found: dict[str, metadata.Distribution] = {}
+    seen = set()
+    while waiting:
+        one, extras = waiting.pop()
+        if one.marker is not None and not any(one.marker.evaluate({"extra": extra}) for extra in extras):
+            continue
+        key = canonicalize_name(one.name), frozenset(one.extras)
+        if key not in seen:
+            seen.add(key)
+            found[key[0]] = metadata.distribution(one.name)
+            waiting += [(Requirement(text), frozenset(["", *one.extras])) for text in found[key[0]].requires or ()]
+    return list(found.values())
+
+
+@pytest.fixture(scope="module")
+def alone(environment: Path) -> dict[str, Any]:
+    """How kvc-trt is run where there is no program but those of its environment."""
+    home = environment.parent
+    variables = {"PATH": str(environment / "bin"), "HOME": str(home), "KVC_TRT_CACHE": str(home / "cache")}
+    return {"cwd": home, "env": variables, "text": True}
+
+
+@pytest.fixture(scope="module")
+def command(environment: Path, alone: dict[str, Any]) -> Callable[..., tuple[int, str, str]]:
+    """kvc-trt as it is installed: (exit code, stdout, stderr)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        line = [str(environment / "bin" / "kvc-trt"), *arguments]
+        done = subprocess.run(line, **alone, capture_output=True, timeout=300)
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def demo(command: Callable[..., tuple[int, str, str]]) -> str:
+    code, _, said = command("build", *DEMO, "--no-verify", "-o", "demo")
+    assert code == 0, said
+    return "demo"
+
+
+def test_the_wheel_is_one_for_other_distributions_of_linux(wheel: Path) -> None:
+    """Whose tag says what it needs: no library but those that they all have, and a glibc no newer than this one."""
+    assert re.fullmatch(rf"kvc_trt-{re.escape(__version__)}-py3-none-linux_\w+\.whl", wheel.name)
+    shown = subprocess.run(
+        [sys.executable, "-m", "auditwheel", "show", str(wheel)], capture_output=True, text=True, check=True
+    ).stdout
+    tag = re.search(r'platform tag:\s+"manylinux_(\d+)_(\d+)_\w+"', " ".join(shown.split()))
+    assert tag is not None, shown
+    needed, here = tuple(map(int, tag.groups())), tuple(map(int, platform.libc_ver()[1].split(".")[:2]))
+    print(f"needs glibc {needed[0]}.{needed[1]}, found {here[0]}.{here[1]}; {wheel.stat().st_size} bytes")
+    assert needed <= here
+
+
+def test_native_operators_run_where_there_is_no_compiler(command, environment: Path) -> None:
+    code, printed, _ = command("doctor")
+    assert code == 0
+    library = _packages(environment) / "kvc_trt" / "lib" / "libkvc_cpu.so"
+    assert f"found  native operators {library}: " in printed
+    assert "needs  Python package torch (not installed)" in printed
+
+
+def test_a_build_says_what_verification_lacks_before_it_builds(command, alone) -> None:
+    code, _, said = command("build", *DEMO, "-o", "unverified")
+    assert code == 3
+    assert "error: verification compares with PyTorch, which is not installed" in said
+    assert "hint: pip install 'kvc-trt[verify]', or build with --no-verify" in said
+    assert not (alone["cwd"] / "unverified").exists()
+
+
+def test_the_first_answer(command, demo: str) -> None:
+    needle = build.ROOT / "docs" / "demo" / "needle.txt"
+    code, printed, said = command("run", demo, "--prompt-file", str(needle))
+    assert (code, printed.strip()) == (0, ANSWER)
+    assert "native operators (" in said
+
+
+def test_tasks_are_asked_without_pytorch(command, demo: str) -> None:
+    asked = ("--level", "tasks", "--tasks", "associative-recall", "--samples", "2", "--lengths", "256")
+    code, printed, said = command("verify", demo, *asked)
+    assert code == 0, said
+    assert "accuracy of retrieval-tiny" in printed
+
+
+def test_the_first_served_answer(environment: Path, alone: dict[str, Any], demo: str) -> None:
+    line = [str(environment / "bin" / "kvc-trt"), "serve", demo, "--port", "0"]
+    server = subprocess.Popen(line, **alone, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    limit = Timer(120, server.kill)
+    limit.start()
+    try:
+        assert server.stdout is not None
+        said: list[str] = []
+        while (ready := re.search(r"ready at (http://127\.0\.0\.1:\d+/v1)", said[-1] if said else "")) is None:
+            said.append(server.stdout.readline())
+            assert said[-1], said
+        prompt = "<record> lamp scarlet tiger lagos eight <query> lamp"
+        body = json.dumps({"model": "demo", "prompt": prompt, "max_tokens": 4}).encode()
+        request = Request(f"{ready[1]}/completions", body, {"Content-Type": "application/json"})
+        with urlopen(request, timeout=60) as answer:
+            assert json.load(answer)["choices"][0]["text"].strip() == "scarlet tiger lagos eight"
+    finally:
+        server.terminate()
+        server.wait(timeout=60)
+        limit.cancel()
