@@ -38,8 +38,8 @@ def text(result: Mapping[str, Any]) -> str:
         f"{measured_by('python -m benchmarks.accuracy.tool_calls', record)}; {spent['processor_seconds']:,} s of "
         f"processor time. {tool_calls.MODEL}, task `{whole['task']}`, {whole['length']} tokens, {whole['framing']}, "
         f"{whole['mode']}, weights {result['settings']['weights']}, greedy, at most {whole['max_new_tokens']} tokens "
-        "per answer. Percent of n questions with Wilson's 95 % interval; lost against gained: calls that the whole cache, "
-        "as it is, gets right and this one wrong, and the reverse."
+        "per answer. Percent of n questions with Wilson's 95 % interval; lost against gained: calls that the whole "
+        "cache, as it is, gets right and this one wrong, and the reverse."
     )
     rows = []
     for cell in asked:
