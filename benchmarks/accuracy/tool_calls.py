@@ -3,7 +3,7 @@
     python -m benchmarks.accuracy.tool_calls [--checkpoint FILE.gguf] [--minutes 20]
 
 What is measured is kept in build/accuracy/, some questions at a time, so a run that was stopped goes on where it was.
-Writes benchmarks/results/accuracy-tool-calls.json.
+Writes benchmarks/results/accuracy-tool-calls.json; `benchmarks.accuracy.tool_calls_page` makes a table of it.
 """
 
 from __future__ import annotations
