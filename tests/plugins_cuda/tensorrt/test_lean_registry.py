@@ -25,7 +25,7 @@ GOOD = {
         "token_budget": 32,
         "dense_until": 24,
         "fp8_bounds": 0,
-    },  # fmt: skip
+    },
     "KvcDenseAttention": {"dense_until": 32},
 }
 INTERFACES = [["PLUGIN_V3ONE_CORE", 1, 0], ["PLUGIN_V3ONE_BUILD", 2, 0], ["PLUGIN_V3ONE_RUNTIME", 1, 0]]
