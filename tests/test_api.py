@@ -313,7 +313,9 @@ def test_a_build_is_the_command_lines(tmp_path, capfd):
 
 
 def test_a_build_that_fails_its_check_raises_and_leaves_the_engine(tmp_path, monkeypatch):
-    report = Report("engine", "quick", {}, {}, rungs=[Rung("logits", [at_most("max logit error", "1 row", 3.0, 1.0)])])
+    about = {"backend": "onnxruntime", "seed": 0, "samples": 1, "steps": 1}
+    wrong = Rung("logits", [at_most("max logit error", "1 row", 3.0, 1.0)])
+    report = Report("engine", "quick", about, {}, rungs=[wrong])
     monkeypatch.setattr("kvc_trt.verify.ladder.verify", lambda engine, **asked: report)
     with pytest.raises(VerificationFailed, match="did not pass verification: logits: max logit error is 3"):
         kvc_trt.build("retrieval-tiny", token_budget=64, output=tmp_path / "engine")

@@ -1,7 +1,7 @@
 """Scores, on values that LongBench's own metrics give.
 
 They were computed with the packages that LongBench's scoring imports (rouge 1.0.1, fuzzywuzzy 0.18.0 with Levenshtein,
-jieba 0.42.1) from the definitions of its metrics; some hundred thousand random pairs gave the same figures as well.
+jieba 0.42.1) from the definitions of its metrics; 4,000 random pairs of each gave the same figures as well.
 """
 
 from __future__ import annotations
