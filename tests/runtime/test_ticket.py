@@ -69,3 +69,22 @@ def test_waiting_with_a_timeout_leaves_the_request_running():
         ticket.result(0)
     finish(one)
     assert len(ticket.result(0).token_ids) == 2
+
+
+def test_a_loop_is_woken_once_for_the_rows_of_a_step():
+    woken, rows = [], 8
+
+    async def follow(one):
+        loop = asyncio.get_running_loop()
+        call_soon = loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda *called: (woken.append(called), call_soon(*called))[1]
+        tickets = [one.submit(Request([row + 1], max_new_tokens=3)) for row in range(rows)]
+        followers = [asyncio.create_task(ticket.answer()) for ticket in tickets]
+        await asyncio.sleep(0)  # all of them listen
+        finish(one)  # the loop waits meanwhile: a wake-up for each event would pile up
+        return [output.token_ids for output in await asyncio.gather(*followers)]
+
+    with scheduler(rows=rows) as one:
+        found = asyncio.run(follow(one))
+    assert found == [tokens_alone(Request([row + 1], max_new_tokens=3)) for row in range(rows)]
+    assert len(woken) == 1

@@ -6,9 +6,49 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import ClassVar
+from weakref import WeakKeyDictionary, WeakSet
 
 from kvc_trt.runtime.context import Context
 from kvc_trt.runtime.request import Event, Output, Request
+
+
+class _LoopBell:
+    """Sets events of one asyncio loop from other threads; a loop that has not looked yet is woken once for all of them.
+
+    Waking a loop writes to a socket, during which another thread may take the interpreter: once for each row, that
+    would interrupt the scheduler as often in every step.
+    """
+
+    _bells: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopBell]] = WeakKeyDictionary()
+    _making = threading.Lock()
+
+    def __init__(self) -> None:
+        self._waiting = WeakSet[asyncio.Event]()  # a loop that ends early leaves nothing behind
+        self._rung = False
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> _LoopBell:
+        """Return the loop's own bell."""
+        with cls._making:
+            return cls._bells.setdefault(loop, cls())
+
+    def ring(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+        """Set an event soon; nothing happens where the loop is closed."""
+        with self._lock:
+            self._waiting.add(event)
+            if self._rung:
+                return
+            self._rung = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+            loop.call_soon_threadsafe(self._set)
+
+    def _set(self) -> None:
+        with self._lock:
+            waiting, self._waiting, self._rung = self._waiting, WeakSet(), False
+        for event in waiting:
+            event.set()
 
 
 class Ticket:
@@ -80,10 +120,10 @@ class Ticket:
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
         """Like iteration, without blocking the loop."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        bell = _LoopBell.of(loop)
 
         def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
-                loop.call_soon_threadsafe(changed.set)
+            bell.ring(loop, changed)
 
         with self._changed:
             self._listeners.add(wake)
