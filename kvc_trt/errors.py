@@ -16,6 +16,8 @@ LONGEST_MESSAGE = 2000
 _CUT = " [...] "
 _CUT_END = 500
 """Characters of its end that a message which is cut keeps: it often says there what was expected."""
+_LONGEST_NAME = 200
+"""Characters of a name for which a near one is sought."""
 
 
 class KvcError(Exception):
@@ -98,9 +100,14 @@ def _cut(text: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the nearest of `known`, or an empty string."""
+    """Return `; did you mean 'x'?` for the nearest of `known`, or an empty string.
+
+    A stranger's name may have millions of characters; no name that is known is near to it.
+    """
     import difflib
 
+    if len(name) > _LONGEST_NAME:
+        return ""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean '{near[0]}'?" if near else ""
 

@@ -76,5 +76,11 @@ def test_an_error_about_an_error_stays_bounded():
     assert len(InputError(f"file: {inner.message}").message) == LONGEST_MESSAGE
 
 
+def test_nothing_is_near_to_a_name_of_a_megabyte():
+    """To look would take as much memory and time as a stranger likes."""
+    long = "x" * (1 << 20)
+    assert did_you_mean(long, [long]) == ""
+
+
 def test_a_suggestion_is_part_of_the_message():
     assert obeyed(InputError("no such key" + did_you_mean("modul", ["mod\x1bul"])).message) == []

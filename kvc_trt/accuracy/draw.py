@@ -107,7 +107,7 @@ class FileDraw:
     seed = 0
 
     def settings(self) -> dict[str, Any]:
-        """The file by its digest, whatever its name, and how it is asked."""
+        """The file, by name and digest, and how it is asked."""
         return {
             "data": self.data.path.name,
             "data_sha256": self.data.digest,
@@ -145,6 +145,11 @@ class FileDraw:
         if (tokenizer := vocabulary.tokenizer) is None:
             raise InputError("the model has no tokenizer, and questions of a file are text")
         room = self.answer_room(group.task)
+        if room >= group.length:
+            raise InputError(
+                f"{group.task}: an answer may have {room} tokens, which leaves no room for a prompt in {group.length}",
+                hint="give longer --lengths, or a smaller --max-new-tokens",
+            )
         samples = []
         for index, record in enumerate(self.data.sets[group.task][: self.count_of(group.task)]):
             sample = sample_of(record, index, group.task)
@@ -176,7 +181,7 @@ class FileDraw:
                     advance(1)
         if needed > longest and self.truncate is None:
             raise InputError(
-                f"{where}: prompt and answer take {needed:,} tokens, and the model has {longest:,}",
+                f"{where}: prompt and answer take {needed:,} tokens, expected at most {longest:,}",
                 hint="--truncate middle leaves out the middle of such prompts",
             )
         if longer:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from kvc_trt.errors import InputError
+
 if TYPE_CHECKING:
     from kvc_trt.accuracy.answerers.answerer import Answerer
     from kvc_trt.accuracy.questions import Question
@@ -75,11 +77,16 @@ class WholeCache:
 
 
 def compare(whole: NDArray[np.float32], compressed: NDArray[np.float32]) -> Faithfulness:
-    """Compare the logits [N,vocab] of N tokens, in float64. ValueError for other shapes."""
+    """Compare the logits [N,vocab] of N tokens, in float64.
+
+    ValueError for other shapes; InputError for logits that are not finite, which are no distribution.
+    """
     if whole.shape != compressed.shape or whole.ndim != 2 or not len(whole):
         raise ValueError(f"expected logits [N,vocab] of the same tokens, found {whole.shape} and {compressed.shape}")
     divergences = np.empty(len(whole))
     for place, (one, other) in enumerate(zip(whole, compressed, strict=True)):
+        if not (np.isfinite(one).all() and np.isfinite(other).all()):
+            raise InputError(f"the engine's logits are not finite at token {place} of an answer")
         p, q = _log_probabilities(one), _log_probabilities(other)
         divergences[place] = max(0.0, float((np.exp(p) * (p - q)).sum()))
     differs = np.flatnonzero(whole.argmax(-1) != compressed.argmax(-1))

@@ -59,6 +59,7 @@ class AccuracyRequest:
     samples: int | None = None
     """Questions of a group; None is SAMPLES generated ones, or all of a file's."""
     seed: int = 0
+    """Of generated questions; those of a file have none."""
     data: str | PathLike[str] | None = None
     """A file of one's own questions (docs/data.md), in place of generated tasks; `tasks` are then its sets."""
     truncate: Truncate | None = None
@@ -87,8 +88,10 @@ def measure_engine(
         built = BuiltEngine(engine, backend)
         longest = engine.parameters.max_input_len
         report = _measured(built, built.variants, longest, asked, draw, engine.path.name, progress)
-    found = Verification(level="tasks", passed=report.passed, run_by=backend, seed=asked.seed, samples=asked.samples)
-    record_verification(engine, found)
+    most = max(cell.samples for cell in report.cells)
+    record_verification(
+        engine, Verification(level="tasks", passed=report.passed, run_by=backend, seed=asked.seed, samples=most)
+    )
     return report
 
 
@@ -162,11 +165,15 @@ def _groups_of_file(
 def _draw_of(asked: AccuracyRequest) -> QuestionDraw | FileDraw:
     """Where the questions come from; names are checked before weights are read."""
     draw: QuestionDraw | FileDraw
+    if asked.samples is not None and asked.samples < 1:
+        raise InputError(f"samples: expected at least 1, found {asked.samples}")
     if asked.data is None:
         if asked.truncate is not None:
             raise InputError("truncate: generated tasks are as long as they are asked to be; it goes with data")
         draw = QuestionDraw(asked.samples or SAMPLES, asked.seed, asked.max_new_tokens)
     else:
+        if asked.seed != 0:
+            raise InputError(f"seed {asked.seed}: questions of a file are not drawn; it goes with generated tasks")
         draw = FileDraw(read_data_file(asked.data), asked.samples, asked.max_new_tokens, asked.truncate)
     named = asked.max_new_tokens if isinstance(asked.max_new_tokens, Mapping) else ()
     for name in (*named, *((asked.tasks or ()) if asked.data is not None else ())):

@@ -15,6 +15,7 @@ import json
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import asdict
 from io import BufferedRandom
 from pathlib import Path
 from typing import Any
@@ -80,11 +81,14 @@ class Results:
             self.cells[cell.key] = cell
 
     def keep(self, cell: Cell) -> None:
-        """Write one cell that will have more answers soon, to the disk as well; otherwise like `append`."""
+        """Write one cell that will have more answers soon, to the disk as well; otherwise like `append`.
+
+        Figures that follow from its answers are left out: of every answer anew, intervals would take longer than it.
+        """
         assert self._partial is not None
         with self._writing:
             self._kept = True
-            self._write_to(self._partial, cell.to_json())
+            self._write_to(self._partial, {**asdict(cell), "samples": cell.samples})
             self.cells[cell.key] = cell
 
     def settle(self) -> None:

@@ -16,7 +16,7 @@ from kvc_trt.tasks.own.published.pairs import Columns, pairs
 from kvc_trt.tasks.own.published.ruler_qa import ruler_qa
 from kvc_trt.tasks.own.published.scbench import scbench
 from kvc_trt.tasks.own.reader import MOST_NEW_TOKENS, line_of
-from kvc_trt.tasks.own.scores import score_named
+from kvc_trt.tasks.own.scores import FIRST_LINE, score_named
 from kvc_trt.tasks.tokenizer import load_task_tokenizer
 
 _Command = Callable[..., None]
@@ -103,6 +103,8 @@ def of_pairs(
         raise click.UsageError("give --question or --question-column")
     if score is not None:
         score_named(score)
+        if score.removesuffix(FIRST_LINE) == "classification":
+            raise click.UsageError("--score classification: it needs the list of all classes, which a table has not")
         if given["answers"] is None:
             raise click.UsageError("--score goes with --answers")
     columns = Columns(given["context"], given["answers"], given["question_column"], given["question"])

@@ -338,7 +338,7 @@ def _notes(report: AccuracyReport) -> Iterable[str]:
     if report.not_learned:
         few = f"the full cache answers fewer than {ENOUGH_ANSWERED} questions"
         yield f"* not learned: {few}, and the cell does not count"
-    if any(cell.full_accuracy not in (None, 1.0) for cell in report.cells):
+    if any(cell.full_accuracy != 1 and cell.on_answered is not None for cell in report.cells if cell.policy != "full"):
         yield "in brackets: of the questions that the full cache answers"
     reasons: dict[str, list[str]] = {}
     for cell in report.not_applicable:

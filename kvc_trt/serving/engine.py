@@ -119,15 +119,18 @@ class ServedEngine:
 
     def answer_once(self) -> None:
         """Ask for one token after the shortest prompt, and wait for it; ServingError where none comes."""
-        asyncio.run(self.submit(ServedRequest(token_ids=(0,), rules=Request((), 1))).whole())
+        asyncio.run(self._one_token())
 
     async def begin(self, answers: Sequence[Ticket]) -> None:
         """Return at once: what `take` has not refused is under way."""
 
     async def answers(self) -> bool:
-        """Return whether a request of one token is answered, or was refused because others are."""
+        """Return whether a request of one token is answered, or was refused because others are.
+
+        No thread waits for it: those of the loop take requests, and a queue may be long.
+        """
         try:
-            await asyncio.to_thread(self.answer_once)
+            await self._one_token()
         except ServingError as error:
             return error.reason == "busy"
         return True
@@ -142,6 +145,9 @@ class ServedEngine:
         """Take no more requests and end: those that are there are cancelled, or with `drain` answered first."""
         self._scheduler.close(drain=drain)
         self.engine.close()
+
+    async def _one_token(self) -> None:
+        await self.submit(ServedRequest(token_ids=(0,), rules=Request((), 1))).whole()
 
     def _token_ids(self, request: ServedRequest) -> tuple[int, ...]:
         tokenizer = self.engine.directory.tokenizer

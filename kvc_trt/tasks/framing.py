@@ -115,11 +115,16 @@ class Framing:
     def _conversation(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
         if self.template is None:
             raise InputError("a conversation takes a chat template", hint="--framing chat")
-        rendered, last = self.template.render(messages, add_generation_prompt=True, now=DATE), messages[-1]["content"]
-        begins = rendered.rfind(last)
-        if begins < 0:
+        last = messages[-1]
+        rendered, probed = (
+            self.template.render([*messages[:-1], one], add_generation_prompt=True, now=DATE)
+            for one in (last, {**last, "content": _PROBE})
+        )
+        before, found, _ = probed.rpartition(_PROBE)
+        question = rendered.removeprefix(before)
+        if not found or not rendered.startswith(before) or not question.lstrip().startswith(last["content"].strip()):
             raise InputError("the chat template changes the last message of a conversation")
-        return rendered[:begins], rendered[begins:]
+        return before, question
 
     def _continued(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)

@@ -69,6 +69,9 @@ class Reader:
         self._names = frozenset(names)
         self._marks = marks if self._names else CallMarks()
         self._openings = tuple(opening for opening, _ in self._marks.around)
+        pairs = (*self._marks.around, *([THOUGHTS] if thinks or thinking else ()))
+        self.looks_for = tuple(mark for pair in pairs for mark in pair if mark)
+        """The marks that mean something here."""
         self._thinks, self._parallel = thinks and not thinking, parallel
         self._is_plain = not (self._names or thinks)
         """True where all is content."""

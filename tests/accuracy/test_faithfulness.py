@@ -11,6 +11,7 @@ from kvc_trt.accuracy.answerers.answerer import mean_negative_log_likelihood
 from kvc_trt.accuracy.answerers.model_under_test import Room
 from kvc_trt.accuracy.faithfulness import bootstrap_interval, compare
 from kvc_trt.accuracy.grid import Variant
+from kvc_trt.errors import InputError
 from tests.accuracy.test_answerers import LENGTH, questions
 
 
@@ -30,6 +31,13 @@ def test_logits_of_other_tokens_are_refused():
     for whole, other in (((2, 3), (3, 3)), ((0, 3), (0, 3)), ((3,), (3,))):
         with pytest.raises(ValueError, match="expected logits"):
             compare(np.zeros(whole, np.float32), np.zeros(other, np.float32))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_not_finite_are_no_close_match(bad):
+    whole, other = np.zeros((2, 3), np.float32), np.array([[0, 0, 0], [0, bad, 0]], np.float32)
+    with pytest.raises(InputError, match="not finite at token 1"):
+        compare(whole, other)
 
 
 def test_a_bootstrap_interval_holds_the_mean_and_narrows_with_prompts():

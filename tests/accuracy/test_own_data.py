@@ -73,6 +73,8 @@ def test_right_answers_are_scored_and_others_followed(file, asked):
     for share, first in zip(other["equal"], other["first_differences"], strict=True):
         assert (share == 1) == (first is None)
     page = (asked / "report.html").read_text()
+    for name, value in (("samples", "all"), ("truncate", "none"), ("max new tokens", "the task&#39;s own")):
+        assert f'<td class="text">{name}</td><td class="text">{value}</td>' in page
     assert "Faithfulness to the whole cache" in page
     assert "closest" in page
     rows = {(row["task"], row["policy"]): row for row in csv.DictReader((asked / "accuracy.csv").open())}
@@ -108,6 +110,9 @@ def test_a_changed_file_is_other_questions(file, asked, tmp_path, capsys):
     ("arguments", "says"),
     [
         (["--lengths", "100"], "own.jsonl line 1: the prompt has 119 tokens, expected at most 95"),
+        (["--lengths", "5"], "own-exact: an answer may have 5 tokens, which leaves no room for a prompt in 5"),
+        (["--samples", "0"], "samples: expected at least 1, found 0"),
+        (["--seed", "3"], "seed 3: questions of a file are not drawn"),
         (["--tasks", "own-exakt"], "has no set 'own-exakt'; did you mean 'own-exact'?"),
         (["--max-new-tokens", "own=3"], "has no set 'own'"),
         (["--framing", "chat"], "no chat template"),
@@ -131,6 +136,8 @@ def test_an_engine_is_asked_beside_its_twin_and_takes_no_longer_prompts(file, tm
     found = tmp_path / "found.json"
     cut = [*asked, "--truncate", "middle", "--output-dir", str(tmp_path / "out"), "-o", str(found)]
     assert run(cut) == 0
+    (record,) = json.loads((tmp_path / "engine" / "verification.json").read_text())["verifications"]
+    assert (record["level"], record["samples"]) == ("tasks", 3)
     cells = json.loads(found.read_text())["cells"]
     assert [(one["task"], one["policy"], one["length"]) for one in cells] == [
         ("own-exact", "full", 160), ("own-exact", "rocketkv", 160),

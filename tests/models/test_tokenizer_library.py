@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -73,6 +74,31 @@ def test_a_panic_in_use_is_one_error_that_names_the_file(monkeypatch):
         encoding.encode("ab")
     with pytest.raises(InputError, match=r"^tokenizer\.json: the tokenizer cannot write these tokens as text: "):
         decoding.decode([3])
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded():
+    """No thread is made to let go of Python's lock, so the other one runs only where the library lets go of it."""
+    tokenizer, library = Tokenizer(tokenizer_file(), "file"), Library.from_buffer(tokenizer_file())
+    text, interval, over, turns = "ab " * 100_000, sys.getswitchinterval(), threading.Event(), 0
+
+    def count() -> None:
+        nonlocal turns
+        while not over.wait(0.001):
+            turns += 1
+
+    counting = threading.Thread(target=count)
+    sys.setswitchinterval(1000)
+    try:
+        counting.start()
+        before = turns
+        encoded = tokenizer.encode(text)
+        after = turns
+    finally:
+        sys.setswitchinterval(interval)
+        over.set()
+        counting.join()
+    assert after > before
+    assert encoded.ids == library.encode(text).ids
 
 
 def test_a_text_that_a_small_vocabulary_cannot_spell_is_refused_when_it_comes():

@@ -114,6 +114,27 @@ def test_a_reader_that_leaves_ends_its_answer(served):
     assert served.metrics()["ended"]["cancelled"] == before + 1
 
 
+def test_a_look_at_its_health_that_is_given_up_ends_its_request(served):
+    """No thread waits for its answer, which may be far behind others."""
+
+    async def give_up():
+        answers = [ask(served, ignore_eos=True, max_tokens=2000) for _ in range(2)]
+        submitted = served.metrics()["submitted"]
+        looking = asyncio.create_task(served.answers())
+        while served.metrics()["submitted"] == submitted:
+            await asyncio.sleep(0.001)
+        looking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await looking
+        for answer in answers:
+            answer.cancel()
+
+    before = served.metrics()["ended"].get("cancelled", 0)
+    asyncio.run(give_up())
+    assert asyncio.run(ask(served).whole()).text == ANSWER
+    assert served.metrics()["ended"]["cancelled"] == before + 3
+
+
 def test_no_time_is_too_late(served):
     with pytest.raises(ServingError) as refused:
         served.submit(parse_request({"text_input": LAMP}), seconds=-1.0)

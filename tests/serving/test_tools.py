@@ -12,9 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
+from kvc_trt.models.sources.tokenizer_library import Tokenizer
 from kvc_trt.runtime.chat.template import ChatTemplate
+from kvc_trt.runtime.executor import Limits
 from kvc_trt.runtime.grammar.compiler import Grammars
 from kvc_trt.runtime.grammar.grammar import Grammar
+from kvc_trt.runtime.request import Event, Output, Request
+from kvc_trt.runtime.sampling.text import Detokeniser
+from kvc_trt.serving.protocol.choices import Choice
+from kvc_trt.serving.protocol.fields import Endpoint
+from kvc_trt.serving.protocol.model import ServedModel
 from kvc_trt.serving.protocol.tools import (
     PARSERS,
     ToolFormat,
@@ -161,6 +168,24 @@ def test_without_tools_nothing_is_a_call():
     reading = PARSERS["hermes"].reader(ToolUse(), "")
     assert reading.feed(text) + reading.finish() == [Content(text)]
     assert not reading.has_calls
+
+
+@pytest.mark.parametrize(("offered", "content", "calls"), [(True, "So:", 1), (False, f"So: [{PARIS}]", 0)])
+def test_a_mark_may_be_a_special_token(offered, content, calls):
+    """The text of an answer leaves special tokens out; here one is read, and without tools it is still left out."""
+    library = byte_tokenizer()
+    library.add_special_tokens(["[TOOL_CALLS]"])
+    tokenizer = Tokenizer(library.to_str().encode(), "tokenizer.json")
+    limits = Limits(library.get_vocab_size(), 500, 500, 1000, capacities=(), prompt_block=1)
+    model = ServedModel("mistral", tokenizer, None, limits, frozenset({END}), tool_format=PARSERS["mistral"])
+    reading = model.tool_format.reader(tool_use({"tools": TOOLS} if offered else {}), "")
+    choice, text = Choice(Endpoint.CHAT, 0, Request(()), model, reader=reading), Detokeniser(tokenizer)
+    ids = [*tokenizer.encode(f"So: [TOOL_CALLS][{PARIS}]", add_special_tokens=False).ids, END]
+    output = Output((1,), tuple(ids), None, "stop", 1, (1,))
+    for token in ids:
+        choice.push(Event(0, token, text.push(token), output if token == END else None))
+    message = choice.whole()["message"]
+    assert (message["content"], len(message.get("tool_calls", []))) == (content, calls)
 
 
 class TestThoughts:

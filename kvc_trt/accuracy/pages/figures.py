@@ -1,6 +1,7 @@
 """Accuracy against token budget, one line per policy, with standard errors; and how every figure looks.
 
-A policy has the same colour, marker and line whatever else is drawn.
+Against token budgets a policy has the same colour, marker and line whatever else is drawn. Against memory all policies
+are in one picture, so there these follow from its place among them.
 """
 
 from __future__ import annotations

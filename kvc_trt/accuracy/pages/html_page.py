@@ -57,14 +57,18 @@ def html_page(report: AccuracyReport, figures: Mapping[str, bytes]) -> bytes:
 def _settings(report: AccuracyReport) -> list[tuple[str, str]]:
     bars = {name.replace("_", " "): value for name, value in vars(report.bars).items() if value is not None}
     thresholds = ", ".join(f"{name} {value:.1%}" for name, value in bars.items()) or "none"
-    settings = [(name.replace("_", " "), _setting(value)) for name, value in report.settings.items()]
+    settings = [(name.replace("_", " "), _setting(name, value)) for name, value in report.settings.items()]
     return [*settings, ("thresholds", thresholds)]
 
 
-def _setting(value: object) -> str:
+_NOT_GIVEN = {"max_new_tokens": "the task's own", "samples": "all", "asked": "all"}
+"""What it means that a setting is not given, where it is not `none`."""
+
+
+def _setting(name: str, value: object) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_setting(one)}" for name, one in value.items() if one is not None)
-    return "the task's own" if value is None else str(value)
+        return ", ".join(f"{part} {_setting(part, one)}" for part, one in value.items() if one is not None)
+    return _NOT_GIVEN.get(name, "none") if value is None else str(value)
 
 
 def _task_tables(report: AccuracyReport, mode: str) -> Iterable[dict[str, Any]]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _TRIED_TEXTS = ("", "a", " a b\n", "The key is 12-34, he said.\t\u00e9 \u2603 \u4f60\u597d", "x" * 300)
 _TRIED_TOKENS = 64
 """Of the added tokens and of each end of the vocabulary: a file is tried on each of them alone when it is loaded."""
+_LONG_TEXT = 1 << 14
+"""Characters, encoded in about 10 ms."""
 
 
 class Tokenizer:
@@ -48,9 +50,15 @@ class Tokenizer:
             raise InputError(f"{source} has an empty vocabulary")
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> Encoding:
-        """Return the tokens of a text: `ids`, and for each its `offsets` in the text."""
+        """Return the tokens of a text: `ids`, and for each its `offsets` in the text.
+
+        Other threads go on while a long text is encoded.
+        """
         with _failures_named(f"{self._name}: the tokenizer cannot read this text"):
             try:
+                if isinstance(text, str) and len(text) > _LONG_TEXT:
+                    # The library holds Python's lock while it encodes one text, and lets go of it for a list of texts.
+                    return self._library.encode_batch([text], add_special_tokens=add_special_tokens)[0]
                 return self._library.encode(text, add_special_tokens=add_special_tokens)
             except TypeError as error:
                 if isinstance(text, str):  # how the library refuses a text that UTF-8 cannot write

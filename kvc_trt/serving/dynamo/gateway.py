@@ -27,7 +27,9 @@ class Gateway:
         """Begin to listen, and return the port; OSError where it is taken."""
         await self.models.open()
         # A client that leaves ends its handler, which closes the connection to the frontend, which ends the request.
-        self._runner = web.AppRunner(self._server.application, handler_cancellation=True, access_log=None)
+        self._runner = web.AppRunner(
+            self._server.application, handler_cancellation=True, access_log=None, shutdown_timeout=1
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
         await site.start()

@@ -39,6 +39,7 @@ class RemoteAnswer:
             body = json.dumps(message_of(self._request, self._model), ensure_ascii=False).encode()
             self._response = await self._client.post(self._url, data=body, headers={"Content-Type": "application/json"})
             if self._cancelled:
+                self._response.close()
                 raise ServingError("cancelled", "the request was cancelled")
             if self._response.status != 200:
                 raise _refusal(self._response.status, _json(await self._response.read()))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from typing import Any
 
 from aiohttp import web
@@ -19,9 +20,9 @@ _EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-
 _LAST_EVENT = b"data: [DONE]\n\n"
 
 
-async def answer(request: web.Request, endpoint: Endpoint, models: Models) -> web.StreamResponse:
-    """Answer a chat or a completion. A client that leaves ends its answers."""
-    asked = await _taken(await request.read(), endpoint, models)
+async def answer(request: web.Request, content: bytes, endpoint: Endpoint, models: Models) -> web.StreamResponse:
+    """Answer a chat or a completion by the content of its body. A client that leaves ends its answers."""
+    asked = await _taken(content, endpoint, models)
     try:
         await asked.begin()
         if asked.request.stream:
@@ -47,22 +48,28 @@ def _given_up(taking: asyncio.Future[Asked]) -> None:
 
 
 async def _stream(request: web.Request, asked: Asked) -> web.StreamResponse:
-    """Send the answers as they come. What fails after the first byte is the stream's last event."""
+    """Send the answers as they come."""
     response = web.StreamResponse(headers=_EVENTS)
-    await response.prepare(request)
+    with suppress(ConnectionError):  # the client has left
+        await response.prepare(request)
+        async with aclosing(_events(asked)) as found:
+            async for events in found:
+                await response.write(events)
+        await response.write_eof()
+    return response
+
+
+async def _events(asked: Asked) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a stream; what fails is the last of them."""
     try:
         async with aclosing(asked.chunks()) as found:
             async for chunks in found:
-                await response.write(b"".join(map(_event, chunks)))
-        await response.write(_LAST_EVENT)
+                yield b"".join(map(_event, chunks))
+        yield _LAST_EVENT
     except ServingError as error:
-        await response.write(_event(api_error(error).document))
-    except ConnectionError:  # the client has left
-        return response
+        yield _event(api_error(error).document)
     except Exception as error:
-        await response.write(_event(ApiError(500, logged(error)).document))
-    await response.write_eof()
-    return response
+        yield _event(ApiError(500, logged(error)).document)
 
 
 def _event(document: dict[str, Any]) -> bytes:

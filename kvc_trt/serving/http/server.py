@@ -29,6 +29,8 @@ from kvc_trt.version import __version__
 
 DRAIN_SECONDS = 30.0
 """For how long answers that have begun may go on after Ctrl-C."""
+BODY_SECONDS = 120.0
+"""The longest time that the body of a request may take to come."""
 _ELSEWHERE = {
     "embeddings": "an engine writes text, and makes no embeddings",
     "responses": "ask /v1/chat/completions, with all messages of the conversation",
@@ -126,11 +128,12 @@ class LightServer:
 
     def _asking(self, endpoint: Endpoint) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def ask(request: web.Request) -> web.StreamResponse:
+            content = await _body(request)
             if self.ending:
                 raise ApiError(503, "the server is ending")
             self._running += 1
             try:
-                return await answer(request, endpoint, self._models)
+                return await answer(request, content, endpoint, self._models)
             finally:
                 self._running -= 1
                 if not self._running:
@@ -147,8 +150,13 @@ class LightServer:
     async def _of_tokens(
         self, request: web.Request, made: Callable[[dict[str, Any], ServedModel], dict[str, Any]]
     ) -> web.Response:
-        body = json_object(await request.read())
-        return web.json_response(await asyncio.to_thread(made, body, self._models.named_in(body)))
+        content = await _body(request)
+
+        def make() -> dict[str, Any]:
+            body = json_object(content)
+            return made(body, self._models.named_in(body))
+
+        return web.json_response(await asyncio.to_thread(make))
 
     async def _list(self, request: web.Request) -> web.Response:
         return web.json_response(await self._models.as_list())
@@ -183,6 +191,14 @@ class LightServer:
         if request.path in here:
             raise ApiError(405, f"{request.path} takes {here[request.path]} requests")
         raise ApiError(404, f"there is nothing at this path; {', '.join(one.value for one in Endpoint)} are")
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        content: bytes = await asyncio.wait_for(request.read(), BODY_SECONDS)
+    except asyncio.TimeoutError:
+        raise ApiError(408, f"the body did not come whole within {BODY_SECONDS:g} seconds") from None
+    return content
 
 
 async def _first_of(*waited: Awaitable[object]) -> None:

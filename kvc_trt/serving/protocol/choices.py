@@ -49,6 +49,8 @@ class Choice:
         """Characters of the text before the next token."""
         self._texts: list[str] = []
         self._reader = reader or Reader(CallMarks())
+        special = {mark: model.special_tokens.get(mark) for mark in self._reader.looks_for}
+        self._marks = {token: mark for mark, token in special.items() if token is not None and token not in self._ends}
         self._deltas: list[Delta] = []
         self._drawn: list[Drawn] = []
 
@@ -87,7 +89,8 @@ class Choice:
             text = self._after_opening(event)
             self._texts += [text] if text else []
             return [text] if text else []
-        new = self._reader.feed(event.text)
+        # A mark may be a special token, which no text shows. What text comes with it was held back before it.
+        new = self._reader.feed(event.text + self._marks.get(event.token_id, ""))
         if event.output is not None:
             new += self._reader.finish()
         self._deltas += new

@@ -73,6 +73,7 @@ def _refused(name: str, words: str, *harmless: object, endpoints: frozenset[Endp
 _BY_ENDPOINT = ("logprobs",)
 """Rules whose field has another type in each endpoint."""
 _OF_TEXT = "the model reads and writes text alone"
+_OF_TOKENS = "/tokenize returns the tokens of a text"
 _OF_GRAMMARS = "response_format, guided_regex, guided_choice or guided_grammar"
 _OF_TEMPLATES = "the model's own chat template is used; give chat_template_kwargs what it reads"
 
@@ -152,8 +153,8 @@ _FIELDS = (
     _refused("thinking_token_budget", "max_tokens limits reasoning and content together"),
     _refused("priority", "requests are answered in the order in which they come", 0),
     _refused("logits_processors", "no code of clients is run", []),
-    _refused("return_tokens_as_token_ids", "give return_token_ids", False),
-    _refused("return_token_ids", "/tokenize returns the tokens of a text", False),
+    _refused("return_tokens_as_token_ids", _OF_TOKENS, False),
+    _refused("return_token_ids", _OF_TOKENS, False),
     _refused("repetition_detection", "repetition_penalty and frequency_penalty are against repetition"),
     _refused("kv_transfer_params", "kvc-trt serve --role sends caches from process to process"),
     _refused("vllm_xargs", "they are for plugins of vLLM", {}),

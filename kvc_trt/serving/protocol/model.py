@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +34,13 @@ class ServedModel:
     made: int = 0
     """Seconds since 1970."""
     spelling: Spelling = field(init=False)
+    special_tokens: Mapping[str, int] = field(init=False)
+    """Ids of the tokens that no text shows, by what they stand for."""
 
     def __post_init__(self) -> None:
+        added = self.tokenizer.get_added_tokens_decoder().items()
         object.__setattr__(self, "spelling", Spelling(self.tokenizer))
+        object.__setattr__(self, "special_tokens", {one.content: token for token, one in added if one.special})
 
     @classmethod
     def of(

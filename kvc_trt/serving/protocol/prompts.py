@@ -10,7 +10,7 @@ from kvc_trt.runtime.request import check_token_ids
 from kvc_trt.serving.protocol.errors import TOO_LONG, ApiError, refused
 from kvc_trt.serving.protocol.fields import Endpoint
 from kvc_trt.serving.protocol.request import field_of
-from kvc_trt.serving.tokens import token_ids
+from kvc_trt.serving.tokens import TooLong, token_ids
 
 if TYPE_CHECKING:
     from kvc_trt.runtime.executor import Limits
@@ -42,6 +42,8 @@ def read_prompts(asked: ApiRequest, model: ServedModel) -> list[ReadPrompt]:
             prompts = [_chat(asked, model)]
         else:
             prompts = [_read(prompt, asked, model) for prompt in asked.prompts]
+    except TooLong as error:
+        raise refused(error.message, _field(asked), code=TOO_LONG) from error
     except KvcError as error:
         raise refused(error.message, field_of(error, _field(asked))) from error
     for prompt in prompts:
@@ -85,7 +87,7 @@ def _chat(asked: ApiRequest, model: ServedModel) -> ReadPrompt:
         add_generation_prompt=asked.opens_answer,
     )
     grammar = model.tool_format.constrained(asked.tools, text, asked.rules.grammar)
-    ids = tuple(model.tokenizer.encode(text, add_special_tokens=False).ids)
+    ids = token_ids(model.tokenizer, text, model.limits.max_input_len, add_special_tokens=False)
     if not ids:
         raise InputError("the chat template makes an empty prompt of these messages")
     return ReadPrompt(ids, grammar=grammar, rendered=text)

@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,16 +77,23 @@ class DataFile:
     def sets(self) -> dict[str, tuple[Record, ...]]:
         """The records by the name of their set, in the order of the file.
 
-        Where lines of one name are scored in several ways, each way is a set: its name says which.
+        Where lines of one name are scored in several ways, each way is a set: its name says which. InputError where
+        that is the name of another set.
         """
         kinds: dict[tuple[str, str | None], list[Record]] = {}
         for record in self.records:
             kinds.setdefault(record.kind, []).append(record)
-        names = [name for name, _ in kinds]
-        return {
-            name if names.count(name) == 1 else f"{name}-{score or 'unanswered'}": tuple(records)
-            for (name, score), records in kinds.items()
-        }
+        ways, found = Counter(name for name, _ in kinds), dict[str, tuple[Record, ...]]()
+        for (name, score), records in kinds.items():
+            full = name if ways[name] == 1 else f"{name}-{score or 'unanswered'}"
+            if full in found:
+                raise InputError(
+                    f"{self.path} line {records[0].line}: its set becomes {describe(full)}, as that of line "
+                    f"{found[full][0].line} does",
+                    hint='name another set: "set": "NAME"',
+                )
+            found[full] = tuple(records)
+        return found
 
 
 class _Message(OwnSchema):

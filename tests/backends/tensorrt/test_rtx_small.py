@@ -11,6 +11,7 @@ from onnx import ModelProto, TensorProto, helper
 from kvc_trt.backends.tensorrt.lowering import PASSES, PLUGINS, expected_aliases, lower
 from kvc_trt.backends.tensorrt.lowering.operators import Installation
 from kvc_trt.graph import IR_VERSION
+from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.operators import OPSET
 from tests.backends.tensorrt.weightless import weightless_graphs, weights_as_inputs
 from tests.graph.small_models import FAMILIES, LLAMA, resolve
@@ -18,9 +19,11 @@ from tests.graph.small_models import FAMILIES, LLAMA, resolve
 pytestmark = pytest.mark.tensorrt
 
 
-def graphs_of(policy: str, precision: str = "bf16", model=LLAMA, *, leave_out: str | None = None) -> list[ModelProto]:
+def graphs_of(
+    policy: str, precision: str = "bf16", model=LLAMA, *, leave_out: str | None = None, **settings
+) -> list[ModelProto]:
     """Both graphs, lowered by all passes but one."""
-    parameters = resolve(policy, model, **({} if policy == "full" else {"skip_layers": 1}))
+    parameters = resolve(policy, model, **settings, **({} if policy == "full" else {"skip_layers": 1}))
     graphs = [weights_as_inputs(graph) for graph in weightless_graphs(model, parameters, precision)]
     assert leave_out is None or leave_out in [step.__name__ for step in PASSES]
     for graph in graphs:
@@ -63,6 +66,13 @@ def test_a_plan_of_every_kind_of_layer(ask_parser):
     check_plans(
         ask_parser(*(graph for model in FAMILIES.values() for graph in graphs_of("rocketkv", model=model)), plan=True)
     )
+
+
+@pytest.mark.slow
+def test_a_plan_of_every_cache_format(ask_parser):
+    forms = [form for form in CACHE_FORMATS if form != "auto"]
+    assert len(forms) == 4
+    check_plans(ask_parser(*(graph for form in forms for graph in graphs_of("rocketkv", kv_cache=form)), plan=True))
 
 
 def check_plans(answers: list[dict]) -> None:

@@ -7,11 +7,13 @@ import json
 import tempfile
 from pathlib import Path
 
+import pytest
 from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
 
 from benchmarks.soak.gateway import MODEL, write_model
-from kvc_trt.runtime import Event, Output
+from kvc_trt.runtime import Event, Output, Request
 from kvc_trt.serving.dynamo.gateway import Gateway
+from kvc_trt.serving.dynamo.remote import RemoteAnswer
 from kvc_trt.serving.dynamo.remote_models import RemoteModels
 from kvc_trt.serving.dynamo.wire import OUR_DATA, OURS, document_of_event, document_of_refusal
 from kvc_trt.serving.errors import ServingError
@@ -114,6 +116,27 @@ async def every_failure_has_its_status(url: str, session: ClientSession) -> None
     status, text = await asked(url, session, CUT, stream=True)
     assert (status, "the worker ended before its answer did" in text) == (200, True), text
     assert "[DONE]" not in text
+
+
+class Late:
+    """A frontend that begins to answer after the request was cancelled."""
+
+    status, closed = 200, False
+
+    async def post(self, *_: object, **more: object) -> Late:
+        self.answer.cancel()
+        return self
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_an_answer_that_comes_too_late_is_closed():
+    late = Late()
+    late.answer = RemoteAnswer(late, "http://nobody", MODEL, Request((5,)))
+    with pytest.raises(ServingError, match="cancelled"):
+        asyncio.run(late.answer.begin())
+    assert late.closed
 
 
 async def story() -> None:

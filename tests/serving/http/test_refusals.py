@@ -5,10 +5,12 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from kvc_trt.serving.http import server
 from kvc_trt.serving.protocol import documents
 from tests.readable_model import text
 from tests.serving.dynamo.served import LONG, eventually
@@ -131,6 +133,29 @@ def test_no_header_is_the_servers_failure(served, headers):
     connection.request("POST", "/v1/completions", b"no compressed data", headers)
     assert 400 <= connection.getresponse().status < 500
     connection.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"model": "chat", "messages": [{"role": "user", "content": "a" * (256 * 1024)}]}),
+        ("/v1/completions", {"model": "demo", "prompt": "a" * (1024 * 1024 + 1)}),
+    ],
+)
+def test_a_text_that_cannot_be_short_enough_is_not_tokenised(client, path, body):
+    status, answer = client.ask(path, body)
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    assert " characters, expected at most " in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+def test_a_body_that_does_not_come_is_not_waited_for(served, monkeypatch, path):
+    monkeypatch.setattr(server, "BODY_SECONDS", 0.1)
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
+        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n{{".encode())
+        said = connection.recv(10_000).decode()
+    assert said.startswith("HTTP/1.1 408")
+    assert "did not come whole within 0.1 seconds" in said
 
 
 def test_several_hundred_malformed_requests(client):

@@ -85,6 +85,25 @@ def test_a_conversation_ends_with_its_question(tokenizer):
         Framing(tokenizer, ("", ""), "", Loud()).texts(one)
 
 
+def test_a_question_of_words_that_the_template_has_too_begins_where_it_stands(tokenizer):
+    def parts(template, asked):
+        told = (
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"},
+            {"role": "user", "content": asked},
+        )
+        return chat(tokenizer, template).texts(sample("", "", messages=told))
+
+    assert parts(Marks(), "a") == ("<u>a</><a>b</><u>", "a</><a>")
+    assert parts(Marks(), " a\n") == ("<u>a</><a>b</><u>", " a\n</><a>")
+    assert parts(Trims(), " a\n") == ("<u>a</><a>b</><u>", "a</><a>")
+
+
+class Trims(Marks):
+    def render(self, messages, *, add_generation_prompt=True, now=None):
+        return super().render([{**one, "content": one["content"].strip()} for one in messages])
+
+
 class Loud(Marks):
     def render(self, messages, *, add_generation_prompt=True, now=None):
         return super().render(messages).upper()

@@ -186,6 +186,9 @@ def test_tables_of_texts_and_references(tmp_path):
         (["pairs", "{tmp}/t.csv", "--context", "txt", "--question", "?"], "line 2: no 'txt'; did you mean 'text'?"),
         (["pairs", "{tmp}/t.csv", "--context", "text"], "--question or --question-column"),
         (["pairs", "{tmp}/t.csv", "--context", "text", "--question", "?", "--score", "f1"], "goes with --answers"),
+        (["pairs", "{tmp}/t.csv", "--context", "text", "--question", "?", "--answers", "text", "--score",
+          "classification"], "needs the list of all classes"),
+        (["scbench", "{tmp}/twice"], "multi_turn_kv.jsonl and scbench_kv.jsonl are the same data set"),
         (["pairs", "{tmp}/empty.jsonl", "--context", "text", "--question", "?"], "the files hold no questions"),
     ],
 )  # fmt: skip
@@ -193,6 +196,8 @@ def test_files_of_another_form_are_refused_and_nothing_is_written(tmp_path, caps
     broken = longbench_line("qasper")
     lines(tmp_path / "broken" / "qasper.jsonl", broken, {"input": "a", "answers": []})
     (tmp_path / "broken" / "scbench_kv.jsonl").write_text("{")
+    for name in ("scbench_kv", "multi_turn_kv"):
+        lines(tmp_path / "twice" / f"{name}.jsonl", {"context": "a", "multi_turns": [{"input": "b", "answer": "c"}]})
     (tmp_path / "t.csv").write_text("text\nabc\n")
     (tmp_path / "empty.jsonl").write_text("\n")
     file = tmp_path / "own.jsonl"

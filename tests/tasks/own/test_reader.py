@@ -92,6 +92,14 @@ def test_classes_of_one_set_are_the_same(tmp_path):
         read_data_file(path)
 
 
+def test_no_set_takes_the_name_that_another_one_gets(tmp_path):
+    lines = [{**GOOD, "set": "a"}, {**GOOD, "set": "a", "score": "exact"}, {**GOOD, "set": "a-exact"}]
+    for order, says in ((lines, "line 3: its set becomes 'a-exact', as that of line 2"), (lines[::-1], "line 2: its")):
+        with pytest.raises(InputError, match=says):
+            _ = read_data_file(written(tmp_path / "own.jsonl", *order)).sets
+    assert list(read_data_file(written(tmp_path / "own.jsonl", *lines[:2])).sets) == ["a-f1", "a-exact"]
+
+
 def test_files_without_questions_and_of_other_bytes(tmp_path):
     for content, says in (
         (b"", "has no questions"),

@@ -33,9 +33,11 @@ class _Line(ForeignSchema):
 
 def scbench(directory: Path, *, history: bool) -> Iterator[Line]:
     """The questions of every data set whose file is there; each is a set of its name."""
-    known = parameters("scbench")
+    known, earlier = parameters("scbench"), dict[str, Path]()
     for stem, path in files_named(directory, [prefix + name for name in known for prefix in PREFIXES]).items():
         name = next(stem.removeprefix(prefix) for prefix in PREFIXES if stem.startswith(prefix))
+        if earlier.setdefault(name, path) != path:
+            raise InputError(f"{path} and {earlier[name].name} are the same data set: expected one of them")
         for place, line in enumerate(json_lines(path, _Line)):
             yield from _asked(name, known[name], place, line, history)
 
