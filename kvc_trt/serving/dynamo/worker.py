@@ -133,8 +133,8 @@ class Worker(LLMEngine):  # type: ignore[misc]
             async with aclosing(answer(request, context.id())) as chunks:
                 async for chunk in chunks:
                     yield chunk
-        except Cancelled:
-            yield CANCELLED
+        except Cancelled as error:
+            yield refusal(_refused(error)) if for_gateway else CANCELLED
         except (InputError, Busy, DeadlineMissed, HandoffRefused) as error:
             if is_probe(request) or isinstance(error, HandoffRefused):
                 log.warning("request %s: %s", context.id(), error.message)
