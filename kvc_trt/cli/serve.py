@@ -139,6 +139,10 @@ def command(
         kv_proofs=kv_proofs,
         sealed=sealed,
     )
+    if role == "frontend" and (settings != ServingSettings() or tool_parser is not None):
+        raise click.UsageError("--role frontend runs no engine; options of engines are for prefill and decode")
+    if role in ("prefill", "decode") and origins:
+        raise click.UsageError(f"--role {role} takes no requests of clients; --cors is for --role frontend")
     if on_triton:
         _serve_triton(engines, host, port, settings)
         return

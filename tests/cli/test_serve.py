@@ -56,6 +56,20 @@ def test_there_is_something_to_serve():
         served_engines(())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["frontend", "--rows", "4"], "runs no engine"),
+        (["frontend", "--tool-parser", "hermes"], "runs no engine"),
+        (["frontend", "--kv-proofs"], "runs no engine"),
+        (["prefill", "engines/demo", "--cors", "*"], "takes no requests of clients"),
+    ],
+)
+def test_an_option_that_a_role_would_not_read_is_refused(arguments, why, capsys):
+    assert run(["serve", "--role", *arguments]) == 2
+    assert why in capsys.readouterr().err
+
+
 @pytest.mark.skipif(importlib.util.find_spec("dynamo") is not None, reason="Dynamo is installed here")
 def test_without_dynamo_it_says_what_to_install(capsys):
     assert run(["serve", "--dynamo", "engines/demo"]) == 3

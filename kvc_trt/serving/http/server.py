@@ -150,8 +150,13 @@ class LightServer:
     async def _of_tokens(
         self, request: web.Request, made: Callable[[dict[str, Any], ServedModel], dict[str, Any]]
     ) -> web.Response:
-        body = json_object(await _body(request))
-        return web.json_response(await asyncio.to_thread(made, body, self._models.named_in(body)))
+        content = await _body(request)
+
+        def make() -> dict[str, Any]:
+            body = json_object(content)
+            return made(body, self._models.named_in(body))
+
+        return web.json_response(await asyncio.to_thread(make))
 
     async def _list(self, request: web.Request) -> web.Response:
         return web.json_response(await self._models.as_list())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from kvc_trt import Engine, Sampling
+from kvc_trt.serving.asked import Asked
 from kvc_trt.version import __version__
 from tests.readable_model import text
 from tests.serving.dynamo.served import LONG, eventually
@@ -231,6 +234,28 @@ def test_a_client_that_leaves_frees_its_row(client, chat_engine, stream):
     connection.close()
     eventually(lambda: idle(client))
     assert client.metric("kvc_trt_ended_total", model="demo", kind="cancelled") == before + 1
+
+
+def test_a_client_that_leaves_while_its_request_is_read_frees_its_row(client, monkeypatch):
+    """Its template or its grammar takes a while; what is submitted afterwards ends at once."""
+    reading, left, of = threading.Event(), threading.Event(), Asked.of
+
+    def read_slowly(*arguments):
+        reading.set()
+        assert left.wait(60)
+        return of(*arguments)
+
+    monkeypatch.setattr(Asked, "of", read_slowly)
+    before = client.metric("kvc_trt_ended_total", model="demo", kind="cancelled")
+    body = {"model": "demo", "prompt": [5] * 8, "max_tokens": LONG, "ignore_eos": True}
+    connection = client.open("/v1/completions", body)
+    assert reading.wait(60)
+    connection.sock.close()
+    connection.close()
+    time.sleep(0.1)  # the server sees it, most likely; if not, the row is free all the same
+    left.set()
+    eventually(lambda: client.metric("kvc_trt_ended_total", model="demo", kind="cancelled") == before + 1)
+    eventually(lambda: idle(client))
 
 
 def test_pages_of_an_allowed_origin_may_ask(served):
