@@ -191,7 +191,7 @@ def measure(
                 try:
                     _ask_all(measured, variants, draw, results, until, advance)
                 except (KeyboardInterrupt, SystemExit):
-                    kept = sum(cell.samples for cell in results.cells.values())
+                    kept = sum(cell.samples for cell in [*results.cells.values()])  # threads may still add some
                     progress.note(f"{results.path}: {kept} answers are kept; the same command goes on from there")
                     raise
     keys = [key_of(group, variant) for group in groups for variant in variants]

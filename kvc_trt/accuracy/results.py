@@ -26,8 +26,9 @@ from kvc_trt.files.atomic import disk_error
 from kvc_trt.files.inputs import open_appended
 
 FORMAT = "kvc-trt accuracy 1"
-LARGEST_RESULTS = 256 << 20
-"""Bytes; a cell has some 200 for each question that it asked."""
+LARGEST_RESULTS = 1 << 30
+"""Bytes. A line has some 40 for each question that its cell asked, and a cell of long prompts has a line a question:
+1 MB for 200 of them."""
 _ANOTHER = "--output-dir another directory"
 
 

@@ -254,6 +254,13 @@ def test_caches_that_cannot_be_told_apart_are_named():
     assert "not distinguishable" in page
 
 
+def test_bars_judge_no_answers_that_are_only_followed():
+    cells = [following("full", (0.0,) * 20), following("tova", (0.1,) * 20)]
+    (failure,) = report(cells=cells, bars=Bars(maximum_loss=0.1)).failures
+    assert failure.endswith("or no answer is known to be right")
+    assert report(cells=cells).passed
+
+
 def test_a_cell_of_followed_answers_is_read_as_it_was_written():
     one = following("tova", (0.0, 0.5))
     stored = json.loads(json.dumps(one.to_json()))

@@ -30,9 +30,8 @@ class Bars:
             return []
         judged = [cell for cell in cells if cell.scores and cell.evidence and cell.policy != BASELINE]
         if not judged:
-            return [
-                f"no cell counts: the full cache answers fewer than {ENOUGH_ANSWERED} questions, or no policy applies"
-            ]
+            few = f"the full cache answers fewer than {ENOUGH_ANSWERED} questions"
+            return [f"no cell counts: {few}, no policy applies, or no answer is known to be right"]
         return [line for cell in judged for line in self._failures(cell)]
 
     def _failures(self, cell: Cell) -> Iterable[str]:
