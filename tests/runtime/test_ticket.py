@@ -84,7 +84,6 @@ def test_a_loop_is_woken_once_for_the_rows_of_a_step():
         finish(one)  # the loop waits meanwhile: a wake-up for each event would pile up
         return [output.token_ids for output in await asyncio.gather(*followers)]
 
-    with scheduler(rows=rows) as one:
-        found = asyncio.run(follow(one))
+    found = asyncio.run(follow(scheduler(rows=rows)))
     assert found == [tokens_alone(Request([row + 1], max_new_tokens=3)) for row in range(rows)]
     assert len(woken) == 1
