@@ -223,6 +223,14 @@ def test_a_long_line_of_a_grammar_is_read_once(line):
     assert time.process_time() - start < SECONDS
 
 
+def test_what_is_forced_ends_before_a_token_that_no_model_has():
+    """A grammar can name tokens by number, and the one after the last stands for the end of an answer."""
+    size, a = TOKENIZER.get_vocab_size(), TOKENIZER.token_to_id("a")
+    for end in (size, 0):
+        matcher = GRAMMARS.matcher(Grammar.lark(f'start: "a" <[{end}]>'), [0], "row 0")
+        assert matcher.forced() == [a]
+
+
 def test_compiled_grammars_are_kept_in_bounds():
     made = Grammars(TOKENIZER, TOKENIZER.get_vocab_size())
     for number in range(200):
