@@ -250,6 +250,15 @@ class TestDocument:
         after = talk.ask(text(21))
         assert (after.read_again, executor.prefills) == (True, 1)
 
+    def test_a_document_that_cannot_be_kept_leaves_no_row(self, tokenizer, monkeypatch):
+        talk, session, _ = self.talk(tokenizer)
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "take", lambda row: bytearray(1 << 62))
+            with pytest.raises(MemoryError):
+                talk.ask(text(20))
+        assert session.free == 1
+        assert talk.ask(text(20)).output.prompt_token_ids == (20, END, ASSISTANT)
+
     def test_a_template_that_does_not_write_it_reads_it_with_the_question(self, tokenizer):
         talk, _, executor = self.talk(tokenizer, "reversing")
         assert talk.read_document() == 0

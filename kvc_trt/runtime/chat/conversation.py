@@ -132,8 +132,10 @@ class Conversation:
             text = text[: found + len(opening)]
             tokens = self._encode(text)
             row = self._join(replace(self._rules, prompt_token_ids=tokens, keep_logits=True), _never)
-            self._opening = _Opening(_Seen(tokens, text, []), self._session.take(row))
-            self.close()
+            try:
+                self._opening = _Opening(_Seen(tokens, text, []), self._session.take(row))
+            finally:
+                self.close()
         return len(self._opening.seen.tokens)
 
     def ask(

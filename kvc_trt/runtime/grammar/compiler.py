@@ -9,13 +9,14 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvc_trt.errors import InputError
+from kvc_trt.errors import Busy, InputError
 from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.runtime.grammar.matcher import Matcher, reason_of
 from kvc_trt.runtime.grammar.schema import schemas_in
@@ -30,8 +31,8 @@ _MOST_KEPT = 64
 """Compiled grammars that are kept; the least recently used go first."""
 _WHITESPACE = r" |\n[ \t]{0,32}"
 """Between the tokens of JSON: one space, or a new line and its indentation. More would let a model write it forever."""
-_PLACES_TRIED = 200
-"""Schemas inside of one that are compiled alone to find which is wrong."""
+_CHARACTERS_TRIED = 1 << 20
+"""Of the schemas inside of one that are compiled alone to find which is wrong."""
 _TRIED = 4
 """Tokens of an answer that is tried as soon as a grammar is compiled."""
 _NOTHING_FOLLOWS = "NoExtensionBias"
@@ -39,6 +40,12 @@ _NOTHING_FOLLOWS = "NoExtensionBias"
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 """Characters of a text that mean something else in a regular expression."""
 _ASCII = "".join(map(chr, range(0x20, 0x7F)))
+_STACK, _STACK_OF_CHARACTER = 16 << 20, 4 << 10
+"""Bytes of the stack that a grammar is compiled on. The library calls itself for each rule or schema inside of another,
+references included, and ends the process where the stack ends; the worst grammars that we tried took 1 KiB a character.
+Only what is used of it takes memory."""
+_starting = threading.Lock()
+"""Held while threads begin with another stack than usual."""
 
 
 class Grammars:
@@ -66,7 +73,7 @@ class Grammars:
             if (found := self._kept(grammar)) is not None:
                 return found
             try:
-                found = self._compile(grammar)
+                found = _on_deep_stack(lambda: self._compile(grammar), len(grammar.text))
             except InputError as error:
                 raise InputError(f"{what}: {error.message}", hint=error.hint) from error
         with self._lock:
@@ -149,6 +156,20 @@ class _Tokens:
         return self._vocabulary.encode(text)
 
 
+def _on_deep_stack(compiled: Callable[[], LLMatcher], characters: int) -> LLMatcher:
+    """Return what `compiled` returns, which compiles a grammar of so many characters."""
+    with ThreadPoolExecutor(1, "kvc-trt grammar") as thread:
+        with _starting:
+            usual = threading.stack_size(_STACK + _STACK_OF_CHARACTER * characters)
+            try:
+                found = thread.submit(compiled)
+            except RuntimeError as error:
+                raise Busy("there is no memory to compile a grammar now") from error
+            finally:
+                threading.stack_size(usual)
+        return found.result()
+
+
 def _limits() -> LLParserLimits:
     from llguidance import LLParserLimits
 
@@ -157,7 +178,7 @@ def _limits() -> LLParserLimits:
         step_lexer_fuel=50_000,
         step_max_items=20_000,
         max_lexer_states=10_000,
-        max_grammar_size=100_000,
+        max_grammar_size=30_000,
         verbose_errors=False,
     )
 
@@ -190,15 +211,16 @@ def _place_of_error(grammar: Grammar, library: LLTokenizer) -> str:
         return ""
     whole = json.loads(grammar.text)
     shared = {name: whole[name] for name in ("$defs", "definitions") if isinstance(whole, dict) and name in whole}
-    found = ""
-    for count, (pointer, schema) in enumerate(schemas_in(whole)):
-        if count == _PLACES_TRIED:
-            break
+    found, left = "", _CHARACTERS_TRIED
+    for pointer, schema in schemas_in(whole):
         if pointer == "#" or (found and not pointer.startswith(f"{found}/")):
             continue
         if isinstance(schema, bool):
             continue
-        alone = {**shared, **schema}
-        if LLMatcher.validate_grammar(_source_of_schema(alone), library, limits=_limits()):
+        alone = _source_of_schema({**shared, **schema})
+        left -= len(alone)
+        if left < 0:
+            break
+        if LLMatcher.validate_grammar(alone, library, limits=_limits()):
             found = pointer
     return f" at {found}" if found else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.runtime.grammar.schema import MOST_CHARACTERS, check_schema, closed, parsed_schema
+from kvc_trt.runtime.grammar.schema import MOST_CHARACTERS, check_lark, check_schema, closed, parsed_schema
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -44,6 +44,8 @@ class Grammar:
             _check_choices(self.choices())
         elif not self.text and self.kind != "json_object":
             raise InputError(f"{self.name} is empty")
+        elif self.kind == "lark":
+            check_lark(self.text)
 
     @staticmethod
     def json_object() -> Grammar:

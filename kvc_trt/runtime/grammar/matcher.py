@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,8 +53,9 @@ class Matcher:
         return int(self._state.validate_tokens(list(tokens[:until])))
 
     def forced(self) -> list[int]:
-        """Return the tokens that come next whatever the model says."""
-        return list(self._state.compute_ff_tokens())
+        """Return the tokens that come next whatever the model says, up to an end: a grammar may name one itself."""
+        tokens = self._state.compute_ff_tokens()
+        return list(takewhile(lambda token: token < self._vocab_size and token not in self._ends, tokens))
 
     def begin_answer(self) -> None:
         """Begin another answer under the same grammar."""

@@ -5,7 +5,10 @@ A keyword that is not obeyed would give JSON that the schema does not allow, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from kvc_trt.errors import InputError, describe, did_you_mean
@@ -15,9 +18,18 @@ MOST_CHARACTERS = 256 << 10
 """Of a grammar's text."""
 _DEEPEST = 64
 """Levels of nesting."""
-_MOST_SCHEMAS = 10_000
+_MOST_SCHEMAS = 5_000
 _MOST_COUNTED = 1_000_000
 """The largest number of characters, items or properties that a keyword asks for."""
+_MOST_OF_MULTIPLES = 100_000
+"""The sum of what each multipleOf holds, without zeros at its end: the compiler builds so many states."""
+_MOST_NESTED = 600
+"""Rules and brackets of a grammar: each may be inside of the one before, and the compiler reports an error through all
+of them, in a time that grows with their square."""
+_NESTING = re.compile(r"^[ \t]*[?!]?\w[^:\n]*:|[(\[]", re.MULTILINE)
+_QUOTED_OR_SCHEMA = re.compile(r'"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\\n])+/?|%json\s*')
+_MOST_NOT_JSON = 64
+"""Embedded schemas that are no JSON; the text after each is read up to the error."""
 
 _LARGEST = 1 << 53
 """Up to here every integer is a number of double precision, in which the compiler holds all numbers."""
@@ -63,12 +75,10 @@ def parsed_schema(text: str) -> Any:
 
 def check_schema(schema: Any) -> None:
     """Raise InputError, naming the place, for a schema that is too large, or says what is not obeyed."""
-    _check_depth(schema)
     if schema is False:
         raise InputError("the JSON schema is false, which allows nothing")
-    for count, (pointer, one) in enumerate(schemas_in(schema)):
-        if count == _MOST_SCHEMAS:
-            raise InputError(f"the JSON schema holds more than {_MOST_SCHEMAS} schemas")
+    _check_size([schema], "the JSON schema")
+    for pointer, one in schemas_in(schema):
         if isinstance(one, bool):
             continue
         if not isinstance(one, Mapping):
@@ -76,6 +86,53 @@ def check_schema(schema: Any) -> None:
         for name, value in one.items():
             _check_keyword(pointer, name, value)
         _check_properties(pointer, one)
+
+
+def check_lark(text: str) -> None:
+    """Raise InputError for a grammar in Lark's notation with too many rules, or with schemas too large together."""
+    schemas, rest, others, start = [], [], 0, 0
+    decoder = json.JSONDecoder(parse_int=float)
+    while match := _QUOTED_OR_SCHEMA.search(text, start):
+        rest.append(text[start : match.start()])
+        start = match.end()
+        if not match[0].startswith("%"):
+            continue
+        try:
+            schema, start = decoder.raw_decode(text, start)
+            schemas.append(schema)
+        except (ValueError, RecursionError) as error:  # the compiler says what is wrong with it
+            others += 1
+            if others > _MOST_NOT_JSON:
+                raise InputError(f"the grammar has %json without JSON after it at {others} places") from error
+    _check_size(schemas, "the grammar")
+    nested = len(_NESTING.findall("".join([*rest, text[start:]])))
+    if nested > _MOST_NESTED:
+        raise InputError(f"the grammar has {nested} rules and brackets, expected at most {_MOST_NESTED}")
+
+
+def _check_size(schemas: Iterable[Any], what: str) -> None:
+    count, multiples = 0, 0
+    for schema in schemas:
+        _check_depth(schema)
+        for pointer, one in schemas_in(schema):
+            count += 1
+            if count > _MOST_SCHEMAS:
+                raise InputError(f"{what} holds more than {_MOST_SCHEMAS} schemas")
+            multiples += _states_of_multiple(one)
+            if multiples > _MOST_OF_MULTIPLES:
+                raise InputError(
+                    f"{what} at {pointer}/multipleOf is beyond the limit: all of them, without the zeros at their "
+                    f"ends, are at most {_MOST_OF_MULTIPLES} together"
+                )
+
+
+def _states_of_multiple(schema: Any) -> int:
+    """Return a number that the compiler's states for `multipleOf` do not exceed: 25 for 0.25, 3 for 3000."""
+    value = schema.get("multipleOf") if isinstance(schema, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return 0  # refused, by a check of its own
+    number = Decimal(str(value))
+    return int("".join(map(str, number.normalize().as_tuple().digits))) if number.is_finite() else 0
 
 
 def schemas_in(schema: Any) -> Iterator[Place]:

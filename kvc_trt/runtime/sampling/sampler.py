@@ -36,7 +36,9 @@ class Sampler:
         self._sampling = sampling
         self._random = np.random.default_rng(sampling.seed)
         self._banned = banned or Banned()
-        self._biases = biases or {}
+        biases = biases or {}
+        self._biased = np.fromiter(biases.keys(), np.int64, len(biases))
+        self._biases = np.fromiter(biases.values(), np.float32, len(biases))
         self._penalties = Penalties(sampling)
         self._matcher: Matcher | None = None
         self._label = label
@@ -88,12 +90,11 @@ class Sampler:
 
     @property
     def _changes_logits(self) -> bool:
-        return bool(self._biases or self._matcher or self._banned.is_active or self._penalties.is_active)
+        return bool(len(self._biased) or self._matcher or self._banned.is_active or self._penalties.is_active)
 
     def _adjusted(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         adjusted: NDArray[np.float32] = logits.copy()
-        for token, bias in self._biases.items():
-            adjusted[token] += bias
+        adjusted[self._biased] += self._biases
         self._penalties.apply(adjusted)
         forbidden = np.zeros(len(logits), np.bool_) if self._matcher is None else ~self._matcher.allowed()
         forbidden[self._banned.token_ids()] = True

@@ -118,6 +118,12 @@ def deep(levels):
     return schema
 
 
+def referring(count):
+    """Objects that hold one another by references."""
+    refer = [{"properties": {"a": {"$ref": f"#/$defs/{n + 1}"}}} for n in range(count)]
+    return {"$defs": {str(n): one for n, one in enumerate([*refer, {"type": "null"}])}, "$ref": "#/$defs/0"}
+
+
 HOSTILE = {
     "depth": lambda: Grammar.json_schema(deep(5000)),
     "depth of text": lambda: Grammar.json_schema('{"items":' * 50_000 + "{}" + "}" * 50_000),
@@ -126,6 +132,26 @@ HOSTILE = {
     "schemas": lambda: Grammar.json_schema({"anyOf": [{} for _ in range(20_000)]}),
     "optional properties": lambda: Grammar.json_schema(
         {"type": "object", "properties": {f"p{n}": {} for n in range(3000)}}
+    ),
+    "schemas of a grammar": lambda: Grammar.lark(
+        "start: %json " + json.dumps({"properties": {f"p{n}": {} for n in range(6000)}})
+    ),
+    "schemas of a grammar's parts": lambda: Grammar.lark(
+        "start: a | b\n" + "\n".join(f"{one}: %json {json.dumps({'anyOf': [{}] * 3000})}" for one in "ab")
+    ),
+    "depth of a grammar's schema": lambda: Grammar.lark("start: %json " + json.dumps(deep(70))),
+    "parts that are no schemas": lambda: Grammar.lark("start: " + "%json [" * 10_000),
+    "rules": lambda: Grammar.lark("start: a0\n" + "\n".join(f"a{n}: a{n + 1}" for n in range(9000))),
+    "brackets": lambda: Grammar.lark("start: a0\n" + "\n".join(f"a{n}: (((a{n + 1})?)*)?" for n in range(200))),
+    "rules up to an error": lambda: Grammar.lark("start: a0\n" + "\n".join(f"a{n}: a{n + 1}" for n in range(500))),
+    "references": lambda: Grammar.json_schema(referring(2400)),
+    "a multiple": lambda: Grammar.json_schema({"type": "integer", "multipleOf": 999_983}),
+    "multiples": lambda: Grammar.json_schema({"anyOf": [{"multipleOf": 997 + n / 10} for n in range(2000)]}),
+    "a multiple in a grammar": lambda: Grammar.lark(
+        'start: "%json" /"/ %json {"type": "integer", "multipleOf": 999983}'
+    ),
+    "a wrong schema among references": lambda: Grammar.json_schema(
+        {**referring(1500), "properties": {"a": {"pattern": "(?=a)b"}}}
     ),
     "repeated repetitions": lambda: Grammar.regex("((((a{99}){99}){99}){99})b"),
     "repetitions": lambda: Grammar.regex("(a{1000}){1000}"),
@@ -166,6 +192,10 @@ def test_a_hostile_grammar_is_refused_at_once(made):
         Grammar.json_schema({"type": "string", "pattern": "^(.{500}x){500}$"}),
         Grammar.json_schema({"anyOf": [{"pattern": f"^(a{{99{n}}}){{999}}$"} for n in range(9)]}),
         Grammar.json_schema({"properties": {f"p{n}": {} for n in range(3000)}}),
+        Grammar.json_schema(referring(1200)),
+        Grammar.lark("start: a0\n" + "\n".join(f"a{n}: a{n + 1} | b" for n in range(500)) + '\na500: "x"\nb: /[(]:/'),
+        Grammar.json_schema({"type": "number", "multipleOf": 0.25}),
+        Grammar.json_schema({"type": "integer", "multipleOf": 86_400}),
         Grammar.lark("start: a0\n" + "\n".join(f"a{n}: a{n + 1} a{n + 1} a{n + 1}" for n in range(40)) + '\na40: "x"?'),
     ],
 )
@@ -183,6 +213,22 @@ def test_a_large_grammar_is_followed_or_fails_alone(grammar):
         ended = error.message
     assert time.process_time() - start < SECONDS
     assert ended.startswith("row 0: the answer cannot follow its grammar any further: ")
+
+
+@pytest.mark.parametrize("line", ['"' + r"\"" * 100_000, "a" * 200_000, "/" + r"\/" * 100_000, "%json" * 40_000])
+def test_a_long_line_of_a_grammar_is_read_once(line):
+    start = time.process_time()
+    with pytest.raises(InputError):
+        GRAMMARS.check(Grammar.lark(f"start: a\na: {line}\n{line}"), "prompt")
+    assert time.process_time() - start < SECONDS
+
+
+def test_what_is_forced_ends_before_a_token_that_no_model_has():
+    """A grammar can name tokens by number, and the one after the last stands for the end of an answer."""
+    size, a = TOKENIZER.get_vocab_size(), TOKENIZER.token_to_id("a")
+    for end in (size, 0):
+        matcher = GRAMMARS.matcher(Grammar.lark(f'start: "a" <[{end}]>'), [0], "row 0")
+        assert matcher.forced() == [a]
 
 
 def test_compiled_grammars_are_kept_in_bounds():
