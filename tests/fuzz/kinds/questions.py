@@ -141,7 +141,7 @@ class Rules(Asking):
             rules.setdefault("max_new_tokens", 2)
             outputs = self.engine.generate(asked.get("prompt"), **rules)
         except TypeError as error:
-            if "unexpected keyword" in str(error) or "unknown rule" in str(error):
+            if "unexpected keyword" in str(error) or "unknown keyword" in str(error):
                 raise InputError("a rule that there is not") from error  # TypeError is what Python raises for that
             raise
         return outputs

@@ -86,7 +86,13 @@ def refuses(port: int) -> bool:
 
 def test_ctrl_c_while_it_loads_ends_it(demo_engine):
     command = [sys.executable, "-m", "kvc_trt", "serve", str(demo_engine), "--port", "0"]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": PATHS}, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": PATHS},
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a background job ignores it
+    )
     eventually(lambda: "kvc_trt" in Path(f"/proc/{process.pid}/cmdline").read_text())
     process.send_signal(signal.SIGINT)
     assert process.wait(60) in (0, 130, -signal.SIGINT)
