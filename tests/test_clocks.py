@@ -15,11 +15,16 @@ OF_THE_DAY = {
     "date": {"today"},
 }
 READERS = {
+    "engine/verification.py": "the date of a verification, which is printed",
     "files/held.py": "whether a file was written just now, so that the next write could have the same time",
     "engine/stages.py": "how old an entry of the cache is; tests/engine/test_stages.py lets the clock jump",
     "machine.py": "the date of a measurement, which nothing computes with",
     "runtime/chat/conversation.py": "the date that a chat template writes into a prompt",
     "runtime/chat/template_worker.py": "the same",
+    "serving/dynamo/model_card.py": "the field `created` of a model in OpenAI's API",
+    "serving/http/server.py": "the same",
+    "serving/protocol/documents.py": "the field `created` of an answer in OpenAI's API",
+    "serving/triton/openai.py": "the field `created` of a model",
 }
 
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvc_trt import Engine, Output, errors
+from kvc_trt.api.side import Side
 from kvc_trt.cli.text.run_report import stored_bytes
 from kvc_trt.runtime import Request
 from kvc_trt.sizes import readable_size
@@ -81,7 +82,7 @@ def ask(engine: Engine, document: str, question: Question, whole: Answer | None 
         session.advance()
     session.remove(row)
     right = question.words.lower() in output.text.lower()
-    return Answer(output, right, readable_size(stored_bytes(engine, output)), log_softmax(np.asarray(logits)))
+    return Answer(output, right, readable_size(stored_bytes(Side.of(engine), output)), log_softmax(np.asarray(logits)))
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

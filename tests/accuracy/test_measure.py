@@ -176,8 +176,12 @@ def test_who_ends_it_keeps_every_answer_and_the_next_run_goes_on(drawn, groups, 
             answerer.answer = slow
             return answerer
 
-    with pytest.raises(KeyboardInterrupt), Results(path, SETTINGS) as results:
-        measure(Ended(drawn), VARIANTS[:2], groups[:1], DRAW, results, Noting())
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt), Results(path, SETTINGS) as results:
+            measure(Ended(drawn), VARIANTS[:2], groups[:1], DRAW, results, Noting())
+    finally:
+        signal.signal(signal.SIGINT, heard)
     assert notes == [f"{path}: 2 answers are kept; the same command goes on from there"]
     again = Fake(drawn)
     full, wrong = run(again, groups[:1], path, variants=VARIANTS[:2])

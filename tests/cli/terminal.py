@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -88,5 +89,6 @@ def terminal(program: str, arguments: Sequence[str]) -> Iterator[Terminal]:
 
 
 def _control(screen: int) -> None:
-    """Make the terminal that of the new session, so that Ctrl-C is a signal."""
+    """Make the terminal that of the new session, so that Ctrl-C is a signal; a background job ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     fcntl.ioctl(screen, termios.TIOCSCTTY, 0)

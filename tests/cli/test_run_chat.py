@@ -118,7 +118,10 @@ class TestBadInput:
             ('[{"role": "user", "content": "a"}, []]', "message 1: expected an object"),
             ('[{"role": "root", "content": "a"}]', "message 0: role is 'root', expected one of system, user"),
             ('[{"role": "user"}]', "message 0: content is missing"),
-            ('[{"role": "user", "content": ["a"]}]', "'content' must be text"),
+            (
+                '[{"role": "user", "content": ["a"]}]',
+                "part 0 of content: expected an object with type and text, found 'a'",
+            ),
             ('[{"role": "user", "content": "\\ud800"}]', "half of a character"),
             ('[{"role": "tool", "content": "a"}]', "the chat template refuses these messages: no tools here"),
         ],

@@ -83,7 +83,7 @@ def test_the_prompt_is_echoed_only_when_asked_for():
         ({"stream": 1}, "stream is 1, expected true or false"),
         ({"stop_words": [1]}, r"stop_words is 1, expected texts"),
         ({"input_ids": "12", "text_input": None}, "input_ids is '12', expected a list of token ids"),
-        ({"input_ids": [1.0], "text_input": None}, "input_ids is 1.0, expected a list of token ids"),
+        ({"input_ids": [1.0], "text_input": None}, "input_ids is 1.0, expected a token id"),
         ({"beam_width": 4}, "beam_width is 4, and this server only answers with 1"),
         ({"sampling_parameters": "{"}, "sampling_parameters is not valid JSON"),
         ({"sampling_parameters": "[]"}, r"sampling_parameters is \[\], expected a JSON object"),

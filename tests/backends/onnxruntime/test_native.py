@@ -19,6 +19,7 @@ def test_none_runs_the_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_package_comes_before_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(native.VARIABLE)
     monkeypatch.setattr(native, "_PACKAGE", tmp_path / "kvc_trt")
+    monkeypatch.setattr(native, "_CHECKOUT", tmp_path)
     assert native.library_path() is None
     in_build = tmp_path / "build" / "libkvc_cpu.so"
     in_package = tmp_path / "kvc_trt" / "lib" / "libkvc_cpu.so"
