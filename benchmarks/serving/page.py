@@ -66,6 +66,20 @@ def pictures(points: Points) -> dict[str, str]:
     return found
 
 
+_SERVERS = {
+    "triton": "`perf_analyzer` on tritonserver with an engine that `kvc-trt export triton` wrote",
+    "light": "`aiperf` on `kvc-trt serve`",
+    "dynamo": "`aiperf` on NVIDIA Dynamo behind our gateway",
+    "apart": "`aiperf` on the same with prefill and decode in processes of their own, one thread each",
+}
+"""The tool and the server of the points whose names begin so."""
+
+
+def _servers(data: Mapping[str, Any]) -> str:
+    found = {name.partition("-")[0] for name in data["points"]}
+    return ", ".join(f"{words} (`{name}-*`)" for name, words in _SERVERS.items() if name in found)
+
+
 def _caption(name: str) -> str:
     return name.removeprefix("serving-").removesuffix(".svg").replace("-", " ")
 
@@ -85,10 +99,7 @@ def _head(data: Mapping[str, Any]) -> str:
             "compare ways to serve on this machine and say nothing about a larger one.",
             versions(machine, data["versions"]),
             "",
-            "Real servers on loopback, loaded by real tools: `perf_analyzer` on tritonserver with an engine that "
-            "`kvc-trt export triton` wrote (`triton-*`), `aiperf` on `kvc-trt serve` (`light-*`), on "
-            "`kvc-trt serve --dynamo` (`dynamo-*`), and on `kvc-trt serve --role` with prefill and decode in processes "
-            "of their own, one thread each (`apart-*`). "
+            f"Real servers on loopback, loaded by real tools: {_servers(data)}. "
             f"{' or '.join(map(str, clients))} clients, each of which asks again as soon as it is answered. Answers "
             "are greedy, and an end token does not end them, so that every point has the same work per request.",
             "",

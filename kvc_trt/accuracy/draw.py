@@ -31,7 +31,7 @@ class Draw(Protocol):
         """The seed of generated questions; 0 where they come from a file."""
 
     def settings(self) -> dict[str, Any]:
-        """What results must share to stand in one file."""
+        """The settings that all results of one file share."""
 
     def task(self, name: str) -> Task:
         """The task of that name; InputError for an unknown one."""
@@ -77,7 +77,7 @@ class QuestionDraw:
         return _room_of(self.max_new_tokens, name)
 
     def answer_room(self, name: str) -> int:
-        """What was given for it, or the task's own."""
+        """The given value, or the task's own."""
         return self.room(name) or task(name).max_new_tokens
 
     def data_set(self, group: QuestionGroup, vocabulary: Vocabulary) -> DataSet:

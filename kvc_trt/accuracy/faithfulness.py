@@ -46,7 +46,7 @@ WHOLE = Faithfulness(0.0, 1.0, None)
 
 @dataclass(frozen=True)
 class WholeCache:
-    """What the whole cache answers to some questions, greedily, and its logits along its own answers."""
+    """The whole cache's greedy answers to some questions, and its logits along them."""
 
     questions: Sequence[Question]
     """With the answers as their targets."""

@@ -78,7 +78,7 @@ class GroupMeasurement:
         return self.questions.task.scored_by == "faithfulness"
 
     def whole(self, baseline: Variant, first: int, last: int) -> WholeCache:
-        """What the full cache says to the samples first .. last - 1, and what it finds likely along it."""
+        """The full cache's answers to the samples first .. last - 1, and its logits along them."""
         asked = self.questions.of(first, last)
         return WholeCache.of(self.model.open(baseline, self.room), asked, self.questions.max_new_tokens, first)
 

@@ -136,7 +136,7 @@ def _tokens(one: Mapping[str, Any]) -> list[str]:
 
 
 def _set(name: str, chosen: Task, records: Sequence[Record], framing: Framing | None) -> dict[str, Any]:
-    """What is known of a set; tokens are the fewest, the median and the most of its prompts, [] for conversations."""
+    """One set of a file. `tokens` are the fewest, the median and the most of its prompts, [] for conversations."""
     found = {"set": name, "questions": len(records), "max_new_tokens": chosen.max_new_tokens, "scored": chosen.scored}
     if framing is None:
         return found

@@ -26,7 +26,7 @@ class Answer(Protocol):
 
 
 class Served(Protocol):
-    """What answers requests for one model."""
+    """An engine, here or remote, that answers requests for one model."""
 
     def take(self, request: Request) -> Answer:
         """Take a request whose prompt has been read; ServingError for one that is refused."""

@@ -9,7 +9,7 @@ from kvc_trt.tool_calls.json_text import SPACE, JsonText
 
 _ARGUMENTS = ("arguments", "parameters")
 _OTHERS = ("type", "id")
-"""What some models write besides, and nobody needs."""
+"""Fields that some models write besides; they are dropped."""
 
 
 class CallText:

@@ -1,4 +1,4 @@
-"""What an answer consists of, piece by piece."""
+"""The pieces of an answer: content, thoughts, calls."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from kvc_trt.tool_calls.deltas import Arguments, CallStart, Content, Delta, Reas
 from kvc_trt.tool_calls.json_text import SPACE
 
 THOUGHTS = ("<think>", "</think>")
-"""What stands around a model's thoughts."""
+"""The marks around a model's thoughts."""
 _LETTERS = string.ascii_letters + string.digits
 
 
@@ -84,7 +84,7 @@ class Reader:
         self._space = ""
         """White space that is dropped unless more of the same kind follows."""
         self._held = ""
-        """What may become a mark."""
+        """Text that may become a mark."""
         self._raw: list[str] = []
         """The text of a call that was not announced, from its mark on."""
         self._closing = ""

@@ -62,7 +62,7 @@ def _settings(report: AccuracyReport) -> list[tuple[str, str]]:
 
 
 _NOT_GIVEN = {"max_new_tokens": "the task's own", "samples": "all", "asked": "all"}
-"""What it means that a setting is not given, where it is not `none`."""
+"""The word for a setting that is not given, where it is not `none`."""
 
 
 def _setting(name: str, value: object) -> str:
@@ -141,7 +141,7 @@ def _published_sets(report: AccuracyReport, published: PublishedSets, model: str
 
 
 def _ours_of_set(report: AccuracyReport, name: str, policy: str) -> Mean | None:
-    """What the policy scores on a set when it has seen the question, whatever the budget beside its own settings."""
+    """The policy's score on a set when it has seen the question, whatever the budget beside its own settings."""
     cells = (
         cell
         for cell in report.cells

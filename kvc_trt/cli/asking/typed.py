@@ -50,7 +50,7 @@ def converse_on_terminal(engine: Engine, given: RunArguments) -> None:
 
 
 class _Lines:
-    """What is typed, one question or command at a time."""
+    """The lines that a user types: a question or a command each."""
 
     def __init__(self) -> None:
         keys = KeyBindings()

@@ -92,12 +92,12 @@ class Grammar:
 
     @staticmethod
     def lark(text: str) -> Grammar:
-        """What a context-free grammar allows, in llguidance's form of Lark, which may embed `%json {...}`."""
+        """A context-free grammar, in llguidance's form of Lark, which may embed `%json {...}`."""
         return Grammar("lark", text)
 
     @property
     def name(self) -> str:
-        """What an error calls it."""
+        """Its name in errors."""
         return {
             "json_object": "the grammar of a JSON object",
             "json_schema": "the JSON schema",

@@ -1,4 +1,4 @@
-"""What the next token of one answer may be under its grammar."""
+"""The tokens that one answer may take next under its grammar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gateway has to know of a model, which only its workers have: a file beside those of Dynamo's frontend."""
+"""A model's facts for the gateway, from its workers: a file beside those of Dynamo's frontend."""
 
 from __future__ import annotations
 

@@ -45,9 +45,9 @@ _GRAMMARS: Mapping[str, Callable[[Any], Grammar]] = {
     "choice": Grammar.choice,
     "grammar": Grammar.lark,
 }
-"""What `guided_decoding` may hold."""
+"""Fields of `guided_decoding` that work."""
 _OF_OTHER_GRAMMARS = ("backend", "whitespace_pattern")
-"""What else it may hold, for libraries that are not here."""
+"""Its other fields, for libraries that are not here."""
 _MEDIA = ("multi_modal_data", "mm_processor_kwargs", "prompt_embeds", "encoder_result")
 
 

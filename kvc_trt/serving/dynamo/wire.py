@@ -1,4 +1,4 @@
-"""What our gateway and our workers say to each other: Dynamo's frontend passes it on, and reads none of it.
+"""The messages between our gateway and our workers; Dynamo's frontend passes them on, and reads none.
 
 A request is its prompt's token ids, with its rules in an annotation. Its answer is one document for each token, among
 the `engine_data` of Dynamo's chunks. So no field of ours needs a field of Dynamo's, and none can be lost there.

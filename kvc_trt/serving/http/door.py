@@ -1,4 +1,4 @@
-"""What every request passes before its handler: API key, origins of browsers, and one form for all errors."""
+"""The checks before every handler: API key, origins of browsers, and one form for all errors."""
 
 from __future__ import annotations
 

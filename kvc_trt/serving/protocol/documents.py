@@ -16,7 +16,7 @@ _NAMES = {
     Endpoint.CHAT: ("chatcmpl", "chat.completion", "chat.completion.chunk"),
     Endpoint.COMPLETIONS: ("cmpl", "text_completion", "text_completion"),
 }
-"""What an id begins with, the type of a response, and that of a chunk."""
+"""By endpoint: the prefix of ids, the type of a response, and that of a chunk."""
 
 
 class Documents:

@@ -17,14 +17,14 @@ from kvc_trt.serving.protocol.errors import NO_FIELD, NOT_SUPPORTED, ApiError, r
 
 
 class Endpoint(Enum):
-    """What a client asks for, by its path."""
+    """An endpoint, by its path."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
 
 
 class Fate(Enum):
-    """What becomes of a field."""
+    """The fate of a field."""
 
     WORKS = "works"
     NO_EFFECT = "no effect"
@@ -43,7 +43,7 @@ class Field:
     name: str
     fate: Fate
     words: str
-    """What it does, why it has no effect, or what to do in its place."""
+    """Its effect, why it has none, or what to do in its place."""
     endpoints: frozenset[Endpoint] = BOTH
     harmless: tuple[object, ...] = ()
     """Values of a refused field that ask for nothing, and pass."""

@@ -28,7 +28,7 @@ class ServedModel:
     limits: Limits
     end_token_ids: frozenset[int] = frozenset()
     fingerprint: str = ""
-    """What tells this engine from all others."""
+    """The engine's fingerprint."""
     tool_format: ToolFormat = field(default_factory=lambda: format_of(None))
     """How it writes calls of tools."""
     made: int = 0

@@ -25,9 +25,9 @@ class ReadPrompt:
 
     token_ids: tuple[int, ...]
     text: str = ""
-    """What goes before its answers."""
+    """Text before its answers, where the prompt is echoed."""
     grammar: Grammar | None = None
-    """What its answers follow."""
+    """The grammar that its answers follow."""
     rendered: str = ""
     """The text of a chat's prompt."""
 

@@ -31,7 +31,7 @@ Prompt: TypeAlias = "str | tuple[int, ...]"
 
 @dataclass(frozen=True)
 class ApiRequest:
-    """What a client asks for. A chat has `messages`, a completion `prompts`."""
+    """A client's request. A chat has `messages`, a completion `prompts`."""
 
     endpoint: Endpoint
     model: str

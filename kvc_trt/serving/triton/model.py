@@ -31,7 +31,7 @@ ReadRequest = Callable[[Any], tuple[ServedRequest, WriteOutputs]]
 
 
 class Cancellable(Protocol):
-    """What can be ended."""
+    """An answer that can be ended."""
 
     def cancel(self) -> None:
         """End it."""

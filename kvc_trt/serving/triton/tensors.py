@@ -60,7 +60,7 @@ OPENAI_REQUEST = "openai_request"
 OPENAI_OUTPUTS: Mapping[str, TensorType] = MappingProxyType(
     {"openai_response": TensorType("STRING"), "openai_status": TensorType("INT32")}
 )
-"""What `openai.py` reads and writes."""
+"""The tensors of `openai.py`."""
 INPUTS: Mapping[str, TensorType] = MappingProxyType(
     {**{name: type_of(field) for name, field in FIELDS.items()}, OPENAI_REQUEST: TensorType("STRING")}
 )

@@ -60,7 +60,7 @@ class Record:
 
     @property
     def kind(self) -> tuple[str, str | None]:
-        """What sets its records apart: the named set, and the score; None for those without answers."""
+        """The key that sets its records apart: the named set, and the score; None for those without answers."""
         return self.set, None if self.answers is None else self.score
 
 

@@ -96,19 +96,7 @@ with first_interrupt(heard.clear):
     except KeyboardInterrupt:  # what swallows it is ended too
         time.sleep(600)
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        for said in ("begun", "stopped", "again"):
-            assert process.stdout.readline() == f"{said}\n"
-            process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
-    finally:
-        process.kill()
-        process.communicate()
+    assert interrupted_at(program, "begun", "stopped", "again") == 130
 
 
 def test_a_ctrl_c_that_came_outside_ends_the_process():
@@ -124,15 +112,21 @@ try:
 except KeyboardInterrupt:  # what swallows it is ended too
     time.sleep(600)
 """
+    assert interrupted_at(program, "begun") == 130
+
+
+def interrupted_at(program, *lines):
+    """Send Ctrl-C to a program after each of the lines that it prints; return its exit code."""
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        for line in lines:
+            assert process.stdout.readline() == f"{line}\n"
+            process.send_signal(signal.SIGINT)
+        return process.wait(60)
     finally:
         process.kill()
         process.communicate()

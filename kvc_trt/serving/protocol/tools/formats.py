@@ -23,7 +23,7 @@ class ToolFormat:
     """How the calls of a model are read and forced."""
 
     name: str
-    """What `kvc-trt serve --tool-parser` calls it."""
+    """Its name in `kvc-trt serve --tool-parser`."""
     summary: str
     written_by: tuple[str, ...]
     """Texts of which a chat template of this form contains one; empty for the form of all others."""

@@ -32,7 +32,7 @@ class CallGrammar:
 
 @dataclass(frozen=True)
 class Answer:
-    """What an answer may consist of: thoughts, then calls of one of these tools, or else what a grammar allows."""
+    """The grammar of an answer: thoughts, then calls of one of these tools, or else what a grammar allows."""
 
     tools: Sequence[Tool] = ()
     several: bool = False

@@ -1,4 +1,4 @@
-"""What converters share: files in others' formats, read strictly where it matters, and prompts with places to fill."""
+"""The parts that all converters use: strict readers of others' files, and prompts with places to fill."""
 
 from __future__ import annotations
 
