@@ -156,11 +156,10 @@ def command(
         asyncio.run(Running(found, show).run())
         return
     require_server()
-    from kvc_trt.serving.http.server import Deployment as Light
-    from kvc_trt.serving.http.server import serve
+    from kvc_trt.serving.http.server import LightDeployment, serve
 
     named = [(one.name, one.engine) for one in served]
-    serve(Light(named, host, port, key, origins, settings, tool_parser), show)
+    serve(LightDeployment(named, host, port, key, origins, settings, tool_parser), show)
 
 
 def require_server() -> None:

@@ -49,7 +49,7 @@ _ELSEWHERE = {
 
 
 @dataclass(frozen=True)
-class Deployment:
+class LightDeployment:
     """The engines to serve here, by the names under which requests ask for them, and where clients find them."""
 
     served: Sequence[tuple[str, Path]]
@@ -64,7 +64,7 @@ class Deployment:
     """The form of the models' calls; None is what each chat template says."""
 
 
-def serve(deployment: Deployment, say: Callable[[str], None]) -> None:
+def serve(deployment: LightDeployment, say: Callable[[str], None]) -> None:
     """Answer requests until this process is asked to end. `say` prints what the user reads, once all engines answer.
 
     Raises UnsupportedEnvironment for an address that is taken, and what `ServedEngine.open` raises.
@@ -232,7 +232,7 @@ def loaded(
     return model, engine
 
 
-def _ready(deployment: Deployment, listening: socket.socket, models: OwnModels, started: float) -> str:
+def _ready(deployment: LightDeployment, listening: socket.socket, models: OwnModels, started: float) -> str:
     """Return what a user does next."""
     host = f"[{deployment.host}]" if ":" in deployment.host else deployment.host
     address = f"http://{host}:{listening.getsockname()[1]}/v1"
