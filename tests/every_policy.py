@@ -38,6 +38,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "quest, bounds in fp8": {"fp8_bounds": True},
     "rocketkv, bounds in fp8": {"fp8_bounds": True},
     "h2o, a budget for each layer": {"layer_budget": "squeeze"},
+    "h2o, budgets from the prompt": {"layer_budget": "squeeze-online"},
+    "streaming-llm, budgets from the prompt": {"layer_budget": "squeeze-online"},
     "snapkv, averages": {"pool_kind": "avg"},
     "snapkv-gqa, averages": {"pool_kind": "avg"},
 }
@@ -52,6 +54,11 @@ OTHER_FORMS: dict[str, dict[str, Any]] = {
     "expected-attention-hybrid, a budget for each layer": {"layer_budget": "squeeze"},
     "streaming-llm, a budget for each layer": {"layer_budget": "squeeze"},
     "tova, a budget for each layer": {"layer_budget": "squeeze"},
+    "sliding-window, budgets from the prompt": {"layer_budget": "squeeze-online"},
+    "tova, budgets from the prompt": {"layer_budget": "squeeze-online"},
+    "streaming-llm, positions of the cache and budgets from the prompt": {
+        "positions": "cache", "layer_budget": "squeeze-online",
+    },
     "rocketkv, averages": {"pool_kind": "avg"},
     "rocketkv-mt, averages": {"pool_kind": "avg"},
     "snapkv++, averages and budgets from the prompt": {"pool_kind": "avg", "layer_budget": "squeeze-online"},

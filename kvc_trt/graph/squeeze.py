@@ -35,11 +35,12 @@ def trim_layers(
     cosines: Sequence[Value],
 ) -> None:  # fmt: skip
     """Write the caches of all `sites` whose layers have one of the `cosines`, in the same order."""
-    emit = layers.emit
-    inputs = {"cosines": emit.Concat(*cosines, axis=0), "prompt_lengths": prompt.lengths}
-    budgets = LAYER_BUDGETS.call(
-        emit, inputs, budget=parameters.prompt_budget, least=parameters.window, most=parameters.most_kept
-    )["budgets"]
+    emit, division = layers.emit, parameters.division
+    assert division is not None, "its budgets are set for each prompt"
+    tokens = prompt.lengths if division.of_prompt else emit.Expand([division.most], emit.Shape(prompt.lengths))
+    inputs = {"cosines": emit.Concat(*cosines, axis=0), "prompt_lengths": tokens}
+    numbers = {"budget": division.budget, "least": division.least, "most": division.most}
+    budgets = LAYER_BUDGETS.call(emit, inputs, **numbers)["budgets"]
     for row, site in enumerate(sites):
         rule = site.parameters
         cache = CacheLayer(emit, layers.config, rule, site.name)

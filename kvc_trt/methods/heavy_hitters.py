@@ -25,7 +25,9 @@ import numpy as np
 from typing_extensions import override
 
 from kvc_trt import reference
+from kvc_trt.methods.base.by_row import SelectionByRow, rows_alone
 from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs
 from kvc_trt.methods.base.isolated_runs import (
     Array,
@@ -40,22 +42,31 @@ from kvc_trt.methods.base.isolated_runs import (
 )
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
-from kvc_trt.methods.base.prompt_eviction import judged_as
+from kvc_trt.methods.base.prompt_eviction import PromptEviction, judged_as
 from kvc_trt.methods.base.scored_eviction import (
     BestBesideRecent,
+    BestBesideRecentByRow,
     DropWorstBesideRecent,
     beside_recent,
     contested,
     stored_budget,
+    until_trimmed,
 )
 from kvc_trt.methods.rankings.attended_entries import AttendedEntries
-from kvc_trt.operators.attention.heavy_hitter_attention import HEAVY_HITTER_ATTENTION
+from kvc_trt.operators.attention.heavy_hitter_attention import (
+    HEAVY_HITTER_ATTENTION,
+    HEAVY_HITTER_ATTENTION_BY_ROW,
+)
 from kvc_trt.operators.compaction.heavy_hitters import COMPACT_HEAVY_HITTERS
-from kvc_trt.operators.turns.heavy_hitters import COMPACT_HEAVY_HITTERS_OF_TURN
+from kvc_trt.operators.turns.heavy_hitters import (
+    COMPACT_HEAVY_HITTERS_OF_TURN,
+    COMPACT_HEAVY_HITTERS_OF_TURN_BY_ROW,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kvc_trt.operators.emitter import Emitter, Value
     from kvc_trt.operators.schema import Operator
     from kvc_trt.reference import Compacted, LayerCache, Selection, Turn
 
@@ -89,6 +100,7 @@ class MostAttended(BestBesideRecent):
         """Run compaction over a whole prompt of queries: the queries of the case's window, repeated."""
         import torch
 
+        rule = until_trimmed(rule)
         slots, window = case.k.shape[2], case.q_window.shape[2]
         queries = np.ascontiguousarray(case.q_window[:, :, np.arange(slots) % window])
         aligned = np.zeros_like(queries)
@@ -105,6 +117,11 @@ class MostAttended(BestBesideRecent):
         ]
         double = _with_scores_of(_indices(COMPACT_HEAVY_HITTERS, results), double, attended)
         return self.judged(results, case, rule, double, single, attended)
+
+    @property
+    @override
+    def by_row(self) -> PromptEviction:
+        return MOST_ATTENDED_BY_ROW
 
     @override
     def turn_runs(self) -> Mapping[str, TurnRun]:
@@ -139,6 +156,18 @@ class MostAttended(BestBesideRecent):
         return judged_as(COMPACT_HEAVY_HITTERS_OF_TURN, results, both, rule, double, single, attended)
 
 
+class MostAttendedByRow(BestBesideRecentByRow, MostAttended):
+    """Keep the heavy hitters of as many tokens as a layer may get, then those of each row's budget."""
+
+    name = "heavy-hitters-by-row"
+    operator_of_turn = COMPACT_HEAVY_HITTERS_OF_TURN_BY_ROW
+
+    @override
+    def turn_runs(self) -> Mapping[str, TurnRun]:
+        own = COMPACT_HEAVY_HITTERS_OF_TURN_BY_ROW
+        return {own.name: rows_alone(own, self._run_turn)}
+
+
 class HeavyHitters(DropWorstBesideRecent):
     """Read everything and drop the token that received the least attention and is not recent."""
 
@@ -155,9 +184,19 @@ class HeavyHitters(DropWorstBesideRecent):
     @override
     def recent_of(self, rule: Constants, budget: int) -> int:
         """Return the same share of the budget as in the other layers."""
-        whole = stored_budget(rule)
-        half = rule.recent == whole - whole // 2
-        return budget - budget // 2 if half else max(1, budget * rule.recent // whole)
+        whole = _whole(rule)
+        return budget - budget // 2 if _is_half(rule) else max(1, budget * rule.recent // whole)
+
+    @override
+    def recents(self, emit: Emitter, rule: Constants, budgets: Value) -> Value:
+        if _is_half(rule):
+            return str(emit.Sub(budgets, emit.Div(budgets, 2)))
+        return str(emit.Max(emit.Div(emit.Mul(budgets, rule.recent), _whole(rule)), 1))
+
+    @property
+    @override
+    def by_row(self) -> DecodeSelection:
+        return HEAVY_HITTERS_BY_ROW
 
     @override
     def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
@@ -198,6 +237,27 @@ class HeavyHitters(DropWorstBesideRecent):
         )
 
 
+class HeavyHittersByRow(SelectionByRow, HeavyHitters):
+    """Drop the token that received the least attention, in rows that use different numbers of slots."""
+
+    name = "heavy-hitters-by-row"
+    operators = (HEAVY_HITTER_ATTENTION_BY_ROW,)
+
+    @property
+    @override
+    def alike(self) -> DecodeSelection:
+        return HEAVY_HITTERS
+
+
+def _whole(rule: Constants) -> int:
+    """Return the budget of which `recent` is a share: of all layers, where they differ the mean."""
+    return min(rule.token_budget, rule.max_sequence_len)
+
+
+def _is_half(rule: Constants) -> bool:
+    return rule.recent == _whole(rule) - _whole(rule) // 2
+
+
 def _indices(operator: Operator, results: Sequence[Array]) -> Array:
     return results[[one.name for one in operator.outputs].index("indices")]
 
@@ -230,6 +290,7 @@ def resolve(inputs: PolicyInputs) -> PolicyParameters:
 
 
 MOST_ATTENDED, HEAVY_HITTERS = MostAttended(), HeavyHitters()
+MOST_ATTENDED_BY_ROW, HEAVY_HITTERS_BY_ROW = MostAttendedByRow(), HeavyHittersByRow()
 H2O = Policy(
     name="h2o",
     summary="keep the last tokens and those that were attended to most, drop one at every step",

@@ -16,7 +16,7 @@ Prefill attention is exact, not windowed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +25,14 @@ from typing_extensions import override
 
 from kvc_trt import reference
 from kvc_trt.errors import InputError
+from kvc_trt.methods.base.by_row import (
+    SelectionByRow,
+    TrimmedByRow,
+    budgets_of,
+    keep_capacities,
+    kept_name,
+    rows_alone,
+)
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.graph_context import PromptLayer, StepLayer
@@ -43,15 +51,21 @@ from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.base.prompt_eviction import PromptEviction
 from kvc_trt.methods.full import DENSE
-from kvc_trt.operators.attention.recent_attention import RANKED_RECENT_ATTENTION, RECENT_ATTENTION
+from kvc_trt.operators.attention.recent_attention import (
+    RANKED_RECENT_ATTENTION,
+    RANKED_RECENT_ATTENTION_BY_ROW,
+    RECENT_ATTENTION,
+    RECENT_ATTENTION_BY_ROW,
+)
+from kvc_trt.operators.attention.stored_rows import CAPACITIES
 from kvc_trt.operators.shapes import size
-from kvc_trt.operators.turns.ring import COMPACT_RING
+from kvc_trt.operators.turns.ring import COMPACT_RING, COMPACT_RING_BY_ROW
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kvc_trt.methods.base.graph_context import TurnLayer
-    from kvc_trt.operators.emitter import Value
+    from kvc_trt.operators.emitter import Emitter, Value
     from kvc_trt.reference import Compacted, LayerCache, Selection, Turn
 
 SINKS = 4
@@ -96,31 +110,80 @@ class FirstAndLast(PromptEviction):
 
     @override
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """Write the kept tokens in ascending order, so that the slot after the sinks is overwritten first."""
-        emit, rule, lengths, name = prompt.emit, prompt.rule, prompt.batch.lengths, prompt.name
+        self._store(prompt, prompt.named)
+
+    def _store(self, prompt: PromptLayer, named: Callable[[Sequence[str]], list[str]]) -> Value:
+        """Write the kept tokens in ascending order, so that the slot after the sinks is overwritten first.
+
+        `named` gives the tensors of the cache their names. Returns the positions kept, INT64 [B,G,C], -1 if empty."""
+        emit, rule, lengths = prompt.emit, prompt.rule, prompt.batch.lengths
         rows = emit.Unsqueeze(lengths, [1])
         slots = np.arange(rule.capacity)
         skipped = emit.Mul(emit.Max(emit.Sub(rows, rule.capacity), 0), (slots >= rule.sinks).astype(np.int64))
         index = emit.Add(skipped, slots)
         stored = emit.Less(slots, rows)
-        emit.Min(lengths, rule.capacity, outputs=[f"lengths.{name}"])
+        emit.Min(lengths, rule.capacity, outputs=named(["lengths"]))
         keys = prompt.plain_keys() if rule.positions == "cache" else prompt.keys
         each_head = emit.Concat([1], size(emit, keys, 1), [1], axis=0)
         indices = emit.Expand(emit.Unsqueeze(emit.Where(stored, index, -1), [1]), each_head)
-        emit.cast(indices, np.int32, outputs=[f"indices.{name}"])
+        emit.cast(indices, np.int32, outputs=named(["indices"]))
         place = emit.Unsqueeze(emit.Max(indices, 0), [3])
         occupied = emit.Unsqueeze(stored, [1, 3])
         if rule.cache_format.keys is not None:
             kept = [emit.GatherND(rows_of, place, batch_dims=2) for rows_of in (keys, prompt.values)]
-            prompt.store_tokens(kept[0], kept[1])
-            return
+            prompt.store_tokens(kept[0], kept[1], named=named)
+            return str(indices)
         for rows_of, tensor in ((keys, "k_cache"), (prompt.values, "v_cache")):
             gathered, zero = emit.GatherND(rows_of, place, batch_dims=2), emit.CastLike(np.float32(0), rows_of)
-            emit.Where(occupied, gathered, zero, outputs=[f"{tensor}.{name}"])
+            emit.Where(occupied, gathered, zero, outputs=named([tensor]))
+        return str(indices)
 
     @override
     def turn_runs(self) -> Mapping[str, TurnRun]:
         return {COMPACT_RING.name: _run_turn}
+
+    @property
+    @override
+    def by_row(self) -> PromptEviction:
+        return FIRST_AND_LAST_BY_ROW
+
+
+class FirstAndLastByRow(TrimmedByRow, FirstAndLast):
+    """Keep as many first and last tokens as a layer may get, then those of each row's budget."""
+
+    name = "recent-by-row"
+
+    @override
+    def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
+        """Write what is kept with scores that rank the first tokens highest, since the last ones always stay."""
+
+        def named(tensors: Sequence[str]) -> list[str]:
+            return [kept_name(_NAMES.get(tensor, tensor), prompt.name) for tensor in tensors]
+
+        emit, indices = prompt.emit, self._store(prompt, named)
+        emit.cast(emit.Neg(indices), np.float32, outputs=named(["scores"]))
+
+    @override
+    def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
+        emit = turn.emit
+        stored = emit.Min(turn.entries, budgets_of(turn))
+        joined = turn.join(stored)
+        attended = turn.attend(joined.tables, stored)
+        capacities = {CAPACITIES.name: turn.state(CAPACITIES.name)}
+        inputs = {**joined.tables, "cache_lengths": turn.entries, "lengths": turn.batch.lengths, **capacities}
+        outputs = COMPACT_RING_BY_ROW.in_format(turn.rule.cache_format).outputs
+        turn.call(COMPACT_RING_BY_ROW, inputs, {one.name: turn.updated(one.name) for one in outputs})
+        keep_capacities(turn)
+        emit.Add(turn.entries, turn.batch.lengths, outputs=[f"lengths.{turn.name}"])
+        return attended
+
+    @override
+    def turn_runs(self) -> Mapping[str, TurnRun]:
+        return {COMPACT_RING_BY_ROW.name: rows_alone(COMPACT_RING_BY_ROW, _run_turn)}
+
+
+_NAMES = {"lengths": "cache_lengths", "indices": "slot_positions"}
+"""Names of what is kept, where they differ from those in a cache."""
 
 
 class Ring(DecodeSelection):
@@ -139,17 +202,42 @@ class Ring(DecodeSelection):
     def decode(self, step: StepLayer) -> str:
         """Write the step with rotated keys, or with unrotated ones if positions count entries of the cache."""
         if step.rule.positions == "original":
-            return step.attend(RECENT_ATTENTION)
+            return step.attend(self.operators[0])
         (query, key), (cosine, sine) = step.plain(), step.batch.rotary_tables()
-        return replace(step, query=query, key=key).attend(RANKED_RECENT_ATTENTION, {"cosine": cosine, "sine": sine})
+        return replace(step, query=query, key=key).attend(self.operators[1], {"cosine": cosine, "sine": sine})
 
     @override
     def recent_of(self, rule: Constants, budget: int) -> int:
         return budget - rule.sinks
 
     @override
+    def recents(self, emit: Emitter, rule: Constants, budgets: Value) -> Value:
+        return str(emit.Sub(budgets, rule.sinks))
+
+    @override
     def runs(self) -> Mapping[str, StepRun]:
         return {RECENT_ATTENTION.name: _run, RANKED_RECENT_ATTENTION.name: _run_ranked}
+
+    @property
+    @override
+    def by_row(self) -> DecodeSelection:
+        return RING_BY_ROW
+
+
+class RingByRow(SelectionByRow, Ring):
+    """Overwrite the oldest token of each row's own ring, then read everything."""
+
+    name = "recent-by-row"
+    operators = (RECENT_ATTENTION_BY_ROW, RANKED_RECENT_ATTENTION_BY_ROW)
+
+    @property
+    @override
+    def alike(self) -> DecodeSelection:
+        return RING
+
+    @override
+    def decode(self, step: StepLayer) -> str:
+        return Ring.decode(self, step)
 
 
 def _run_turn(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found:
@@ -262,6 +350,7 @@ def keep_recent(inputs: PolicyInputs, sinks: int) -> PolicyParameters:
 
 
 FIRST_AND_LAST, RING = FirstAndLast(), Ring()
+FIRST_AND_LAST_BY_ROW, RING_BY_ROW = FirstAndLastByRow(), RingByRow()
 STREAMING_LLM = Policy(
     name="streaming-llm",
     summary="keep the first tokens and the last ones, drop one at every step",

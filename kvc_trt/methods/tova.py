@@ -14,6 +14,7 @@ scores are summed over heads (the paper takes the mean); positions are those of 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,9 @@ import numpy as np
 from typing_extensions import override
 
 from kvc_trt import reference
+from kvc_trt.methods.base.by_row import SelectionByRow, rows_alone
 from kvc_trt.methods.base.constants import Constants
+from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs
 from kvc_trt.methods.base.isolated_runs import (
     ExactList,
@@ -29,23 +32,34 @@ from kvc_trt.methods.base.isolated_runs import (
     PromptCase,
     RunnableAlone,
     StepCase,
+    TurnCase,
+    TurnRun,
     float32,
 )
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
+from kvc_trt.methods.base.prompt_eviction import PromptEviction
 from kvc_trt.methods.base.scored_eviction import (
     BestBesideRecent,
+    BestBesideRecentByRow,
     DropWorstBesideRecent,
     beside_recent,
     contested,
+    until_trimmed,
 )
 from kvc_trt.methods.rankings.attended_entries import AttendedEntries
-from kvc_trt.operators.attention.tova_attention import TOVA_ATTENTION
-from kvc_trt.operators.compaction.tova import COMPACT_TOVA, COMPACT_TOVA_OF_TURN
+from kvc_trt.operators.attention.tova_attention import TOVA_ATTENTION, TOVA_ATTENTION_BY_ROW
+from kvc_trt.operators.compaction.tova import (
+    COMPACT_TOVA,
+    COMPACT_TOVA_OF_TURN,
+    COMPACT_TOVA_OF_TURN_BY_ROW,
+    COMPACT_TOVA_SCORED,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kvc_trt.operators.emitter import Emitter, Value
     from kvc_trt.reference import Compacted, LayerCache, Selection, Turn
 
 
@@ -75,9 +89,35 @@ class LastQuery(BestBesideRecent):
             for row, n in enumerate(case.prompt_lengths)
         ]
 
+    @property
+    @override
+    def by_row(self) -> PromptEviction:
+        return LAST_QUERY_BY_ROW
+
     @override
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
         return self.compact(turn.queries[:, :, -1:], turn.keys, turn.values, turn.lengths, rule)
+
+
+class LastQueryByRow(BestBesideRecentByRow, LastQuery):
+    """Keep what the last query attends to, of as many tokens as a layer may get, then of each row's budget."""
+
+    name = "tova-by-row"
+    operators = (COMPACT_TOVA_SCORED,)
+    operator_of_turn = COMPACT_TOVA_OF_TURN_BY_ROW
+    operator_of_stored = None
+
+    @override
+    def run_alone(self, operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
+        return super().run_alone(operator, case, until_trimmed(rule))
+
+    @override
+    def turn_runs(self) -> Mapping[str, TurnRun]:
+        def run(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found:
+            return LAST_QUERY.run_alone(operator, case.joined(1), rule)
+
+        own = COMPACT_TOVA_OF_TURN_BY_ROW
+        return {own.name: rows_alone(own, run)}
 
 
 class LeastAttended(DropWorstBesideRecent):
@@ -94,6 +134,15 @@ class LeastAttended(DropWorstBesideRecent):
     @override
     def recent_of(self, rule: Constants, budget: int) -> int:
         return min(rule.recent, budget)
+
+    @override
+    def recents(self, emit: Emitter, rule: Constants, budgets: Value) -> Value:
+        return str(emit.Min(budgets, rule.recent))
+
+    @property
+    @override
+    def by_row(self) -> DecodeSelection:
+        return LEAST_ATTENDED_BY_ROW
 
     @override
     def run_alone(self, operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
@@ -125,12 +174,25 @@ class LeastAttended(DropWorstBesideRecent):
         )
 
 
+class LeastAttendedByRow(SelectionByRow, LeastAttended):
+    """Drop the token that the query attends to least, in rows that use different numbers of slots."""
+
+    name = "tova-by-row"
+    operators = (TOVA_ATTENTION_BY_ROW,)
+
+    @property
+    @override
+    def alike(self) -> DecodeSelection:
+        return LEAST_ATTENDED
+
+
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """Derive one recent token by default, the rest of the budget contested, and one slot more than the budget."""
     return beside_recent(inputs, LAST_QUERY, LEAST_ATTENDED, recent=1, window=1)
 
 
 LAST_QUERY, LEAST_ATTENDED = LastQuery(), LeastAttended()
+LAST_QUERY_BY_ROW, LEAST_ATTENDED_BY_ROW = LastQueryByRow(), LeastAttendedByRow()
 TOVA = Policy(
     name="tova",
     summary="keep what the newest token attends to most, drop one token at every step",

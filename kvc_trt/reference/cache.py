@@ -32,6 +32,14 @@ class LayerCache:
     """Every token by position, if the policy keeps them beside the cache that a step reads."""
     selected: Tensor | None = None
     """int32 [B,G,k] (or one list per query head): the slots read by the latest step; None if it read all."""
+    budgets: list[int] | None = None
+    """The tokens that each row stores, if steps evict and budgets are set per prompt."""
+
+    def row(self, b: int) -> LayerCache:
+        """Return one row with what a step reads of it, as views."""
+        one = slice(b, b + 1)
+        scores = None if self.scores is None else self.scores[one]
+        return LayerCache(self.keys[one], self.values[one], self.lengths[one], scores=scores)
 
     @property
     def capacity(self) -> int:

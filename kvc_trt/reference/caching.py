@@ -129,7 +129,7 @@ class LayerCaches:
             lambda: _stacked([row.plain_query for row in rows], longest), (self._rotary.cos, self._rotary.sin), places,
             None if cache.scores is None else _with_room(cache.scores, joined[0].shape[2]),
         )  # fmt: skip
-        kept = self.method.compact_turn(turn, rule)
+        kept = self._compact_turn(turn, rule, cache.budgets)
         held = places.gather(2, kept.indices.clamp(min=0).long()).masked_fill(kept.indices < 0, -1)
         self._fill(cache, kept._replace(indices=held.int()), rule)
         return attended
@@ -148,7 +148,8 @@ class LayerCaches:
     ) -> None:
         """Append one token per row to a cache in place; a sliding window drops its oldest entry first."""
         if group.parameters.drops_before_append:
-            make_room(cache, slots=group.parameters.capacity, sinks=group.parameters.sinks)
+            rules = self._rules_of_rows(group.parameters, cache)
+            make_room(cache, slots=[rule.capacity for rule in rules], sinks=group.parameters.sinks)
         stored = new.plain_keys if group.parameters.positions == "cache" else new.keys
         # With one cache per query head, each repeats the key of its group.
         exact = (
@@ -193,6 +194,8 @@ class LayerCaches:
         survivors = self.read_back(Tokens(*where, parameters, kept.indices.long()), kept.keys, kept.values)
         kept = kept._replace(keys=survivors[0], values=survivors[1])
         cache = LayerCache(kept.keys, kept.values, kept.lengths)
+        if budgets is not None and parameters.evicts_while_decoding:
+            cache.budgets = budgets
         self._fill(cache, kept, parameters)
         if parameters.keeps_whole:
             slots = parameters.max_sequence_len
@@ -219,18 +222,24 @@ class LayerCaches:
         self, budgets: list[int], window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor
     ) -> Compacted:
         """Apply the method's compaction to each row with its own budget."""
-        most, rows = self._parameters.most_kept, []
+        rows = []
         for b, budget in enumerate(budgets):
             alone = self._parameters.keeping(budget)
             one = slice(b, b + 1)
             rows.append(self.method.compact(window[one], keys[one], values[one], prompt_lengths[one], alone))
-        missing = [torch.nn.functional.pad(r.indices, (0, most - r.indices.shape[2]), value=-1) for r in rows]
-        return Compacted(
-            torch.cat([_with_room(r.keys, most) for r in rows]),
-            torch.cat([_with_room(r.values, most) for r in rows]),
-            torch.cat(missing),
-            torch.cat([r.lengths for r in rows]),
-        )
+        return _together(rows, self._parameters.most_kept)
+
+    def _compact_turn(self, turn: Turn, rule: Rule, budgets: list[int] | None) -> Compacted:
+        """Apply the method's compaction after a turn, to each row with its own budget if rows have some."""
+        if budgets is None:
+            return self.method.compact_turn(turn, rule)
+        rows = [self.method.compact_turn(turn.row(b), rule.keeping(budget)) for b, budget in enumerate(budgets)]
+        return _together(rows, min(rule.capacity, turn.keys.shape[2]))
+
+    def _rules_of_rows(self, rule: Rule, cache: LayerCache) -> list[Rule]:
+        if cache.budgets is None:
+            return [rule] * len(cache.lengths)
+        return [rule.keeping(budget) for budget in cache.budgets]
 
     def _is_exempt(self, group: HeadGroup) -> bool:
         """Return whether the policy leaves these heads uncompressed (skipped layers, heads that keep everything)."""
@@ -244,13 +253,26 @@ class LayerCaches:
         if group.parameters.positions == "cache":
             query = self._rotary(new.plain_query, cache.lengths - 1)
             seen = replace(cache, keys=self._rotated_by_slot(cache.keys))
-        step: Selection = self.method.select(query, seen, group.parameters)
+        step = self._step(query, seen, group.parameters)
         cache.selected = step.selected
         if step.scores is not None:
             cache.scores = step.scores
         for row, kept in enumerate(step.kept or ()):
             cache.keep(row, kept)
         return step.output
+
+    def _step(self, query: Tensor, cache: LayerCache, rule: Rule) -> Selection:
+        """Run the method's step, on each row with its own budget if rows have some."""
+        if cache.budgets is None:
+            return self.method.select(query, cache, rule)
+        rows = [
+            self.method.select(query[b : b + 1], cache.row(b), alone)
+            for b, alone in enumerate(self._rules_of_rows(rule, cache))
+        ]
+        kept = [lists for row in rows for lists in row.kept or ()] or None
+        scores = [row.scores for row in rows if row.scores is not None]
+        output = torch.cat([row.output for row in rows])
+        return Selection(output, kept=kept, scores=torch.cat(scores) if scores else None)
 
     def _rotated_by_slot(self, keys: Tensor) -> Tensor:
         """Rotate keys [B,G,C,D] as if slot i were position i."""
@@ -279,6 +301,19 @@ def _stacked(rows: list[Tensor], slots: int, *, last: bool = False) -> Tensor:
         else:
             target[:, :count] = row[:count].transpose(0, 1)
     return stacked
+
+
+def _together(rows: list[Compacted], slots: int) -> Compacted:
+    """Return what single rows keep as a batch, each with zeros to `slots` slots."""
+    missing = [torch.nn.functional.pad(row.indices, (0, slots - row.indices.shape[2]), value=-1) for row in rows]
+    scores = [_with_room(row.scores, slots) for row in rows if row.scores is not None]
+    return Compacted(
+        torch.cat([_with_room(row.keys, slots) for row in rows]),
+        torch.cat([_with_room(row.values, slots) for row in rows]),
+        torch.cat(missing),
+        torch.cat([row.lengths for row in rows]),
+        torch.cat(scores) if scores else None,
+    )
 
 
 def _with_room(stored: Tensor, slots: int) -> Tensor:

@@ -162,16 +162,16 @@ class ReferenceDecoder:
 
     def _set_prompt_budgets(self, input_ids: Tensor, prompt_lengths: Tensor) -> None:
         """If layer budgets are set per prompt, run the prompts once to measure them."""
-        self._prompt_budgets, share = None, self.parameters.squeeze_share
-        if share is None:
-            return
         rule = self.parameters
+        self._prompt_budgets, division = None, rule.division
+        if division is None:
+            return
         columns = self.layer_cosines(input_ids, prompt_lengths)[rule.skip_layers :].T.tolist()
-        skipped = (rule.prompt_budget,) * rule.skip_layers
+        skipped = (division.budget,) * rule.skip_layers
         self._prompt_budgets = [
             skipped
             + squeeze(
-                column, rule.prompt_budget, share=share, minimum=rule.window, maximum=min(rule.most_kept, n)
+                column, division.budget, share=division.share, minimum=division.least, maximum=division.room(n)
             ).budgets
             for column, n in zip(columns, prompt_lengths.tolist(), strict=True)
         ]

@@ -33,9 +33,11 @@ def keep_recent(keys: Tensor, values: Tensor, prompt_lengths: Tensor, *, slots: 
     return Compacted(*kept, indices, prompt_lengths.clamp(max=slots))
 
 
-def make_room(cache: LayerCache, *, slots: int, sinks: int) -> None:
-    """Drop the oldest entry that is not a sink from every full row, in place, to make room for the next token."""
-    for row, entries in enumerate(cache.lengths.tolist()):
-        if entries == slots:
-            index = torch.arange(slots, device=cache.keys.device)
+def make_room(cache: LayerCache, *, slots: list[int], sinks: int) -> None:
+    """Drop the oldest entry that is not a sink from every full row, in place, to make room for the next token.
+
+    `slots` are those that each row uses."""
+    for row, (entries, used) in enumerate(zip(cache.lengths.tolist(), slots, strict=True)):
+        if entries == used:
+            index = torch.arange(used, device=cache.keys.device)
             cache.keep(row, index[index != sinks].expand(cache.keys.shape[1], -1))

@@ -107,8 +107,8 @@ class Rule(Protocol):
         """Number of first layers that are not compressed."""
 
     @property
-    def squeeze_share(self) -> float | None:
-        """Share of the prompt budget that unimportant layers keep, if budgets are set per prompt."""
+    def division(self) -> Division | None:
+        """How budgets are set for each prompt; None if they are not."""
 
     def groups(self, layer: int) -> Sequence[HeadGroup]:
         """Return the groups of one layer, one per cache."""
@@ -116,8 +116,27 @@ class Rule(Protocol):
     def observe(self, queries: PromptQueries, prompt_lengths: Tensor) -> Any:
         """Return what compaction uses of the prompt's queries."""
 
-    def keeping(self, prompt_budget: int) -> Rule:
-        """Return the same rule with another prompt budget."""
+    def keeping(self, budget: int) -> Rule:
+        """Return the same rule with another budget: of a prompt, or of everything if a step evicts."""
+
+
+class Division(Protocol):
+    """The numbers by which a budget is divided among layers for each prompt."""
+
+    @property
+    def budget(self) -> int:
+        """Tokens of a layer in the mean."""
+
+    @property
+    def share(self) -> float:
+        """The part of it that unimportant layers keep."""
+
+    @property
+    def least(self) -> int:
+        """Tokens that every layer keeps."""
+
+    def room(self, prompt_tokens: int) -> int:
+        """Return the most tokens that a layer can keep, after a prompt of so many."""
 
 
 class HeadGroup(Protocol):

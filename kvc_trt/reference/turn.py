@@ -42,6 +42,14 @@ class Turn(NamedTuple):
     scores: Tensor | None = None
     """[B,G,T]: attention that each token has received before the turn, if the policy evicts by it."""
 
+    def row(self, b: int) -> Turn:
+        """Return one row of the batch."""
+        one, plain = slice(b, b + 1), self.plain_queries
+        batched = ("keys", "values", "lengths", "new_lengths", "positions", "queries", "places", "scores")
+        tables = {name: getattr(self, name) for name in batched}
+        parts = {name: None if table is None else table[one] for name, table in tables.items()}
+        return self._replace(**parts, plain_queries=lambda: plain()[one])
+
 
 def join(
     keys: Tensor, values: Tensor, lengths: Tensor, k_new: Tensor, v_new: Tensor, new_lengths: Tensor

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     from kvc_trt.methods.base.isolated_runs import Array, Found, RunnableAlone, StepCase, StepRun
     from kvc_trt.methods.rankings.ranking import StepRanking
     from kvc_trt.operators.cached_vectors import CachedVectors
-    from kvc_trt.operators.emitter import Value
+    from kvc_trt.operators.emitter import Emitter, Value
     from kvc_trt.reference import LayerCache, Selection
 
+Rule = TypeVar("Rule", bound=Constants)
 Rebuild: TypeAlias = "Callable[[CachedVectors, Array, Constants, np.dtype[Any]], Array]"
 """Makes a state tensor [B,...] of a type from keys [B,G,C,D], of which `lengths` [B] slots are in use, and the
 constants."""
@@ -98,6 +100,22 @@ class DecodeSelection(ABC):
     def recent_of(self, rule: Constants, budget: int) -> int:
         """Return `recent` for a layer with its own budget of `budget` tokens."""
         return rule.recent
+
+    @property
+    def by_row(self) -> DecodeSelection | None:
+        """The same selection for caches whose rows have budgets of their own (`by_row.py`); None if there is none."""
+        return None
+
+    def recents(self, emit: Emitter, rule: Constants, budgets: Value) -> Value:
+        """Graph: return `recent_of` the budgets INT64 [B] of rows; only for a selection that drops tokens."""
+        raise NotImplementedError(f"decode selection {self.name} has no budgets by row")
+
+    def at_budget(self, rule: Rule, budget: int) -> Rule:
+        """Return the rule of a cache, or of one row, that stores `budget` tokens where steps drop some."""
+        return replace(
+            rule, token_budget=budget, prompt_budget=min(budget, rule.max_input_len), squeeze_share=None,
+            capacity=budget + self.spare_slots, recent=self.recent_of(rule, budget),
+        )  # fmt: skip
 
     def describe(self, rule: Constants) -> str:
         """Describe how a step chooses, following "a step reads N tokens"; only for kinds that read a part."""

@@ -137,9 +137,10 @@ class PromptLayer(CacheLayer):
         return last if self.heads is None else str(emit.Gather(last, list(self.heads), axis=1))
 
     def compact(
-        self, operator: Operator, more: Mapping[str, Value] | None = None, *, bounds: bool = False, **numbers: int
-    ) -> None:
-        """Write an operator that compacts the prompt, and store what it keeps.
+        self, operator: Operator, more: Mapping[str, Value] | None = None, *, bounds: bool = False,
+        outputs: Mapping[str, str] | None = None, **numbers: int,
+    ) -> None:  # fmt: skip
+        """Write an operator that compacts the prompt, and store what it keeps; `outputs` names it if not as the cache.
 
         It is given those of its inputs by name: q_window, q (all queries), k, v, prompt_lengths, and `more`."""
         known: dict[str, Callable[[], Value]] = {
@@ -151,14 +152,18 @@ class PromptLayer(CacheLayer):
             **{name: partial(str, value) for name, value in self.batch.by_length.items()},
         }
         given = {one.name: known[one.name]() for one in self.form_of(operator).inputs if one.name in known}
-        self.call(operator, {**given, **(more or {})}, self.stored(operator, bounds=bounds), **numbers)
+        self.call(operator, {**given, **(more or {})}, outputs or self.stored(operator, bounds=bounds), **numbers)
 
     def store_tokens(
-        self, keys: Value, values: Value, tables: tuple[Tensor, Tensor] = (K_CACHE, V_CACHE), **numbers: int
-    ) -> None:
-        """Write `tables` that have a format: the first tokens of exact `keys` and `values` [B,G,n,D] of each prompt."""
+        self, keys: Value, values: Value, tables: tuple[Tensor, Tensor] = (K_CACHE, V_CACHE),
+        named: Callable[[Sequence[str]], list[str]] | None = None, **numbers: int,
+    ) -> None:  # fmt: skip
+        """Write `tables` that have a format: the first tokens of exact `keys` and `values` [B,G,n,D] of each prompt.
+
+        `named` gives them their names if they are not the cache's."""
         inputs = {"k": keys, "v": values, "prompt_lengths": self.batch.lengths}
-        outputs = zip(self.parts(K_CACHE, V_CACHE), self.named(self.parts(*tables)), strict=True)
+        names = (named or self.named)(self.parts(*tables))
+        outputs = zip(self.parts(K_CACHE, V_CACHE), names, strict=True)
         self.call(STORE_TOKENS, inputs, dict(outputs), **numbers)
 
 
@@ -350,9 +355,9 @@ class TurnLayer(PromptLayer):
         found = self.call(JOIN_BLOCK, inputs, self._joined(JOIN_BLOCK))
         return Joined(self._tables(found), found["joined_lengths"])
 
-    def join_in_order(self, most: int) -> Ordered:
-        """Write stored and new tokens into one table by position; `most` is the largest number of stored ones."""
-        stored = self.emit.Min(self.entries, [most])
+    def join_in_order(self, most: int | Value) -> Ordered:
+        """Write stored and new tokens into one table by position; at most `most` (a value: [B]) are stored."""
+        stored = self.emit.Min(self.entries, [most] if isinstance(most, int) else most)
         inputs = {
             **self.new_entries(), "slot_positions": self.state("slot_positions"), "cache_lengths": stored,
             "lengths": self.batch.lengths,

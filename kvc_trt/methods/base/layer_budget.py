@@ -14,6 +14,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import DEFAULT_CAP, LARGEST_CAP
 from kvc_trt.methods.base.inputs import PolicyInputs
 from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.token_budget import UP_TO_ROUNDING
 
 DEFAULT_SHARE = 0.35
 """Default of `squeeze_share`, within the paper's 0.3 to 0.4 (arXiv 2404.04793)."""
@@ -89,13 +90,29 @@ def _online(parameters: PolicyParameters, share: float, cap: float) -> PolicyPar
             hint="--layer-budget squeeze",
         )
     online = replace(parameters, squeeze_share=share, squeeze_cap=cap)
+    if parameters.evicts_while_decoding:
+        return _by_row(online, uniform_budget(parameters))
     return replace(online, capacity=online.most_kept + parameters.max_output_len)
+
+
+def _by_row(online: PolicyParameters, budget: int) -> PolicyParameters:
+    """Return the parameters of caches whose rows have budgets of their own, with `budget` as the mean."""
+    eviction, selection = online.eviction.by_row, online.selection.by_row
+    assert eviction is not None, "it is trimmed"
+    assert selection is not None, "it is trimmed"
+    most = min(int(online.squeeze_cap * budget * UP_TO_ROUNDING), online.max_sequence_len)
+    return replace(
+        online, prompt_eviction=eviction.name, decode_selection=selection.name, token_budget=budget,
+        capacity=most + selection.spare_slots, top_k=most + selection.spare_slots,
+    )  # fmt: skip
 
 
 def _not_trimmed(parameters: PolicyParameters) -> str | None:
     """Return why what is kept of a prompt cannot be trimmed once its budgets are known; None if it can."""
     if parameters.evicts_while_decoding:
-        return "it goes on evicting while it decodes"
+        if parameters.eviction.by_row is None or parameters.selection.by_row is None:
+            return "its steps evict, and its caches cannot differ by row"
+        return None
     if parameters.eviction.cache_per_query_head:
         return "it evicts per query head"
     if not parameters.eviction.trims:

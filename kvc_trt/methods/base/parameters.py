@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from typing_extensions import override
+
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection, decode_selection
@@ -88,7 +90,7 @@ class PolicyParameters(Constants):
     @property
     def no_turn(self) -> str | None:
         """The reason why the policy takes no turns; None if it does."""
-        if self.squeeze_share is not None:
+        if self.squeeze_share is not None and not self.evicts_while_decoding:
             return "layer budgets are measured on a prompt (--layer-budget squeeze-online), and a turn is none"
         return self.eviction.no_turn(self)
 
@@ -160,17 +162,30 @@ class PolicyParameters(Constants):
             return alone._by_heads(self.retrieval_heads[layer])
         if self.layer_budgets is None:
             return (Group(None, alone),)
-        budget = self.layer_budgets[layer]
-        if self.evicts_while_decoding:
-            kept, slots = min(budget, self.max_input_len), budget + self.spare_slots
-            recent = self.selection.recent_of(self, budget)
-            one = replace(alone, token_budget=budget, prompt_budget=kept, capacity=slots, recent=recent)
-            return (Group(None, one),)
-        return (Group(None, alone.keeping(budget)),)
+        return (Group(None, alone.keeping(self.layer_budgets[layer])),)
 
-    def keeping(self, prompt_budget: int) -> PolicyParameters:
-        """Return the same rule with another prompt budget."""
-        return replace(self, prompt_budget=prompt_budget, capacity=prompt_budget + self.max_output_len)
+    def keeping(self, budget: int) -> PolicyParameters:
+        """Return the same rule with another budget: of a prompt, or of everything if a step evicts."""
+        if self.evicts_while_decoding:
+            return self.selection.at_budget(self, budget)
+        return replace(self, prompt_budget=budget, capacity=budget + self.max_output_len)
+
+    @property
+    def division(self) -> Division | None:
+        """The division of a budget among layers for each prompt; None if budgets are known beforehand."""
+        if self.squeeze_share is None:
+            return None
+        if self.evicts_while_decoding:
+            most = self.capacity - self.spare_slots
+            return Division(self.token_budget, self.squeeze_share, self.sinks + 1, most, of_prompt=False)
+        return Division(self.prompt_budget, self.squeeze_share, self.window, self.most_kept, of_prompt=True)
+
+    @property
+    @override
+    def most_kept(self) -> int:
+        if self.evicts_while_decoding and self.squeeze_share is not None:
+            return min(self.capacity - self.spare_slots, self.max_input_len)
+        return super().most_kept
 
     def keeping_everything(self) -> PolicyParameters:
         """Return the parameters of the dense twin: the same lengths under `full`."""
@@ -212,6 +227,30 @@ class PolicyParameters(Constants):
     def is_compressed(self, layer: int) -> bool:
         """Return whether this layer evicts or selects at all."""
         return any(group.parameters.compresses for group in self.groups(layer))
+
+
+class Division(NamedTuple):
+    """The numbers by which SqueezeAttention (arXiv 2404.04793) divides a budget among layers, for each prompt."""
+
+    budget: int
+    """Tokens of a layer in the mean."""
+    share: float
+    """The part of it that unimportant layers keep: p."""
+    least: int
+    """Tokens that every layer keeps."""
+    most: int
+    """Tokens that a layer has room for."""
+    of_prompt: bool
+    """True if only tokens of the prompt compete for the budget; otherwise those of the answer do too."""
+
+    def room(self, prompt_tokens: int) -> int:
+        """Return the most tokens that a layer can keep, after a prompt of so many."""
+        return min(self.most, prompt_tokens) if self.of_prompt else self.most
+
+    @property
+    def smallest(self) -> int:
+        """Tokens that an unimportant layer keeps."""
+        return max(self.least, int(self.budget * self.share))
 
 
 class Group(NamedTuple):

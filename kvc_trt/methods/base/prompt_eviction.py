@@ -88,6 +88,11 @@ class PromptEviction(ABC):
         """Graph: write what `store` writes, for a cache that keeps `budgets` [B] tokens of prompts of `lengths` [B]."""
         raise NotImplementedError(f"prompt eviction {self.name} does not trim")
 
+    @property
+    def by_row(self) -> PromptEviction | None:
+        """The same eviction for caches whose rows have budgets of their own (`by_row.py`); None if there is none."""
+        return None
+
     def new_entry(self, step: Entry) -> Entry:
         """Graph: return a step or a turn with keys and values in the form that this eviction's cache stores."""
         return step

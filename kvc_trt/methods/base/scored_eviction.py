@@ -17,12 +17,15 @@ import numpy as np
 from typing_extensions import override
 
 from kvc_trt.errors import InputError
+from kvc_trt.methods.base.by_row import TrimmedByRow, budgets_of, keep_capacities, kept_name
 from kvc_trt.methods.base.constants import Constants
-from kvc_trt.methods.base.decode_selection import DecodeSelection
+from kvc_trt.methods.base.decode_selection import DecodeSelection, Rule, decode_selection
 from kvc_trt.methods.base.inputs import PolicyInputs, constants
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.prompt_eviction import PromptEviction
 from kvc_trt.operators.attention.heavy_hitter_attention import SLOT_POSITIONS
+from kvc_trt.operators.attention.stored_rows import RECENTS
+from kvc_trt.operators.compaction.trim_beside_recent import BUDGETS
 from kvc_trt.operators.schema import Operator, Tensor
 
 if TYPE_CHECKING:
@@ -126,6 +129,33 @@ class BestBesideRecent(ScoredEviction):
         return attended
 
 
+class BestBesideRecentByRow(TrimmedByRow, BestBesideRecent):
+    """Keep as many tokens as a layer may get, then those of each row's budget.
+
+    The first of `operators` gives scores; `operator_of_turn` has the rows' budgets and recent tokens as inputs."""
+
+    @override
+    def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
+        operator, rule = self.operators[0].in_format(prompt.rule.cache_format), until_trimmed(prompt.rule)
+        names = {one.name: kept_name(one.name, prompt.name) for one in operator.outputs}
+        shares = {"prompt_budget": stored_budget(rule), "recent": rule.recent}
+        prompt.compact(self.operators[0], self.prompt_inputs(prompt), outputs=names, **shares)
+
+    @override
+    def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
+        """Write the compaction of stored and new tokens in the order of the text to the rows' budgets."""
+        assert self.operator_of_turn is not None
+        budgets = budgets_of(turn)
+        ordered = turn.join_in_order(budgets)
+        attended = turn.attend(ordered.tables, ordered.stored)
+        recents = decode_selection(turn.rule.decode_selection).recents(turn.emit, turn.rule, budgets)
+        given = {**self.turn_inputs(turn), BUDGETS.name: budgets, RECENTS.name: recents}
+        most = stored_budget(turn.rule)
+        turn.compact_turn(self.operator_of_turn, ordered, given, ordered=ordered, prompt_budget=most)
+        keep_capacities(turn)
+        return attended
+
+
 class DropWorstBesideRecent(DecodeSelection):
     """Read everything and drop the token of the lowest score that is not recent."""
 
@@ -143,6 +173,13 @@ class DropWorstBesideRecent(DecodeSelection):
 def stored_budget(rule: Constants) -> int:
     """Return how many entries a prompt, a turn or a step leaves: all slots but the spare one."""
     return rule.capacity - SPARE_SLOTS
+
+
+def until_trimmed(rule: Rule) -> Rule:
+    """Return the rule by which a prompt is kept where it is trimmed to the budgets of rows; else the rule itself."""
+    if rule.squeeze_share is None:
+        return rule
+    return decode_selection(rule.decode_selection).at_budget(rule, stored_budget(rule))
 
 
 def contested(rule: Constants) -> int:

@@ -87,13 +87,14 @@ def keep_best(
 
 
 def keep_with_scores(
-    emit: Emitter, layout: Layout, scores: Value, rank: Callable[[Emitter], Value], tables: Tables = EXACT
-) -> dict[str, Value]:
+    emit: Emitter, layout: Layout, scores: Value, rank: Callable[[Emitter], Value], tables: Tables = EXACT,
+    budgets: Value | None = None,
+) -> dict[str, Value]:  # fmt: skip
     """Keep tokens as `keep_best` does; the result has their `scores` and `slot_positions` too.
 
     `scores` is FLOAT [B,G,S]. `slot_positions` equals `indices`: the text position of each slot's token, -1 if empty.
     """
-    kept = keep_best(emit, layout, rank, tables)
+    kept = keep_best(emit, layout, rank, tables, budgets)
     gathered = emit.GatherElements(scores, kept.positions, axis=2)
     return {
         **kept.outputs,

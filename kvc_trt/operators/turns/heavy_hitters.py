@@ -1,20 +1,23 @@
 """KvcCompactHeavyHittersOfTurn: after a turn, the last tokens and those that have received the most attention.
 
 Source: H2O (arXiv 2306.14048), section 4; exact rule in docs/policies/. What the turn's queries attend to is added to
-what each stored token has received before.
+what each stored token has received before. In KvcCompactHeavyHittersOfTurnByRow each row keeps a number of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvc_trt.operators.attention.heavy_hitter_attention import SCORES
+from kvc_trt.operators.attention.stored_rows import RECENTS, own_recents
 from kvc_trt.operators.compaction.heavy_hitters import COMPACT_HEAVY_HITTERS
 from kvc_trt.operators.compaction.keep_best import among_row, keep_with_scores
+from kvc_trt.operators.compaction.trim_beside_recent import BUDGETS
 from kvc_trt.operators.schema import INT32, Operator, Tensor
 from kvc_trt.operators.shapes import Layout, count_to, pad_end, scalar, size
 from kvc_trt.operators.tensors import PROMPT_LENGTHS
@@ -33,13 +36,18 @@ if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
 
 
-def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+def _write(emit: Emitter, layout: Layout, *, by_row: bool = False) -> Mapping[str, Value]:
     """Write the body of KvcCompactHeavyHittersOfTurn; k and v hold stored tokens by position, then the new ones."""
     tables = stored_tables(layout, TURN_KEYS, TURN_VALUES)
     received = _received(emit, tables.keys)
     rows, columns = emit.Reshape("prompt_lengths", [-1, 1, 1]), count_to(emit, size(emit, "k", 2))
-    contested = emit.Less(columns, emit.Sub(rows, emit.attribute("recent")))
-    return keep_with_scores(emit, layout, received, lambda branch: among_row(branch, received, contested), tables)
+    contested = emit.Less(columns, emit.Sub(rows, own_recents(emit, by_row=by_row)))
+    budgets = BUDGETS.name if by_row else None
+
+    def rank(branch: Emitter) -> Value:
+        return among_row(branch, received, contested)
+
+    return keep_with_scores(emit, layout, received, rank, tables, budgets)
 
 
 def _received(emit: Emitter, keys: Vectors) -> Value:
@@ -80,4 +88,13 @@ COMPACT_HEAVY_HITTERS_OF_TURN = Operator(
     write=_write,
     stores=True,
     native=False,
+)
+
+COMPACT_HEAVY_HITTERS_OF_TURN_BY_ROW = replace(
+    COMPACT_HEAVY_HITTERS_OF_TURN,
+    name="KvcCompactHeavyHittersOfTurnByRow",
+    summary="KvcCompactHeavyHittersOfTurn with a budget of its own for each row.",
+    inputs=(*COMPACT_HEAVY_HITTERS_OF_TURN.inputs, BUDGETS, RECENTS),
+    attributes=COMPACT_HEAVY_HITTERS_OF_TURN.attributes[:2],
+    write=partial(_write, by_row=True),
 )

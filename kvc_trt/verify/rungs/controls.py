@@ -32,9 +32,7 @@ def _all_kept(rule: PolicyParameters) -> int:
     """The longest prompt of which nothing is evicted."""
     if not rule.eviction.evicts:
         return rule.capacity
-    if rule.squeeze_share is None:
-        return rule.longest_whole
-    return max(rule.window, int(rule.prompt_budget * rule.squeeze_share))
+    return rule.longest_whole if rule.division is None else rule.division.smallest
 
 
 def check_dense_twin(tested: EngineUnderTest, rung: Rung) -> None:

@@ -189,14 +189,16 @@ def _as_rounded(output: Array) -> Array:
 
 def _run_layer_budgets(operator: EngineOperator, case: PromptCase, rule: PolicyParameters, layers: int) -> Outcome:
     """Cosines at random and in eighths, which repeat; the integers must be the reference's."""
-    share, lengths = rule.squeeze_share, case.prompt_lengths
-    assert share is not None
+    division, lengths = rule.division, case.prompt_lengths
+    assert division is not None
     shape, rng = (layers, len(lengths)), np.random.default_rng(len(case.name))
     table = rng.uniform(0.2, 1, shape) if case.name == "random" else rng.integers(1, 9, shape) / 8
     cosines = table.astype(np.float32)
     (budgets,) = operator.run(cosines=cosines, prompt_lengths=lengths)
     expected = [
-        squeeze(column, rule.prompt_budget, share=share, minimum=rule.window, maximum=min(rule.most_kept, n)).budgets
+        squeeze(
+            column, division.budget, share=division.share, minimum=division.least, maximum=min(division.most, n)
+        ).budgets
         for column, n in zip(cosines.T.tolist(), lengths.tolist(), strict=True)
     ]
     return Outcome(copy_error=exact(budgets, np.array(expected, np.int64).T))
