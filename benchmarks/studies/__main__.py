@@ -14,11 +14,12 @@ import time
 import torch
 
 from benchmarks.studies.hit_rates import page as hit_rates
+from benchmarks.studies.layer_importance import page as layer_importance
 from benchmarks.studies.records import Records, recorded
 from benchmarks.studies.study import MODEL, Run, Study
 from kvc_trt.files.atomic import write_whole
 
-STUDIES: dict[str, Study] = {one.name: one for one in (hit_rates.STUDY,)}
+STUDIES: dict[str, Study] = {one.name: one for one in (hit_rates.STUDY, layer_importance.STUDY)}
 
 
 def main() -> None:
@@ -28,6 +29,7 @@ def main() -> None:
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--checkpoint", help="the model's GGUF file, where the preset does not find it")
     parser.add_argument("--count", type=int, help="documents or prompts of each kind; each study has its own number")
+    parser.add_argument("--long", action="store_true", help="lengths like those of the papers, where a study has them")
     parser.add_argument("--minutes", type=float, help="begin nothing new after so many")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--pages", action="store_true", help="measure nothing: write the pages of what is there")
@@ -36,7 +38,7 @@ def main() -> None:
         parser.error(f"unknown study {unknown[0]}; there are {', '.join(STUDIES)}")
     torch.set_num_threads(arguments.threads)
     until = None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
-    run = Run(arguments.model, arguments.checkpoint, until, arguments.count)
+    run = Run(arguments.model, arguments.checkpoint, until, arguments.count, arguments.long)
     for name in arguments.studies or STUDIES:
         if not arguments.pages:
             STUDIES[name].measure(run, Records.of(name))

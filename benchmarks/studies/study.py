@@ -25,6 +25,8 @@ class Run:
     """The time (of `time.monotonic`) from which on nothing new begins."""
     count: int | None = None
     """Documents or prompts of each kind; None is the study's own number."""
+    long: bool = False
+    """True for lengths like the paper's, for a machine with time."""
 
     @property
     def over(self) -> bool:

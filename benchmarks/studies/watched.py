@@ -78,6 +78,47 @@ class WatchedDecoder(ReferenceDecoder):
             visit(WatchedLayer(index, row.query.transpose(0, 1), row.keys.transpose(0, 1), hidden, after))
             hidden = self._feed_forward(weights, after)
 
+    @torch.inference_mode()
+    def along(self, prompt: Sequence[int], following: Sequence[int], kept: Sequence[Sequence[int]],
+              sinks: int = 0) -> list[Tensor]:  # fmt: skip
+        """Feed `following` behind a prompt under several divisions of a cache; return logits [M,vocab] of each.
+
+        A division says how many tokens each layer keeps: the first `sinks` and the last others, the current one among
+        them, as `streaming-llm` does (and `sliding-window` without sinks). The prompt is read exactly, once for all.
+        Logits are those of the prompt's last token and of all that follow but the last.
+        """
+        n, new = len(prompt), len(following) - 1
+        hidden = self._weights.embed(torch.tensor(prompt))
+        streams = self._weights.embed(torch.tensor(following[:-1])).repeat(len(kept), 1)
+        places = (n + torch.arange(new)).repeat(len(kept))
+        for index in range(self.config.num_hidden_layers):
+            weights = self._weights.layer(index)
+            row, after = self._attend_prompt(weights, hidden)
+            own = self._project(weights, streams, places)
+            outputs = []
+            for place, slots in enumerate(kept):
+                mine = slice(place * new, (place + 1) * new)
+                keys, values = (torch.cat([old, one[mine]]) for old, one in zip(row[1:3], own[1:3], strict=True))
+                outputs.append(_windowed(own.query[mine], keys, values, slots[index], sinks))
+            attended = self._after_attention(weights, streams, torch.cat(outputs))
+            streams = self._feed_forward(weights, attended)
+            hidden = self._feed_forward(weights, after)
+        return [self._logits(torch.cat([hidden[-1:], stream])) for stream in streams.chunk(len(kept))]
+
+
+def _windowed(query: Tensor, keys: Tensor, values: Tensor, slots: int, sinks: int) -> Tensor:
+    """Attention of the last M of T tokens, each to the first `sinks` and the last others of `slots`.
+
+    query [M,H,D]; keys, values [T,G,D]. Returns [M,H,D].
+    """
+    (new, heads, size), total = query.shape, len(keys)
+    own, places = torch.arange(total - new, total)[:, None], torch.arange(total)
+    seen = (places <= own) & ((places > own - (slots - sinks)) | (places < sinks))
+    grouped = query.transpose(0, 1).reshape(keys.shape[1], -1, new, size)
+    logits = grouped @ keys.permute(1, 2, 0)[:, None] / math.sqrt(size)
+    attention = torch.softmax(logits.masked_fill(~seen, -torch.inf), dim=-1)
+    return (attention @ values.transpose(0, 1)[:, None]).reshape(heads, new, size).transpose(0, 1)
+
 
 @dataclass(frozen=True)
 class Sampling:

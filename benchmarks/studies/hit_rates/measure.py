@@ -1,6 +1,6 @@
 """SnapKV's study of hit rates: does the end of a prompt point at what the answer uses (arXiv 2404.14469, 3 and 4.2)?
 
-    python -m benchmarks.studies hit_rates [--minutes 60]
+    python -m benchmarks.studies hit_rates [--minutes 60] [--long]
 
 The formula is equations 2 to 8 of the NeurIPS version; its preprint has the two numbers, a threshold of 0.05 and a
 twentieth of the prefix. Attention is that of the whole cache. The first tokens of a text draw attention whatever is
@@ -28,8 +28,14 @@ NAME = "hit_rates"
 SINKS = 4
 """First tokens of a text, which are left out of the second figure."""
 LONG_ANSWER = "Explain the text to a beginner, part by part, in as many words as you need."
-LONGEST = 2560
+LONGEST = 4096
 """Tokens of the longest prompt with its answer."""
+ASKED = ("manual", "log", "facts")
+"""Kinds of documents that several instructions ask about."""
+DOCUMENTS = 8
+"""Of each part and kind, that are measured unless asked otherwise."""
+TOGETHER = 4
+"""Documents of one record of windows."""
 WINDOWS, INSTRUCTIONS = "windows", "instructions"
 """The two parts of the study."""
 
@@ -42,19 +48,23 @@ class Settings:
     """Attention above which a token is important to a query (the preprint's theta)."""
     kept: float = 0.05
     """Share of the prefix that a head's votes choose (the preprint's p)."""
-    window: int = 128
-    """Tokens of a window, along the prompt and along the answer."""
-    windows: int = 12
+    window: int = 64
+    """Tokens of a window, along the prompt and along the answer (128 in the paper)."""
+    windows: int = 10
     """Windows along the prompt, the last ones (20 in the paper)."""
     answer_windows: int = 4
-    document: int = 1600
+    document: int = 800
     """Tokens of a document whose answer is followed over windows."""
     observed: int = 32
     """Last tokens of a prompt that vote where the place of the instruction is studied: SnapKV's window on LongBench."""
-    asked_document: int = 900
+    asked_document: int = 400
     """Tokens of a document that several instructions ask about."""
-    asked_answer: int = 96
+    asked_answer: int = 48
     """Longest answer there."""
+
+
+LONG = Settings(window=128, windows=20, document=3000, asked_document=3000, asked_answer=128)
+"""The paper's windows and number of windows; documents as long as its shortest dialogues."""
 
 
 def hit_rate(important: Tensor, voted: Tensor) -> Tensor:
@@ -103,17 +113,25 @@ def both_ways(used: Tensor, voted: Tensor) -> tuple[float, float]:
     return mean_rate(used, voted), mean_rate(without_sinks(used), voted)
 
 
-def along_windows(model: StudyModel, settings: Settings, index: int) -> dict[str, Any]:
-    """Follow one long answer: what windows of the prompt vote for, and what windows of the answer use.
+def along_windows(model: StudyModel, settings: Settings, first: int) -> dict[str, Any]:
+    """Follow the long answers of TOGETHER documents: what windows of a prompt vote for, what those of an answer use.
 
-    By layer: `prompt` and `answer` are pairs (as published, without sinks) for each window.
+    By document and layer: `prompt` and `answer` are pairs (as published, without sinks) for each window.
     """
-    document = texts.manual(model.tokenizer, index, settings.document)
-    prompt = document.prompt(model.framing, LONG_ANSWER)
-    tokens = settings.answer_windows * settings.window
-    answer = model.answers([prompt], Sampling(tokens, ends=False), seed=index)[0]
-    found = windows_of(model, settings, prompt, answer)
-    return {"prompt_tokens": len(prompt), "distinct": distinct_share(answer), "layers": found}
+    documents = [texts.manual(model.tokenizer, first + place, settings.document) for place in range(TOGETHER)]
+    prompts = [document.prompt(model.framing, LONG_ANSWER) for document in documents]
+    sampling = Sampling(settings.answer_windows * settings.window, ends=False)
+    answers = model.answers(prompts, sampling, seed=first)
+    return {
+        "documents": [
+            {
+                "prompt_tokens": len(prompt),
+                "distinct": distinct_share(answer),
+                "layers": windows_of(model, settings, prompt, answer),
+            }
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+    }
 
 
 def windows_of(
@@ -233,17 +251,13 @@ def _by_layer(found: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[floa
     return [(float(a), float(b)) for a, b in some.nanmean(dim=0)]
 
 
-ASKED = ("manual", "log", "facts")
-DOCUMENTS = 8
-"""Of each part and kind, that are measured unless asked otherwise."""
-
-
 def measure(run: Run, kept: Records) -> None:
-    """Measure what is not there yet, document by document."""
-    settings, documents = Settings(), run.count or DOCUMENTS
+    """Measure what is not there yet, some documents at a time."""
+    settings, documents = LONG if run.long else Settings(), run.count or DOCUMENTS
     model = open_study_model(run.model, LONGEST, run.checkpoint)
-    with progress_on().task("documents", documents * (1 + len(ASKED))) as advance:
-        for key in keys(model, settings, documents):
+    wanted = list(keys(model, settings, documents))
+    with progress_on().task("documents", len(wanted)) as advance:
+        for key in wanted:
             if run.over:
                 return
             if kept.lacks(key):
@@ -262,6 +276,7 @@ def keys(model: StudyModel, settings: Settings, documents: int) -> Iterator[dict
     """Everything that is measured, so ordered that what is there of a stopped run is even."""
     head = {"model": model.name, "checkpoint": model.fingerprint, **asdict(settings)}
     for index in range(documents):
-        yield {**head, "part": WINDOWS, "kind": "manual", "index": index}
+        if index % TOGETHER == 0:
+            yield {**head, "part": WINDOWS, "kind": "manual", "index": index, "documents": TOGETHER}
         for kind in ASKED:
             yield {**head, "part": INSTRUCTIONS, "kind": kind, "index": index}

@@ -21,11 +21,12 @@ WITHOUT = 1
 
 
 def page(records: Sequence[Record]) -> Written:
-    """Write the page."""
-    along, asked = (of_kind(records, part=part) for part in (WINDOWS, INSTRUCTIONS))
+    """Write the page, of the longest documents that were measured."""
+    records = of_kind(records, document=max(one["key"]["document"] for one in records))
+    along, asked = _along(records), of_kind(records, part=INSTRUCTIONS)
     settings = records[0]["key"]
     findings = [_before_generation(along), _during_generation(along), _instructions(asked), _positions(asked)]
-    answered = Estimate.of([one["measured"]["distinct"] for one in along])
+    answered = Estimate.of([one["distinct"] for one in along])
     parts = [
         "# Study: does the end of a prompt point at what the answer uses?",
         written_by(f"python -m benchmarks.studies {NAME}"),
@@ -67,9 +68,14 @@ def page(records: Sequence[Record]) -> Written:
     return Written("\n\n".join(parts) + "\n", images)
 
 
+def _along(records: Sequence[Record]) -> list[Record]:
+    """The documents whose answers were followed over windows."""
+    return [document for one in of_kind(records, part=WINDOWS) for document in one["measured"]["documents"]]
+
+
 def _layers(one: Record, part: str, window: int, way: int) -> list[float | None]:
     """By layer: the rate of one window in the parts `prompt` or `answer` of a record."""
-    return [layer[part][window][way] for layer in one["measured"]["layers"]]
+    return [layer[part][window][way] for layer in one["layers"]]
 
 
 def _mean(values: Sequence[float | None]) -> float:
@@ -102,7 +108,7 @@ def _before_generation(along: Sequence[Record]) -> Finding:
 
 
 def _during_generation(along: Sequence[Record]) -> Finding:
-    windows = len(along[0]["measured"]["layers"][0]["answer"])
+    windows = len(along[0]["layers"][0]["answer"])
 
     def estimate(window: int, way: int) -> Estimate:
         return Estimate.of([_mean(_layers(one, "answer", window, way)) for one in along])
@@ -169,7 +175,7 @@ OVER_LAYERS = LineAxes("layer", "hit rate")
 
 
 def _windows_plot(along: Sequence[Record]) -> bytes:
-    windows = len(along[0]["measured"]["layers"][0]["prompt"])
+    windows = len(along[0]["layers"][0]["prompt"])
     panels = [
         Panel(
             f"windows of the prompt, {WAYS[way]}",
@@ -180,7 +186,7 @@ def _windows_plot(along: Sequence[Record]) -> bytes:
         )
         for way in range(2)
     ]
-    answers = len(along[0]["measured"]["layers"][0]["answer"])
+    answers = len(along[0]["layers"][0]["answer"])
     last: dict[str, Values] = {
         f"answer {place + 1}": _over_layers([_layers(one, "answer", place, WITHOUT) for one in along])
         for place in range(answers)
@@ -222,17 +228,16 @@ def _column(one: Record, name: str, way: int) -> list[float | None]:
 
 def _along_in_words(along: Sequence[Record], settings: Mapping[str, Any], distinct: Estimate) -> str:
     control = [
-        Estimate.of([_mean([layer["recent"][way] for layer in one["measured"]["layers"]]) for one in along])
-        for way in range(2)
+        Estimate.of([_mean([layer["recent"][way] for layer in one["layers"]]) for one in along]) for way in range(2)
     ]
-    important = Estimate.of([_mean([layer["important"] for layer in one["measured"]["layers"]]) for one in along])
+    important = Estimate.of([_mean([layer["important"] for layer in one["layers"]]) for one in along])
     return paragraph(
         f"Windows have {settings['window']} tokens; the answer is followed over {settings['answer_windows']}. As a "
         f"control, the first {SINKS} and the last tokens of the prefix, as many as votes choose, hit "
         f"{control[0].percent()}, without sinks {control[1].percent()}; any choice at random hits "
         f"{100 * settings['kept']:g} %. Of a head's tokens, {important.mean:.2f} are important to a query of the "
-        f"answer on average. The model may not end its answer, and is sampled (temperature 0.8): greedily it repeats itself; "
-        f"{distinct.percent()} of the answers' runs of four tokens are no repetitions."
+        "answer on average. The model may not end its answer, and is sampled (temperature 0.8), since it repeats "
+        f"itself greedily; {distinct.percent()} of the answers' runs of four tokens are no repetitions."
     )
 
 
@@ -246,8 +251,8 @@ def _instructions_in_words(asked: Sequence[Record], settings: Mapping[str, Any])
 
 
 def _how(records: Sequence[Record], settings: Mapping[str, Any]) -> str:
-    along, asked = (of_kind(records, part=part) for part in (WINDOWS, INSTRUCTIONS))
-    long, short = (round(_mean([one["measured"]["prompt_tokens"] for one in some])) for some in (along, asked))
+    along, asked = _along(records), [one["measured"] for one in of_kind(records, part=INSTRUCTIONS)]
+    long, short = (round(_mean([one["prompt_tokens"] for one in some])) for some in (along, asked))
     return paragraph(
         f"{settings['model']}, 32-bit floats, the whole cache; {len(along)} prompts of about {long:,} tokens along "
         f"windows, {len(asked)} documents with prompts of about {short:,} tokens for instructions. Rates are means "
