@@ -37,6 +37,8 @@ class LineAxes:
     ticks: Sequence[float] | None = None
     """Places on the horizontal axis; 0, 1, ... where none are given."""
     limits: tuple[float, float] = (0.0, 1.0)
+    log: bool = False
+    """True for a logarithmic vertical axis."""
     shades: bool = False
     """Colours from dark to light in the order of the lines, for many lines of one kind (layers, windows)."""
 
@@ -64,6 +66,8 @@ def _draw(one: Axes, panel: Panel, axes: LineAxes) -> None:
         one.plot(x, y, color=colour, label=name, linewidth=1.3, marker="os^Dv"[place % 5], markersize=3)
     if panel.level is not None:
         one.axhline(panel.level[1], color="black", linestyle=":", linewidth=1, label=panel.level[0])
+    if axes.log:
+        one.set_yscale("log")
     one.set_ylim(*axes.limits)
     one.set_xlabel(axes.x)
     one.set_title(panel.title, fontsize="small")

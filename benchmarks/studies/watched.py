@@ -128,8 +128,8 @@ class Sampling:
     """Longest answer."""
     temperature: float = 0.8
     """So that a small model does not repeat itself, as it does greedily."""
-    ends: bool = True
-    """False: the model may not end its answer."""
+    at_least: int = 1
+    """Shortest answer: the model may not end it before."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,8 @@ class StudyModel:
         ends = sorted(self.decoder.config.eos_token_ids)
         found: list[list[int]] = [[] for _ in prompts]
         going = [True] * len(prompts)
-        for _ in range(sampling.tokens):
-            if not sampling.ends:
+        for place in range(sampling.tokens):
+            if place < sampling.at_least:
                 logits = logits.index_fill(1, torch.tensor(ends), -torch.inf)
             chosen = torch.multinomial(torch.softmax(logits / sampling.temperature, -1), 1, generator=source)[:, 0]
             for row, token in enumerate(chosen.tolist()):

@@ -28,6 +28,8 @@ NAME = "hit_rates"
 SINKS = 4
 """First tokens of a text, which are left out of the second figure."""
 LONG_ANSWER = "Explain the text to a beginner, part by part, in as many words as you need."
+SHORTEST = 4
+"""Tokens of the shortest answer to an instruction."""
 LONGEST = 4096
 """Tokens of the longest prompt with its answer."""
 ASKED = ("manual", "log", "facts")
@@ -120,7 +122,8 @@ def along_windows(model: StudyModel, settings: Settings, first: int) -> dict[str
     """
     documents = [texts.manual(model.tokenizer, first + place, settings.document) for place in range(TOGETHER)]
     prompts = [document.prompt(model.framing, LONG_ANSWER) for document in documents]
-    sampling = Sampling(settings.answer_windows * settings.window, ends=False)
+    tokens = settings.answer_windows * settings.window
+    sampling = Sampling(tokens, at_least=tokens)
     answers = model.answers(prompts, sampling, seed=first)
     return {
         "documents": [
@@ -177,7 +180,7 @@ def about_one_document(model: StudyModel, settings: Settings, kind: str, index: 
     asked = [(AT_END, one) for one in (*document.instructions, first)]
     asked += [(AT_BEGINNING, one) for one in document.instructions]
     prompts = [document.prompt(model.framing, one, position) for position, one in asked]
-    answers = model.answers(prompts, Sampling(settings.asked_answer), seed=index)
+    answers = model.answers(prompts, Sampling(settings.asked_answer, at_least=SHORTEST), seed=index)
     shared = common_beginning([prompt for prompt, (position, _) in zip(prompts, asked, strict=True)
                                if position == AT_END])  # fmt: skip
     seen = [
@@ -219,10 +222,9 @@ class _Asked:
             if document is not None:
                 votes = layer.attention(document, last, document)
                 found.voted.append(vote(votes, int(settings.kept * document)))
-            if answer:
-                seen = layer.attention(prefix, end, prefix)
-                used = important(layer.attention(end, last, prefix), settings.threshold)
-                found.rates.append(both_ways(used, vote(seen, int(settings.kept * prefix))))
+            seen = layer.attention(prefix, end, prefix)
+            used = important(layer.attention(end, last, prefix), settings.threshold)
+            found.rates.append(both_ways(used, vote(seen, int(settings.kept * prefix))))
 
         model.decoder.watch([*prompt, *answer], visit)
         return found
@@ -247,8 +249,7 @@ def _overlaps(pairs: Sequence[tuple[_Asked, _Asked]]) -> list[tuple[float, float
 
 def _by_layer(found: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
     """By layer: the mean over prompts or pairs; what has nothing important in a layer is left out there."""
-    some = torch.tensor([one for one in found if one])
-    return [(float(a), float(b)) for a, b in some.nanmean(dim=0)]
+    return [(float(a), float(b)) for a, b in torch.tensor(found).nanmean(dim=0)]
 
 
 def measure(run: Run, kept: Records) -> None:
