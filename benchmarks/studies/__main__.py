@@ -15,11 +15,12 @@ import torch
 
 from benchmarks.studies.hit_rates import page as hit_rates
 from benchmarks.studies.layer_importance import page as layer_importance
+from benchmarks.studies.pooling import page as pooling
 from benchmarks.studies.records import Records, recorded
 from benchmarks.studies.study import MODEL, Run, Study
 from kvc_trt.files.atomic import write_whole
 
-STUDIES: dict[str, Study] = {one.name: one for one in (hit_rates.STUDY, layer_importance.STUDY)}
+STUDIES: dict[str, Study] = {one.name: one for one in (hit_rates.STUDY, layer_importance.STUDY, pooling.STUDY)}
 
 
 def main() -> None:

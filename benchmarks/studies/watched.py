@@ -7,8 +7,9 @@ answer together once more: causal attention gives every token the same queries a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -79,45 +80,78 @@ class WatchedDecoder(ReferenceDecoder):
             hidden = self._feed_forward(weights, after)
 
     @torch.inference_mode()
-    def along(self, prompt: Sequence[int], following: Sequence[int], kept: Sequence[Sequence[int]],
-              sinks: int = 0) -> list[Tensor]:  # fmt: skip
-        """Feed `following` behind a prompt under several divisions of a cache; return logits [M,vocab] of each.
+    def along(self, prompt: Sequence[int], following: Sequence[int], caches: Caches) -> list[Tensor]:
+        """Feed `following` behind a prompt under several caches; return logits [M,vocab] of each.
 
-        A division says how many tokens each layer keeps: the first `sinks` and the last others, the current one among
-        them, as `streaming-llm` does (and `sliding-window` without sinks). The prompt is read exactly, once for all.
-        Logits are those of the prompt's last token and of all that follow but the last.
+        The prompt is read exactly, once for all. Logits are those of its last token and of all that follow but the
+        last.
         """
-        n, new = len(prompt), len(following) - 1
+        n, new, count = len(prompt), len(following) - 1, caches.count
         hidden = self._weights.embed(torch.tensor(prompt))
-        streams = self._weights.embed(torch.tensor(following[:-1])).repeat(len(kept), 1)
-        places = (n + torch.arange(new)).repeat(len(kept))
+        streams = self._weights.embed(torch.tensor(following[:-1])).repeat(count, 1)
+        places = (n + torch.arange(new)).repeat(count)
         for index in range(self.config.num_hidden_layers):
             weights = self._weights.layer(index)
             row, after = self._attend_prompt(weights, hidden)
+            layer = WatchedLayer(index, row.query.transpose(0, 1), row.keys.transpose(0, 1), hidden, after)
             own = self._project(weights, streams, places)
             outputs = []
-            for place, slots in enumerate(kept):
+            for place, seen in enumerate(caches.seen(layer, new)):
                 mine = slice(place * new, (place + 1) * new)
                 keys, values = (torch.cat([old, one[mine]]) for old, one in zip(row[1:3], own[1:3], strict=True))
-                outputs.append(_windowed(own.query[mine], keys, values, slots[index], sinks))
+                outputs.append(_attend(own.query[mine], keys, values, seen))
             attended = self._after_attention(weights, streams, torch.cat(outputs))
             streams = self._feed_forward(weights, attended)
             hidden = self._feed_forward(weights, after)
-        return [self._logits(torch.cat([hidden[-1:], stream])) for stream in streams.chunk(len(kept))]
+        return [self._logits(torch.cat([hidden[-1:], stream])) for stream in streams.chunk(count)]
 
 
-def _windowed(query: Tensor, keys: Tensor, values: Tensor, slots: int, sinks: int) -> Tensor:
-    """Attention of the last M of T tokens, each to the first `sinks` and the last others of `slots`.
+def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """Attention of the last M of T tokens to those that are `seen`, a mask that broadcasts to [H,M,T].
 
     query [M,H,D]; keys, values [T,G,D]. Returns [M,H,D].
     """
     (new, heads, size), total = query.shape, len(keys)
-    own, places = torch.arange(total - new, total)[:, None], torch.arange(total)
-    seen = (places <= own) & ((places > own - (slots - sinks)) | (places < sinks))
     grouped = query.transpose(0, 1).reshape(keys.shape[1], -1, new, size)
-    logits = grouped @ keys.permute(1, 2, 0)[:, None] / math.sqrt(size)
-    attention = torch.softmax(logits.masked_fill(~seen, -torch.inf), dim=-1)
+    logits = (grouped @ keys.permute(1, 2, 0)[:, None] / math.sqrt(size)).reshape(heads, new, total)
+    attention = torch.softmax(logits.masked_fill(~seen, -torch.inf), dim=-1).reshape(*grouped.shape[:3], total)
     return (attention @ values.transpose(0, 1)[:, None]).reshape(heads, new, size).transpose(0, 1)
+
+
+class Caches(Protocol):
+    """Several ways to keep a part of a prompt."""
+
+    @property
+    def count(self) -> int:
+        """How many."""
+
+    def seen(self, layer: WatchedLayer, new: int) -> Iterable[Tensor]:
+        """For each: what `new` tokens behind the prompt's n see in a layer, a mask that broadcasts to [H,new,n+new]."""
+
+
+@dataclass(frozen=True)
+class Recent:
+    """Each layer keeps the first `sinks` tokens and the last others of its slots, the current one among them.
+
+    So do `streaming-llm` and, without sinks, `sliding-window`.
+    """
+
+    divisions: Sequence[Sequence[int]]
+    """The slots of every layer, for each cache."""
+    sinks: int
+
+    @property
+    def count(self) -> int:
+        """How many divisions."""
+        return len(self.divisions)
+
+    def seen(self, layer: WatchedLayer, new: int) -> Iterator[Tensor]:
+        """The masks [new,n+new]."""
+        total = layer.keys.shape[1] + new
+        own, places = torch.arange(total - new, total)[:, None], torch.arange(total)
+        for slots in self.divisions:
+            recent = places > own - (slots[layer.index] - self.sinks)
+            yield (places <= own) & (recent | (places < self.sinks))
 
 
 @dataclass(frozen=True)

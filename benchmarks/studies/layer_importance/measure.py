@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.studies import texts
 from benchmarks.studies.records import Records
 from benchmarks.studies.study import Run
-from benchmarks.studies.watched import StudyModel, WatchedLayer, open_study_model
+from benchmarks.studies.watched import Recent, StudyModel, WatchedLayer, open_study_model
 from kvc_trt.progress import progress_on
 from kvc_trt.reference.squeeze import squeeze
 from kvc_trt.tasks.registry import task
@@ -105,7 +105,7 @@ def swept(model: StudyModel, settings: Settings, index: int) -> dict[str, Any]:
     found: dict[str, Any] = {"prompt_tokens": n, "summary_tokens": len(following)}
     for name, sinks in POLICIES.items():
         whole = [] if WHOLE in found else [everything]
-        logits = model.decoder.along(prompt, following, [*whole, *divided], sinks)
+        logits = model.decoder.along(prompt, following, Recent([*whole, *divided], sinks))
         scores = [surprise(one, following) for one in logits]
         if whole:
             found[WHOLE] = scores.pop(0)

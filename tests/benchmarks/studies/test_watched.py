@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.studies.watched import WatchedDecoder
+from benchmarks.studies.watched import Recent, WatchedDecoder
 from kvc_trt import policies
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.reference.decoder import ReferenceDecoder
@@ -53,7 +53,7 @@ def test_cosines_of_single_tokens_have_the_reference_s_mean(watched):
 @pytest.mark.parametrize(("policy", "sinks"), [("sliding-window", 0), ("streaming-llm", 4)])
 def test_text_behind_a_divided_cache_has_the_logits_of_the_policy(watched, weights, policy, sinks):
     divisions = [(6, 25, 17), (16, 16, 16), (LONGEST, 5, 30)]
-    found = watched.along(TEXT, FOLLOWING, divisions, sinks)
+    found = watched.along(TEXT, FOLLOWING, Recent(divisions, sinks))
     for kept, logits in zip(divisions, found, strict=True):
         rule = policies.resolve(
             policy, model=SMALL, token_budget=max(16, sum(kept) // 3), max_input_len=LONGEST - 16, max_output_len=16,
