@@ -127,8 +127,9 @@ def heat_maps(title: str, maps: Sequence[Map], axes: MapAxes, columns: int = 3) 
                 setter([step * (place + 0.5) for place in range(len(names))], list(names))
     for one in places[len(maps) :]:
         one.set_visible(False)
-    for one in grid[-1]:
+    for one in places[max(0, len(maps) - columns) : len(maps)]:
         one.set_xlabel(axes.x, fontsize="small")
+        one.tick_params(labelbottom=True)
     for one in grid[:, 0]:
         one.set_ylabel(axes.y, fontsize="small")
     bar = figure.colorbar(image, ax=grid, shrink=0.9)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.page import paragraph, plot, table, written_by
+from benchmarks.page import paragraph, plot, span, table, written_by
 from benchmarks.studies.figures import LineAxes, Map, MapAxes, Panel, heat_maps, lines
 from benchmarks.studies.findings import Estimate, Finding, overview, verdict
 from benchmarks.studies.layer_importance.measure import (
@@ -170,8 +170,8 @@ def _tasks(means: Means) -> Finding:
     return Finding(
         'Groups have "a rough pattern" with "task-specific fluctuations": 17 to 19 of 32 layers important on Mistral '
         "(appendix A.3, tables 7 and 8)",
-        f"{min(counts)} to {max(counts)} of {layers} layers important, by kind of prompt; {len(moved)} layers change "
-        "their group",
+        f"{span(map(str, sorted({min(counts), max(counts)})))} of {layers} layers important, by kind of prompt; "
+        f"{len(moved)} layers change their group",
         len(_prompts(means)),
         verdict(bool(moved), 1 - len(moved) / layers >= SAME),
     )
@@ -203,7 +203,8 @@ def _groups_table(means: Means) -> str:
         important = ", ".join(str(layer) for layer in range(layers) if layer not in group)
         shares = [Estimate.of(_elsewhere(means, kind, some)).percent() for some in ([kind], others)]
         sizes = [layers - len(unimportant(one)) for one in means[kind]]
-        rows.append((kind, f"{layers - len(group)} / {len(group)}", important, f"{min(sizes)} to {max(sizes)}",
+        each = span(map(str, sorted({min(sizes), max(sizes)})))
+        rows.append((kind, f"{layers - len(group)} / {len(group)}", important, each,
                      *shares, str(len(means[kind]))))  # fmt: skip
     heads = ("prompts", "important / unimportant", "the important layers", "important, prompt by prompt",
              "elsewhere, own kind", "elsewhere, another", "n")  # fmt: skip
@@ -271,7 +272,7 @@ def _shares_plot(swept: Sequence[Record]) -> bytes:
         policy: [statistics.fmean(_lost(swept, policy, place)) for place in range(len(SHARES))] for policy in POLICIES
     }
     highest = max(max(one) for one in lost.values())
-    axes = LineAxes("p: what unimportant layers keep of their cache (1: nothing is moved)",
+    axes = LineAxes("p, share that unimportant layers keep",
                     "nats a token above the whole cache", ticks=SHARES, limits=(0.0, 1.05 * highest))  # fmt: skip
     return lines("Surprise of a true summary at a fifth of the cache", [Panel(f"{len(swept)} logs", lost)], axes)
 
