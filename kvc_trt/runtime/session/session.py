@@ -149,9 +149,16 @@ class Session:
     def constrain(self, row: int, grammar: Grammar | None) -> None:
         """Let the answer to a row's next turn be of a grammar, and those after it; None lets them be any text.
 
-        Raises InputError for a grammar that cannot be compiled.
+        Call it while the row waits for that turn. Raises InputError for a row that is being answered, whose text has
+        begun under another rule, and for a grammar that cannot be compiled; the row is then as it was.
         """
-        self._joining.constrain(self._slots.find(row), grammar)
+        found = self._slots.find(row)
+        if found in self._rows:
+            raise InputError(
+                f"row {row} is being answered, and a grammar is of whole answers: expected a row that waits for a turn",
+                hint="constrain it once its answer has ended, or give the grammar with the request",
+            )
+        self._joining.constrain(found, grammar)
 
     def queued(self, row: int) -> int:
         """Return how many tokens a row has yet to feed before it samples."""
