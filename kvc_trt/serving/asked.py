@@ -90,6 +90,8 @@ class Asked:
             try:
                 async for event in answer:
                     found.put_nowait(choice.push(event))
+                    if choice.wants_no_more:
+                        answer.finish()
                 found.put_nowait(None)
             except Exception as error:
                 found.put_nowait(error)

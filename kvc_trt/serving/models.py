@@ -21,6 +21,9 @@ class Answer(Protocol):
     def __aiter__(self) -> AsyncIterator[Event]:
         """Yield its events as they come."""
 
+    def finish(self) -> None:
+        """Let it end soon, with what it has said."""
+
     def cancel(self) -> None:
         """End it."""
 

@@ -233,15 +233,18 @@ class Session:
         self._slots.forget()
 
     def end_answer(self, row: int) -> Output:
-        """End the answer of a row that stays after the token that it has drawn last, and let it wait for a turn.
+        """End the answer of a row after the token that it has drawn last. It waits for a turn if it stays, or leaves.
 
-        Call it between `sample` and `advance`. ValueError for a row that has drawn nothing, or does not stay.
+        Call it between `sample` and `advance`. ValueError for a row that has drawn nothing.
         """
         found = self._slots.find(row)
-        if found not in self._rows or not found.stays or found.next_token is None:
-            raise ValueError(f"row {row} has no answer to end: it must stay, and have drawn a token that was not fed")
+        if found not in self._rows or found.next_token is None:
+            raise ValueError(f"row {row} has no answer to end: it must have drawn a token that was not fed")
         output = found.interrupted()
-        self._slots.wait(self._settled(row))
+        if found.stays:
+            self._slots.wait(self._settled(row))
+        else:
+            self._slots.leave(found)
         return output
 
     def holds(self, row: int) -> bool:

@@ -48,6 +48,9 @@ class RemoteAnswer:
         except (ClientError, asyncio.TimeoutError):
             raise NotReached("busy", _SILENT) from None
 
+    def finish(self) -> None:
+        """Let the worker write the answer to its own end: there is no message that would stop it, and keep the end."""
+
     def cancel(self) -> None:
         """End the answer: Dynamo tells the worker once the connection is closed."""
         self._cancelled = True

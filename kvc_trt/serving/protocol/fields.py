@@ -105,7 +105,7 @@ _FIELDS = (
     _works("add_generation_prompt", "False does not open the assistant's answer.", CHAT),
     _works("tools", "Functions that the model may call; the prompt describes them (docs/tools.md).", CHAT),
     _works("tool_choice", "`auto`, `none`, `required`, one function, or `allowed_tools`.", CHAT),
-    _works("parallel_tool_calls", "False: no more than one call of an answer counts.", CHAT),
+    _works("parallel_tool_calls", "False: an answer ends after its first call.", CHAT),
     _works("chat_template_kwargs", "Variables for the model's chat template, such as `enable_thinking`.", CHAT),
     _works(
         "priority",
