@@ -93,7 +93,7 @@ class MapAxes:
     x: str
     y: str
     bar: str
-    """What a colour means."""
+    """The meaning of a colour."""
     x_names: Sequence[str] | None = None
     y_names: Sequence[str] | None = None
     x_step: int = 1

@@ -1,4 +1,4 @@
-"""What a study found beside what its paper says: a mean with its interval, and a verdict that follows from figures."""
+"""Findings beside the claims of a paper: a mean with its interval, and a verdict that follows from figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What studies measured: one JSON object per line, each with its machine and commit.
+"""Measurements of studies: one JSON object per line, each with its machine and commit.
 
 A line is {"key", "measured", "machine"}. The key names everything that decides the measurement, so a run that was
 stopped goes on with the keys that are not there yet, on whatever commit; the page names all commits.

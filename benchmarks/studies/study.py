@@ -17,7 +17,7 @@ MODEL = "smollm2-135m-instruct"
 
 @dataclass(frozen=True)
 class Run:
-    """What a run was asked for."""
+    """Options of one run."""
 
     model: str = MODEL
     checkpoint: str | None = None
@@ -54,10 +54,10 @@ class Study:
 
     @property
     def path(self) -> Path:
-        """Where the page belongs."""
+        """The path of the page."""
         return DOCS / FOLDER / f"{self.name.replace('_', '-')}.md"
 
 
 def image(study: str, name: str) -> Path:
-    """Where a plot of a study belongs."""
+    """The path of a plot of a study."""
     return IMAGES / FOLDER / f"{study.replace('_', '-')}-{name}.png"

@@ -16,7 +16,7 @@ from kvc_trt.tasks.task import TaskSample
 from kvc_trt.tasks.tokenizer import TaskTokenizer
 
 AT_END, AT_BEGINNING = POSITIONS = ("end", "beginning")
-"""Where the instruction stands in a prompt: behind the document, or in front of it."""
+"""Places of an instruction in a prompt: behind the document, or in front of it."""
 MODULES = ("argparse", "ast", "calendar", "configparser", "csv", "difflib", "fractions", "heapq", "json.decoder",
            "mailbox", "pathlib", "pprint", "shlex", "statistics", "tarfile", "textwrap", "threading", "uuid", "zipfile",
            "typing")  # fmt: skip

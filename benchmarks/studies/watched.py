@@ -123,7 +123,7 @@ class Caches(Protocol):
 
     @property
     def count(self) -> int:
-        """How many."""
+        """The number of caches."""
 
     def seen(self, layer: WatchedLayer, new: int) -> Iterable[Tensor]:
         """For each: what `new` tokens behind the prompt's n see in a layer, a mask that broadcasts to [H,new,n+new]."""
@@ -142,7 +142,7 @@ class Recent:
 
     @property
     def count(self) -> int:
-        """How many divisions."""
+        """The number of divisions."""
         return len(self.divisions)
 
     def seen(self, layer: WatchedLayer, new: int) -> Iterator[Tensor]:
@@ -156,7 +156,7 @@ class Recent:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How answers are drawn."""
+    """Length and temperature of answers that are drawn."""
 
     tokens: int
     """Longest answer."""

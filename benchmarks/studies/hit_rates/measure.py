@@ -44,7 +44,7 @@ WINDOWS, INSTRUCTIONS = "windows", "instructions"
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides a measurement."""
+    """Lengths, windows and thresholds of a measurement."""
 
     threshold: float = 0.05
     """Attention above which a token is important to a query (the preprint's theta)."""
@@ -274,7 +274,7 @@ def of_key(model: StudyModel, settings: Settings, key: Mapping[str, Any]) -> dic
 
 
 def keys(model: StudyModel, settings: Settings, documents: int) -> Iterator[dict[str, Any]]:
-    """Everything that is measured, so ordered that what is there of a stopped run is even."""
+    """The keys of all measurements, so ordered that what is there of a stopped run is even."""
     head = {"model": model.name, "checkpoint": model.fingerprint, **asdict(settings)}
     for index in range(documents):
         if index % TOGETHER == 0:

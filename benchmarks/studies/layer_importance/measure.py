@@ -44,7 +44,7 @@ WHOLE = "whole cache"
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides a measurement."""
+    """Lengths and budget of a measurement."""
 
     document: int = 230
     """Tokens of the document in a prompt whose cosines are measured."""
@@ -150,7 +150,7 @@ def of_key(model: StudyModel, settings: Settings, key: Mapping[str, Any]) -> dic
 
 
 def keys(model: StudyModel, settings: Settings, prompts: int) -> Iterator[dict[str, Any]]:
-    """Everything that is measured, so ordered that what is there of a stopped run is even."""
+    """The keys of all measurements, so ordered that what is there of a stopped run is even."""
     head = {"model": model.name, "checkpoint": model.fingerprint, **asdict(settings)}
     for first in range(0, prompts, TOGETHER):
         for kind in texts.KINDS:

@@ -36,7 +36,7 @@ CAPACITIES = (96, 128, 192, 256, 384)
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides a measurement."""
+    """Lengths and depths of the needles of a measurement."""
 
     lengths: tuple[int, ...] = (512, 1024)
     """Tokens of prompt and answer."""
@@ -72,14 +72,14 @@ def pooled(votes: Tensor, kind: str, kernel: int) -> Tensor:
 
 
 class Observed:
-    """What SnapKV keeps of a prompt under every setting: listing 1, for each query head."""
+    """SnapKV's choice of a prompt's tokens under several settings: listing 1, for each query head."""
 
     def __init__(self, variants: Sequence[Variant]) -> None:
         self._variants = variants
 
     @property
     def count(self) -> int:
-        """How many settings."""
+        """The number of settings."""
         return len(self._variants)
 
     def seen(self, layer: WatchedLayer, new: int) -> Iterator[Tensor]:
@@ -107,6 +107,7 @@ class Everything:
     """The whole cache."""
 
     count: int = 1
+    """The number of caches."""
 
     def seen(self, layer: WatchedLayer, new: int) -> Iterator[Tensor]:
         """The mask [new,n+new]."""
@@ -156,7 +157,7 @@ def measure(run: Run, kept: Records) -> None:
 
 
 def keys(model: StudyModel, settings: Settings, needles: int) -> Iterator[Mapping[str, Any]]:
-    """Everything that is measured, so ordered that what is there of a stopped run is even."""
+    """The keys of all measurements, so ordered that what is there of a stopped run is even."""
     grid = {"windows": WINDOWS, "pools": POOLS, "capacities": CAPACITIES}
     head = {"model": model.name, "checkpoint": model.fingerprint, "task": TASK, **asdict(settings), **grid}
     for index in range(needles):
