@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from benchmarks.studies import texts
 from benchmarks.studies.layer_importance import measure
 from benchmarks.studies.layer_importance.measure import Settings, binned, division, surprise
 from benchmarks.studies.layer_importance.page import elsewhere, page, unimportant
@@ -88,10 +87,3 @@ def test_the_page_begins_with_what_the_paper_says_and_has_its_plots(records):
 def test_a_share_of_one_divides_nothing(records):
     layers = records[0]["measured"]["means"][0]
     assert division(layers, 30, 1.0, 150) == (30,) * 8
-
-
-def test_every_kind_of_document_has_instructions_and_differs_from_the_next(study_model):
-    for read in texts.KINDS.values():
-        documents = [read(study_model.tokenizer, index, 200) for index in range(2)]
-        assert documents[0].text != documents[1].text
-        assert all(one.instructions for one in documents)
