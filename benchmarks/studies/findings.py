@@ -31,6 +31,10 @@ class Estimate:
         """In percent, with the interval."""
         return f"{100 * self.mean:.{digits}f} % ({100 * self.low:.{digits}f} to {100 * self.high:.{digits}f})"
 
+    def points(self) -> str:
+        """In points, of a difference of shares, with the interval."""
+        return f"{100 * self.mean:+.0f} points ({100 * self.low:+.0f} to {100 * self.high:+.0f})"
+
 
 @dataclass(frozen=True)
 class Finding:

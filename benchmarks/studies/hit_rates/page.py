@@ -138,8 +138,8 @@ def _instructions(asked: Sequence[Record]) -> Finding:
         "Different instructions about one document find other features important, more so in later layers: a "
         '"descending trend" (section 4.2.1, figure 4)',
         f"overlap of two instructions {pairs[0].percent()}, of two answers to one {same[0].percent()}; from the first "
-        f"third of layers to the last {falls[0].percent()}; without sinks {pairs[1].percent()}, {same[1].percent()}, "
-        f"{falls[1].percent()}",
+        f"third of layers to the last {falls[0].points()}; without sinks {pairs[1].percent()}, {same[1].percent()}, "
+        f"{falls[1].points()}",
         len(asked),
         verdict(*less, *(one.high < 0 for one in falls)),
     )
@@ -211,14 +211,16 @@ def _instructions_plot(asked: Sequence[Record]) -> bytes:
 
 def _positions_plot(asked: Sequence[Record]) -> bytes:
     kinds = dict.fromkeys(one["key"]["kind"] for one in asked)
-    panels = [
-        Panel(
-            f"instruction at the {position}, {WAYS[way]}",
-            {kind: _over_layers([_column(one, position, way) for one in of_kind(asked, kind=kind)]) for kind in kinds},
-        )
-        for way in range(2)
-        for position in POSITIONS
-    ]
+    panels = []
+    for way, name in enumerate(WAYS):
+        lined: dict[str, Values] = {
+            f"{kind}, instruction at the {position}": _over_layers(
+                [_column(one, position, way) for one in of_kind(asked, kind=kind)]
+            )
+            for kind in kinds
+            for position in POSITIONS
+        }
+        panels.append(Panel(name, lined))
     return lines("Hit rate of the last tokens of a prompt on its answer", panels, OVER_LAYERS)
 
 
@@ -237,7 +239,8 @@ def _along_in_words(along: Sequence[Record], settings: Mapping[str, Any], distin
         f"{control[0].percent()}, without sinks {control[1].percent()}; any choice at random hits "
         f"{100 * settings['kept']:g} %. Of a head's tokens, {important.mean:.2f} are important to a query of the "
         "answer on average. The model may not end its answer, and is sampled (temperature 0.8), since it repeats "
-        f"itself greedily; {distinct.percent()} of the answers' runs of four tokens are no repetitions."
+        f"itself greedily; {distinct.percent()} of the answers' runs of four tokens are no repetitions. "
+        "Where hardly anything but the first tokens is important to a layer, a line without sinks is noise, or has a gap."
     )
 
 

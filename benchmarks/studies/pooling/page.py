@@ -108,7 +108,7 @@ def _pooling(known: Sequence[Record]) -> Finding:
     window = OF_THE_NEEDLES[0]
     none = (window, NO_POOL, 1)
     gains = {one: _less(known, one, none) for one in (OF_THE_NEEDLES, (window, *WIDE[1:]))}
-    said = ", ".join(f"{one[1]} {one[2]} {_points(gain)}" for one, gain in gains.items())
+    said = ", ".join(f"{one[1]} {one[2]} {gain.points()}" for one, gain in gains.items())
     return Finding(
         'Pooling "significantly enhances retrieval accuracy" (section 5.2, figure 8; window 16, kernel 5)',
         f"no pooling finds {Estimate.of(_means(known, none)).percent()}, all capacities together; {said}",
@@ -117,13 +117,9 @@ def _pooling(known: Sequence[Record]) -> Finding:
     )
 
 
-def _points(one: Estimate) -> str:
-    return f"{100 * one.mean:+.0f} points ({100 * one.low:+.0f} to {100 * one.high:+.0f})"
-
-
 def _kinds(known: Sequence[Record]) -> Finding:
     less = {kernel: _max_less_average(known, kernel) for pool, kernel in POOLS if pool == "avg"}
-    said = "; ".join(f"kernel {kernel}: max is {_points(one)} beside average" for kernel, one in less.items())
+    said = "; ".join(f"kernel {kernel}: max is {one.points()} beside average" for kernel, one in less.items())
     return Finding(
         'Max or average pooling: the choice "did not yield significant differences" (section 5.2 of the preprint)',
         said,
@@ -147,7 +143,7 @@ def _configurations(known: Sequence[Record]) -> Finding:
         'Windows 16 to 64 and kernels 5 to 9 do alike: "robustness across a range of configurations" (section 5.4, '
         "table 2, on LongBench)",
         f"the best of its five, {_name(best)}, finds {shares[best].percent()}, the worst, {_name(worst)}, "
-        f"{shares[worst].percent()}: {_points(less)}",
+        f"{shares[worst].percent()}: {less.points()}",
         len(known),
         verdict(less.mean <= ROBUST),
     )
