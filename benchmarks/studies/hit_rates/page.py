@@ -240,7 +240,7 @@ def _along_in_words(along: Sequence[Record], settings: Mapping[str, Any], distin
         f"{100 * settings['kept']:g} %. Of a head's tokens, {important.mean:.2f} are important to a query of the "
         "answer on average. The model may not end its answer, and is sampled (temperature 0.8), since it repeats "
         f"itself greedily; {distinct.percent()} of the answers' runs of four tokens are no repetitions. "
-        "Where hardly anything but the first tokens is important to a layer, a line without sinks is noise, or has a gap."
+        "Where little but the first tokens is important to a layer, a line without sinks is noise, or has a gap."
     )
 
 
