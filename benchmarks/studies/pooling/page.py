@@ -121,7 +121,7 @@ def _kinds(known: Sequence[Record]) -> Finding:
     less = {kernel: _max_less_average(known, kernel) for pool, kernel in POOLS if pool == "avg"}
     said = "; ".join(f"kernel {kernel}: max is {one.points()} beside average" for kernel, one in less.items())
     return Finding(
-        'Max or average pooling: the choice "did not yield significant differences" (section 5.2 of the preprint)',
+        'Max or average pooling: the choice "did not yield significant differences" (section 5.2)',
         said,
         len(known),
         verdict(*(max(abs(one.low), abs(one.high)) <= ALIKE for one in less.values())),
