@@ -103,26 +103,31 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class Everything:
-    """The whole cache."""
+class BesideTheWhole:
+    """The whole cache, and behind it others."""
 
-    count: int = 1
-    """The number of caches."""
+    others: Observed
+
+    @property
+    def count(self) -> int:
+        """The number of caches, the whole one among them."""
+        return 1 + self.others.count
 
     def seen(self, layer: WatchedLayer, new: int) -> Iterator[Tensor]:
-        """The mask [new,n+new]."""
+        """The mask [new,n+new] of the whole cache, then those of the others."""
         n = layer.keys.shape[1]
         yield torch.arange(n + new) <= torch.arange(n, n + new)[:, None]
+        yield from self.others.seen(layer, new)
 
 
-def needle(model: StudyModel, length: int, depth: float, index: int) -> tuple[tuple[int, ...], list[int], str]:
-    """Return a prompt, the tokens that a right answer begins with, and the number."""
+def needle(model: StudyModel, length: int, depth: float, index: int) -> tuple[tuple[int, ...], list[int]]:
+    """Return a prompt, and the tokens that a right answer begins with."""
     sample = task(TASK).sample(
         seed=0, index=index, target_tokens=length, encode=model.framing.encode, max_new_tokens=16, depth=depth
     )
     prompt = model.framing.ids(sample, query_aware=True).context
     answer = model.tokenizer.tokenizer.encode(f" {sample.answers[0]}", add_special_tokens=False).ids
-    return prompt, list(answer), sample.answers[0]
+    return prompt, list(answer)
 
 
 def found(logits: Tensor, answer: Sequence[int]) -> bool:
@@ -132,14 +137,10 @@ def found(logits: Tensor, answer: Sequence[int]) -> bool:
 
 def hidden(model: StudyModel, length: int, depth: float, index: int) -> dict[str, Any]:
     """Hide one needle: is it found with the whole cache, and (1 or 0) under each of VARIANTS?"""
-    prompt, answer, _ = needle(model, length, depth, index)
-    whole = model.decoder.along(prompt, answer, Everything())[0]
-    logits = model.decoder.along(prompt, answer, Observed(VARIANTS)) if found(whole, answer) else []
-    return {
-        "prompt_tokens": len(prompt),
-        "whole": int(found(whole, answer)),
-        "found": [int(found(one, answer)) for one in logits],
-    }
+    prompt, answer = needle(model, length, depth, index)
+    logits = model.decoder.along(prompt, answer, BesideTheWhole(Observed(VARIANTS)))
+    whole, *others = [int(found(one, answer)) for one in logits]
+    return {"prompt_tokens": len(prompt), "whole": whole, "found": others}
 
 
 def measure(run: Run, kept: Records) -> None:

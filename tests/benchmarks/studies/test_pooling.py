@@ -10,7 +10,7 @@ import torch
 from benchmarks.studies.pooling.measure import (
     CAPACITIES,
     CONFIGURATIONS,
-    Everything,
+    BesideTheWhole,
     Observed,
     Variant,
     found,
@@ -54,7 +54,7 @@ def test_text_behind_what_is_kept_has_the_logits_of_the_policy():
 
 def test_everything_is_the_whole_cache_and_an_answer_is_found_token_by_token():
     watched = WatchedDecoder.of(SMALL, RandomWeights(SMALL, 0), LONGEST)
-    logits = watched.along(TEXT, FOLLOWING, Everything())[0]
+    logits, _ = watched.along(TEXT, FOLLOWING, BesideTheWhole(Observed([Variant(4, "max", 3, 12)])))
     whole, _ = watched.prefill(torch.tensor([TEXT + FOLLOWING[:-1]]), torch.tensor([len(TEXT) + len(FOLLOWING) - 1]))
     torch.testing.assert_close(logits[-1:], whole, atol=1e-5, rtol=1e-5)
     said = logits.argmax(dim=-1).tolist()
