@@ -214,14 +214,16 @@ def _positions_plot(asked: Sequence[Record]) -> bytes:
     panels = []
     for way, name in enumerate(WAYS):
         lined: dict[str, Values] = {
-            f"{kind}, instruction at the {position}": _over_layers(
-                [_column(one, position, way) for one in of_kind(asked, kind=kind)]
-            )
+            f"{kind}, {position}": _over_layers([_column(one, position, way) for one in of_kind(asked, kind=kind)])
             for kind in kinds
             for position in POSITIONS
         }
         panels.append(Panel(name, lined))
-    return lines("Hit rate of the last tokens of a prompt on its answer", panels, OVER_LAYERS)
+    return lines(
+        "Hit rate of the last tokens of a prompt on its answer, with the instruction at its end or beginning",
+        panels,
+        OVER_LAYERS,
+    )
 
 
 def _column(one: Record, name: str, way: int) -> list[float | None]:
