@@ -9,6 +9,7 @@ PEERS  ?= $(BUILD)/peers
 DYNAMO ?= $(BUILD)/dynamo
 TRITON ?= $(BUILD)/triton
 AIPERF ?= $(BUILD)/aiperf
+CLIENTS ?= $(BUILD)/clients
 SERVE  ?= $(if $(wildcard $(VENV)/.installed),$(VENV),$(BUILD)/serve)
 UV     ?= $(BUILD)/uv
 RELEASE ?= $(BUILD)/release
@@ -28,6 +29,7 @@ FOR_TRITON := 'numpy<2' 'tritonclient[grpc]==2.51.0'
 # Kubernetes' own reading of what `kvc-trt export dynamo` writes, tests only.
 FOR_DYNAMO := kubernetes==32.0.1
 FOR_AIPERF := aiperf==0.13.0
+FOR_CLIENTS := instructor==1.17.0 openai-agents==0.24.0
 FOR_RELEASE := cyclonedx-bom==7.5.0 wheel==0.48.0
 # What builds kvc-trt itself where it is installed; pyproject.toml says which versions can.
 FOR_PROJECT := scikit-build-core==1.1.2
@@ -57,7 +59,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env env-latest licences wheel demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native native-if-possible emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving soak faults fuzz tamper peers-env dynamo-env triton-env aiperf-env serve clean generate lock
+.PHONY: help env env-latest licences wheel demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native native-if-possible emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving soak faults fuzz tamper peers-env dynamo-env triton-env aiperf-env clients-env serve clean generate lock
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of retrieval-tiny (under ten minutes)"
@@ -114,7 +116,7 @@ env-latest:
 
 # Of everything in the environments that are there.
 licences: env
-	@for python in $(wildcard $(addsuffix /bin/python,$(VENV) $(DYNAMO) $(TRITON) $(AIPERF) $(RELEASE))); do \
+	@for python in $(wildcard $(addsuffix /bin/python,$(VENV) $(DYNAMO) $(TRITON) $(AIPERF) $(CLIENTS) $(RELEASE))); do \
 		echo "$$python"; $$python environments/licences.py || exit 1; done
 
 # The wheel, and in it a list of what it runs on: the versions that it was tested with, their licences, who needs what.
@@ -234,7 +236,7 @@ test: env
 	$(NATIVE) pytest -m "not slow" $(IN_PARALLEL)
 
 test-all: $(VENV)/.tensorrt $(VENV)/.cuda-build
-	$(SIDE_BY_SIDE) lint types types-tensorrt everything-compiled dynamo-env triton-env aiperf-env
+	$(SIDE_BY_SIDE) lint types types-tensorrt everything-compiled dynamo-env triton-env aiperf-env clients-env
 	@$(if $(EVERYTHING),,$(NATIVE) python -m tests.kernel_stamp $(BUILD) --check ||) $(MAKE) test-kernels
 	$(MAKE) kernel-resources test-as-on-a-gpu
 	$(NATIVE) pytest $(EVERYTHING) $(IN_PARALLEL) \
@@ -343,6 +345,14 @@ $(AIPERF)/.installed: environments/aiperf.txt
 	$(AIPERF)/bin/python $(INSTALL) aiperf $(FOR_AIPERF)
 	@touch $@
 
+# Libraries over OpenAI's client, for the tests of the light server: they pin what others may not have.
+clients-env: $(CLIENTS)/.installed
+
+$(CLIENTS)/.installed: environments/clients.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python $(INSTALL) clients $(FOR_CLIENTS)
+	@touch $@
+
 # Triton Inference Server, without root and without a GPU, from a wheel whose own dependencies the bare server does not
 # need. Its Python models run kvc-trt as it is here; with NumPy 2 this server reads no text.
 triton-env: $(TRITON)/.installed
@@ -402,6 +412,7 @@ lock: $(UV)/.installed
 	printf '%s\n' $(ALONE) | $(LOCK) --no-deps - --output-file environments/alone.txt
 # It is made for Python 3.11 and newer.
 	echo $(FOR_AIPERF) | $(call LOCK,3.11) - --output-file environments/aiperf.txt
+	printf '%s\n' $(FOR_CLIENTS) | $(LOCK) - --output-file environments/clients.txt
 
 $(UV)/.installed:
 	$(PYTHON) -m venv $(UV)

@@ -20,7 +20,7 @@ from environments import install, licences
 from tests.test_project import PYPROJECT, ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-ENVIRONMENTS = ("development", "dynamo", "triton", "aiperf", "release")
+ENVIRONMENTS = ("development", "dynamo", "triton", "aiperf", "clients", "release")
 FILES = (*ENVIRONMENTS, "alone")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 UNSUPPORTED = [("aiperf", "3.10")]
@@ -38,6 +38,8 @@ def asked(environment: str) -> list[str]:
     project, build = PYPROJECT["project"], PYPROJECT["build-system"]["requires"]
     if environment == "aiperf":
         return made("FOR_AIPERF")
+    if environment == "clients":
+        return made("FOR_CLIENTS")
     if environment == "release":
         return [*made("FOR_RELEASE"), *build]
     extras = {"development": made("EXTRAS"), "dynamo": ["dynamo"], "triton": []}[environment]

@@ -108,8 +108,9 @@ def test_fields_of_dynamo_reach_the_request() -> None:
     limits = Limits(
         vocab_size=50, max_input_len=32, max_output_len=8, max_sequence_len=40, capacities=(40,), prompt_block=1
     )
-    asked = {"token_ids": [3], "annotations": ["kvc-trt.kv_proof.lists"], **groups}
-    assert request_of(asked, limits) == replace(of(Client.OPENAI), prompt_token_ids=[3], kv_proof="lists")
+    found = request_of({"token_ids": [3], **groups}, limits)
+    # The frontend looks for stop strings itself, and knows no proofs.
+    assert found == replace(of(Client.OPENAI), prompt_token_ids=[3], stop_strings=(), kv_proof=None)
 
 
 def test_the_family_has_its_rules() -> None:

@@ -87,10 +87,10 @@ def _answered(record: Mapping[str, Any]) -> Answered:
             if "error" in event:
                 return Answered(place, began, (), "", 0, str(event["error"]))
             tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
-            kvc = event.get("nvext", {}).get("engine_data", {}).get("kvc", kvc)
             for choice in event.get("choices", ()):
                 arrivals.append(response["perf_ns"] / 1e9)
                 texts.append(choice.get("text") or "")
+                kvc = choice.get("kvc", kvc)
                 ended = ended or choice.get("finish_reason") is not None
     error = record.get("error")
     if error is None and not ended:

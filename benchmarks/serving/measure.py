@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.idle import Others
-from benchmarks.serving import aiperf, dynamo_server, engines, load, perf_analyzer, triton_server
+from benchmarks.serving import aiperf, engines, load, openai_server, perf_analyzer, triton_server
 from benchmarks.serving.answered import Answered, figures
 from benchmarks.serving.engines import Expected, Kind
 from benchmarks.serving.load import Asked
@@ -25,7 +25,7 @@ from benchmarks.serving.watch import Watch
 
 _WARM_UP = 8
 """Requests of the warm-up, all at once; their rate says how many requests fill the time."""
-_MODEL = dynamo_server.NAME
+_MODEL = openai_server.NAME
 _RUNNING = "kvc_trt_running"
 
 
@@ -68,7 +68,7 @@ def measure(point: Point, place: Place, *, clients: int, seconds: float) -> dict
     directory = place.work / "points" / point.name
     directory.mkdir(parents=True, exist_ok=True)
     others = Others()
-    behind = (_triton if point.server == "triton" else _dynamo)(point, place, prepared, directory)
+    behind = (_triton if point.server == "triton" else _openai)(point, place, prepared, directory)
     try:
         behind.wait_ready()
         rate = _warm_up(behind, prepared.asked)
@@ -105,9 +105,8 @@ def _triton(point: Point, place: Place, prepared: Prepared, directory: Path) -> 
     return Behind(server.started, server.wait_ready, by_tool, ask, server.metric, server.end)
 
 
-def _dynamo(point: Point, place: Place, prepared: Prepared, directory: Path) -> Behind:
-    apart = point.server == "apart"
-    server = dynamo_server.DynamoServer(place, prepared.engine, directory, point.rows, apart=apart)
+def _openai(point: Point, place: Place, prepared: Prepared, directory: Path) -> Behind:
+    server = openai_server.OpenAIServer(place, prepared.engine, directory, point.rows, point.server)
 
     def ask(asked: Asked) -> None:
         body = {"model": _MODEL, "prompt": list(asked.prompt), "max_tokens": asked.max_tokens, "ignore_eos": True}

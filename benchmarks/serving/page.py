@@ -35,8 +35,8 @@ def text(data: Mapping[str, Any], images: str) -> str:
     points: Points = {name: one for name, one in data["points"].items() if one["answered"]}
     shown = [f"![{_caption(name)}]({images}/{name})" for name in pictures(data["points"])]
     sections = [
-        _head(data), _overview(points), *shown, *_memory(points), *_batching(points), *_same_memory(points),
-        *_apart(points), _notes(data),
+        _head(data), _overview(points), *shown, *_memory(points), *_light(points), *_batching(points),
+        *_same_memory(points), *_apart(points), _notes(data),
     ]  # fmt: skip
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -86,8 +86,9 @@ def _head(data: Mapping[str, Any]) -> str:
             versions(machine, data["versions"]),
             "",
             "Real servers on loopback, loaded by real tools: `perf_analyzer` on tritonserver with an engine that "
-            "`kvc-trt export triton` wrote (`triton-*`), `aiperf` on `kvc-trt serve` (`dynamo-*`), and on "
-            "`kvc-trt serve --role` with prefill and decode in processes of their own, one thread each (`apart-*`). "
+            "`kvc-trt export triton` wrote (`triton-*`), `aiperf` on `kvc-trt serve` (`light-*`), on "
+            "`kvc-trt serve --dynamo` (`dynamo-*`), and on `kvc-trt serve --role` with prefill and decode in processes "
+            "of their own, one thread each (`apart-*`). "
             f"{' or '.join(map(str, clients))} clients, each of which asks again as soon as it is answered. Answers "
             "are greedy, and an end token does not end them, so that every point has the same work per request.",
             "",
@@ -154,6 +155,17 @@ def _memory(points: Points) -> Iterable[str]:
             f"{one['memory_early_mib']:,.0f} | {one['memory_late_mib']:,.0f} | {one['memory_peak_mib']:,.0f} |"
         )
     yield "\n".join(lines)
+
+
+def _light(points: Points) -> Iterable[str]:
+    pairs = [(f"light-{load}", f"dynamo-{load}") for load in ("tiny", "batched")]
+    found = [(points[light], points[dynamo]) for light, dynamo in pairs if light in points and dynamo in points]
+    if found:
+        beside = "; ".join(
+            f"{light['kind']}: {_beside(light, dynamo, 'in the light server', 'behind Dynamo')}"
+            for light, dynamo in found
+        )
+        yield f"## The light server and Dynamo\n\nThe same engines and loads: {beside}."
 
 
 def _batching(points: Points) -> Iterable[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Server = Literal["triton", "dynamo", "apart"]
-"""tritonserver; `kvc-trt serve`; `kvc-trt serve` with prefill and decode in processes of their own."""
+Server = Literal["triton", "light", "dynamo", "apart"]
+"""tritonserver; `kvc-trt serve`; `kvc-trt serve --dynamo`, and with prefill and decode in processes of their own."""
 
 SAME_MEMORY = 640 << 20
 """What rows and one prefill may take together where a compressed and a full cache are compared."""
@@ -30,15 +30,17 @@ class Point:
 
 POINTS = (
     Point("triton-tiny", "triton", "tiny", 16),
+    Point("light-tiny", "light", "tiny", 16),
     Point("dynamo-tiny", "dynamo", "tiny", 16),
     Point("triton-compressed", "triton", "smollm2", 32, SAME_MEMORY),
     Point("triton-full", "triton", "smollm2-full", 32, SAME_MEMORY),
+    Point("light-batched", "light", "smollm2", 8),
     Point("dynamo-batched", "dynamo", "smollm2", 8),
     Point("dynamo-one-by-one", "dynamo", "smollm2", 1),
     Point("apart-compressed", "apart", "smollm2", 8),
     Point("apart-full", "apart", "smollm2-full", 8),
 )
-QUICK = ("triton-tiny", "dynamo-tiny")
+QUICK = ("triton-tiny", "light-tiny", "dynamo-tiny")
 
 
 def selected(names: str) -> list[Point]:

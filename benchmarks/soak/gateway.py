@@ -18,23 +18,35 @@ import multiprocessing
 import random
 import shlex
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import psutil
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from benchmarks import machine, store
 from benchmarks.peers.idle import Others
 from benchmarks.soak.page import GATEWAY
+from kvc_trt.models.sources.tokenizer import read_tokenizer
+from kvc_trt.runtime import Event, Output
+from kvc_trt.runtime.executor import Limits
 from kvc_trt.serving.dynamo.gateway import Gateway
+from kvc_trt.serving.dynamo.model_card import write_card
+from kvc_trt.serving.dynamo.remote_models import RemoteModels
+from kvc_trt.serving.dynamo.wire import OUR_DATA, OURS, document_of_event
+from kvc_trt.serving.protocol.model import ServedModel
 
 CLIENTS, LOOKS = 8, 30
 KINDS = ("document", "stream", "client that leaves", "malformed", "refused", "long prompt")
 _PATH = "/v1/completions"
+MODEL, _TOKENS = "one", 30_000
 _REFUSED = 3
 """The `max_tokens` of a request that the frontend refuses."""
 _MIB = 2**20
@@ -87,19 +99,20 @@ class Server:
 
 
 def serve_frontend(asking: Connection) -> None:
-    """Answer completions at once: a document, an event stream, or status 400."""
+    """Answer as Dynamo's frontend passes on what a worker says, at once, or with status 400."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        if body["max_tokens"] == _REFUSED:
-            return web.json_response({"error": {"message": "no", "type": "invalid_request_error"}}, status=400)
-        if not body.get("stream"):
-            return web.json_response({"choices": [{"index": 0, "text": "word " * random.randrange(1, 200)}]})
+        if f'"max_new_tokens":{_REFUSED}' in body["nvext"]["annotations"][0]:
+            return web.json_response({"message": "no", "type": "Bad Request", "code": 400}, status=400)
+        last = Output(tuple(body["prompt"]), (5,), "word", "length", len(body["prompt"]), (1,))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         try:
             await response.prepare(request)
-            for _ in range(random.randrange(2, 40)):
-                await response.write(b'data: {"choices": [{"index": 0, "text": "word"}]}\n\n')
+            for left in reversed(range(random.randrange(2, 40))):
+                event = Event(0, 5, "word ", None if left else last)
+                chunk = {"choices": [], "nvext": {OUR_DATA: {OURS: document_of_event(event)}}}
+                await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
                 await asyncio.sleep(0)
             await response.write(b"data: [DONE]\n\n")
             await response.write_eof()
@@ -120,8 +133,26 @@ def serve_frontend(asking: Connection) -> None:
 
 
 def serve_gateway(asking: Connection, upstream: str) -> None:
-    gateway = Gateway(upstream)
-    asyncio.run(_serve(asking, lambda port: gateway.listen("127.0.0.1", port)))
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder) / MODEL)
+        gateway = Gateway(RemoteModels(upstream, Path(folder)))
+        asyncio.run(_serve(asking, lambda port: gateway.listen("127.0.0.1", port)))
+
+
+def write_model(directory: Path) -> None:
+    """Write a model of many tokens for the gateway, which no worker answers for."""
+    directory.mkdir()
+    words = Tokenizer(WordLevel({str(token): token for token in range(_TOKENS)}, unk_token="0"))
+    words.save(str(directory / "tokenizer.json"))
+    limits = Limits(
+        vocab_size=_TOKENS,
+        max_input_len=4096,
+        max_output_len=64,
+        max_sequence_len=8192,
+        capacities=(),
+        prompt_block=1,
+    )
+    write_card(ServedModel(MODEL, read_tokenizer(directory / "tokenizer.json"), None, limits), directory)
 
 
 async def _serve(asking: Connection, listen: Callable[[int], Awaitable[int]]) -> None:
@@ -158,9 +189,9 @@ class Clients:
 
     async def _ask(self, session: ClientSession, kind: str, chance: random.Random) -> str:
         """Return the kind of request, or the error that it must not give."""
-        prompt = [chance.randrange(30_000) for _ in range(2_000 if kind == "long prompt" else 50)]
+        prompt = [chance.randrange(_TOKENS) for _ in range(2_000 if kind == "long prompt" else 50)]
         body = {
-            "model": "one", "prompt": prompt, "max_tokens": _REFUSED if kind == "refused" else 8,
+            "model": MODEL, "prompt": prompt, "max_tokens": _REFUSED if kind == "refused" else 8,
             "stream": kind in ("stream", "client that leaves"),
         }  # fmt: skip
         data = b'{"model": ' + chance.randbytes(20) if kind == "malformed" else json.dumps(body).encode()

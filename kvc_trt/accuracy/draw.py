@@ -12,11 +12,12 @@ from kvc_trt.accuracy.questions import Vocabulary, draw
 from kvc_trt.errors import InputError, describe, did_you_mean
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.tasks.dataset import VERSION, DataSet
+from kvc_trt.tasks.framing import Framing
 from kvc_trt.tasks.own.fitting import Truncate, fitted, sample_of, tokens_of
-from kvc_trt.tasks.own.reader import DataFile
+from kvc_trt.tasks.own.reader import DataFile, Record
 from kvc_trt.tasks.own.sets import tasks_of
 from kvc_trt.tasks.registry import task
-from kvc_trt.tasks.task import Task
+from kvc_trt.tasks.task import Task, TaskSample
 
 Rooms = int | Mapping[str, int] | None
 """The longest answer, of every task or by name; None, and tasks not named, take the task's own."""
@@ -147,7 +148,7 @@ class FileDraw:
         samples = []
         for index, record in enumerate(self.data.sets[group.task][: self.count_of(group.task)]):
             sample = sample_of(record, index, group.task)
-            framing = vocabulary.framing_of(sample, group.framing)
+            framing = self._framing_of(record, sample, vocabulary, group.framing)
             samples.append(fitted(sample, framing, group.length - room, str(self.data.path), self.truncate))
         options = {"file": self.data.digest, "truncate": self.truncate}
         frame = vocabulary.framing(group.framing).frame
@@ -167,7 +168,8 @@ class FileDraw:
             for name, count in counts.items():
                 for record in self.data.sets[name][:count]:
                     sample = sample_of(record, 0, name)
-                    tokens = tokens_of(sample, vocabulary.framing_of(sample, framing)) + self.answer_room(name)
+                    framed = self._framing_of(record, sample, vocabulary, framing)
+                    tokens = tokens_of(sample, framed) + self.answer_room(name)
                     longer += tokens > longest
                     if tokens > needed:
                         needed, where = tokens, f"{self.data.path} line {record.line}"
@@ -182,3 +184,12 @@ class FileDraw:
                 f"{longer:,} of {sum(counts.values()):,} prompts lose their middle: {longest:,} tokens are room"
             )
         return min(needed, longest)
+
+    def _framing_of(self, record: Record, sample: TaskSample, vocabulary: Vocabulary, name: str) -> Framing:
+        """How a question becomes token ids. InputError, with its line, for a conversation that the template refuses."""
+        framing = vocabulary.framing_of(sample, name)
+        try:
+            framing.texts(sample)
+        except InputError as error:
+            raise InputError(f"{self.data.path} line {record.line}: {error.message}", hint=error.hint) from error
+        return framing

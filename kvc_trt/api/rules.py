@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.runtime import Grammar
@@ -12,14 +12,9 @@ from kvc_trt.runtime.answer_rules import RULES, Client, rules_of
 from kvc_trt.runtime.request import request_under
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from kvc_trt.proof import ProofKind
     from kvc_trt.runtime import Context, Request, Sampling
-
-
-Schema: TypeAlias = "Mapping[str, Any] | str | type[BaseModel] | Grammar"
-"""What an answer may be."""
+    from kvc_trt.runtime.grammar.grammar import Schema
 
 
 class AnswerRules(TypedDict, total=False):
@@ -53,7 +48,7 @@ class AnswerRules(TypedDict, total=False):
     """Let nothing end the answer before it has this many tokens."""
     ignore_eos: bool
     """Go on past the model's own end tokens."""
-    schema: Schema | None
+    schema: Grammar | Schema | None
     """Answer with JSON that this schema allows: a mapping, JSON text, or a class of pydantic's models; or with what a
     `kvc_trt.Grammar` allows (docs/grammars.md)."""
     logit_bias: Mapping[int, float] | None
@@ -92,7 +87,7 @@ def _request(given: dict[str, Any]) -> Request:
     if drawn and sampling is not None:
         raise InputError(f"sampling and {drawn[0]} are both given; expected Sampling({drawn[0]}=...), or no sampling")
     if given.get("schema") is not None:
-        given["schema"] = grammar_of(given["schema"])
+        given["schema"] = Grammar.of(given["schema"])
     request = request_under((), {known[name].name: value for name, value in given.items()})
     return replace(request, sampling=request.sampling if sampling is None else sampling, context=context)
 
@@ -103,8 +98,3 @@ def _nearest(name: str, known: Sequence[str]) -> str:
         if name in (rule.name, *rule.names.values()) and (own := rule.named(Client.PYTHON)) is not None:
             return f"; did you mean '{own}'?"
     return did_you_mean(name, known) or f", expected one of {', '.join(known)}"
-
-
-def grammar_of(schema: Schema) -> Grammar:
-    """Return the grammar of what may be given as `schema`; InputError for anything else."""
-    return schema if isinstance(schema, Grammar) else Grammar.json_schema(schema)

@@ -20,6 +20,7 @@ from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.files.cache import cache_root
 from kvc_trt.serving.dynamo.deployment import Deployment, Running, Served
 from kvc_trt.serving.dynamo.environment import require_dynamo
+from kvc_trt.serving.protocol.tools import PARSERS
 from kvc_trt.serving.triton.installation import find_triton
 from kvc_trt.serving.triton.serve import TritonDeployment, serve_triton
 
@@ -84,6 +85,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
     ),
     cloup.option("--backend", type=click.Choice(names()), help="What runs it.  [default: what it was built for]"),
     cloup.option("--threads", type=click.IntRange(min=1), help="CPU threads of each engine.  [default: all cores]"),
+    cloup.option(
+        "--tool-parser",
+        type=click.Choice(tuple(PARSERS)),
+        help="The form of the model's calls of tools.  [default: by its chat template]",
+    ),
     SEALED,
     cloup.option(
         "--kv-proofs",
@@ -105,6 +111,7 @@ def command(
     prefill_slice_ms: float | None,
     backend: str | None,
     threads: int | None,
+    tool_parser: str | None,
     sealed: bool,
     kv_proofs: bool,
 ) -> None:
@@ -121,8 +128,8 @@ def command(
     apart = role != "aggregated" or store is not None
     if on_triton and (on_dynamo or apart):
         raise click.UsageError("--triton has no roles; prefill and decode apart are NVIDIA Dynamo's")
-    if origins and (on_triton or on_dynamo or apart):
-        raise click.UsageError("--cors is of the server in this process, without --dynamo, --triton or --role")
+    if on_triton and (origins or tool_parser is not None):
+        raise click.UsageError("--cors and --tool-parser are of OpenAI's API, without --triton")
     settings = ServingSettings(
         rows,
         queue,
@@ -139,13 +146,17 @@ def command(
     check_host(host, key)
     served = served_engines(engines, role)
     if on_dynamo or apart:
-        _serve_dynamo(served, role, host, port, key, store, settings)
+        require_dynamo()
+        store = cache_root() / "serving" if store is None and role != "aggregated" else store
+        found = Deployment(served, role, host, port, key, origins, store, settings, tool_parser)
+        asyncio.run(Running(found, show).run())
         return
     require_server()
     from kvc_trt.serving.http.server import Deployment as Light
     from kvc_trt.serving.http.server import serve
 
-    serve(Light([(one.name, one.engine) for one in served], host, port, key, origins, settings), show)
+    named = [(one.name, one.engine) for one in served]
+    serve(Light(named, host, port, key, origins, settings, tool_parser), show)
 
 
 def require_server() -> None:
@@ -154,34 +165,6 @@ def require_server() -> None:
         raise UnsupportedEnvironment(
             "aiohttp is not installed in this environment", hint="pip install 'kvc-trt[serve]', or make serve"
         )
-
-
-def _serve_dynamo(
-    served: list[Served],
-    role: Role,
-    host: str,
-    port: int,
-    key: str | None,
-    store: Path | None,
-    settings: ServingSettings,
-) -> None:
-    require_dynamo()
-    deployment = Deployment(
-        served,
-        role,
-        host,
-        port,
-        api_key=key,
-        store=cache_root() / "serving" if store is None and role != "aggregated" else store,
-        rows=settings.rows,
-        queue=settings.queue_limit,
-        prefill_slice_ms=settings.prefill_slice_ms,
-        backend=settings.backend,
-        threads=settings.threads,
-        kv_proofs=settings.kv_proofs,
-        sealed=settings.sealed,
-    )
-    asyncio.run(Running(deployment, show).run())
 
 
 def _serve_triton(engines: tuple[str, ...], host: str, port: int, settings: ServingSettings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -149,6 +150,19 @@ class Output:
     """One for each of `token_ids`, if the request asks for them."""
     kv_proof: Proof | None = None
     """The proof of what the caches kept and read, if the request asks for it."""
+    moved_bytes: int | None = None
+    """Bytes of the prompt's caches that another process sent, where one has read the prompt."""
+
+    def json(self) -> Any:
+        """Return what the text says as JSON; InputError for a text that is none, as where the answer was cut."""
+        try:
+            return json.loads(self.text or "")
+        except (ValueError, RecursionError) as error:
+            ended = f"ended after {len(self.token_ids)} tokens ({self.finish_reason})"
+            raise InputError(
+                f"the answer {ended} and is not JSON: {error}",
+                hint=None if self.finish_reason == "stop" else "let it be longer: max_new_tokens",
+            ) from error
 
 
 @dataclass(frozen=True)

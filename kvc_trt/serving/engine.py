@@ -10,12 +10,13 @@ from kvc_trt.api.engine import Engine
 from kvc_trt.errors import Busy, DeadlineMissed, InputError
 from kvc_trt.runtime.kinds import Kind
 from kvc_trt.runtime.request import Request
-from kvc_trt.serving.errors import invalid, serving_error
+from kvc_trt.serving.errors import ServingError, invalid, serving_error
 from kvc_trt.serving.request import ServedRequest
 from kvc_trt.serving.served_answer import Answer
 from kvc_trt.serving.tokens import token_ids
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from os import PathLike
 
     from kvc_trt.runtime.scheduler.ticket import Ticket
@@ -57,6 +58,9 @@ class ServedEngine:
         )
         self.limits = self._scheduler.session.executor.limits
         """The engine's limits: its vocabulary, its longest prompt, and so on."""
+        session = self._scheduler.session
+        self._cache_bytes = session.executor.state_bytes()
+        self._row_bytes = self._cache_bytes // session.max_batch_size
         self._scheduler.start()
 
     @classmethod
@@ -117,9 +121,22 @@ class ServedEngine:
         """Ask for one token after the shortest prompt, and wait for it; ServingError where none comes."""
         asyncio.run(self.submit(ServedRequest(token_ids=(0,), rules=Request((), 1))).whole())
 
+    async def begin(self, answers: Sequence[Ticket]) -> None:
+        """Return at once: what `take` has not refused is under way."""
+
+    async def answers(self) -> bool:
+        """Return whether a request of one token is answered, or was refused because others are."""
+        try:
+            await asyncio.to_thread(self.answer_once)
+        except ServingError as error:
+            return error.reason == "busy"
+        return True
+
     def metrics(self) -> dict[str, Any]:
-        """Return the scheduler's figures (docs/scheduler.md)."""
-        return self._scheduler.metrics()
+        """Return the scheduler's figures (docs/scheduler.md), and the bytes of its rows' caches, all and taken."""
+        figures = self._scheduler.metrics()
+        taken = figures["running"] + figures["staying"]
+        return {**figures, "cache_bytes": self._cache_bytes, "cache_bytes_in_use": taken * self._row_bytes}
 
     def close(self, *, drain: bool = False) -> None:
         """Take no more requests and end: those that are there are cancelled, or with `drain` answered first."""

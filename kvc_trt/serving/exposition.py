@@ -6,11 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 PREFIX = "kvc_trt"
-_NOW = frozenset({"waiting", "joining", "running", "staying", "handoff_slots_free", "handoff_slots_held"})
+NOW = frozenset(
+    {"waiting", "joining", "running", "staying", "cache_bytes", "cache_bytes_in_use", "handoff_slots_free",
+     "handoff_slots_held"}
+)  # fmt: skip
 """Figures that fall as well as rise."""
 
 
-def exposition(figures: Mapping[str, Any], labels: Mapping[str, str], *, gauges: frozenset[str] = _NOW) -> str:
+def exposition(figures: Mapping[str, Any], labels: Mapping[str, str], *, gauges: frozenset[str] = NOW) -> str:
     """Return plain values (`Scheduler.metrics`) as Prometheus text: counters, gauges, and histograms in seconds.
 
     A mapping of names to counts becomes one counter with the label `kind`; every line has `labels`.

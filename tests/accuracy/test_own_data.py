@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.draw import FileDraw
-from kvc_trt.accuracy.grid import Variant
+from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.pages.followed import followed
 from kvc_trt.accuracy.pages.html_page import html_page
 from kvc_trt.accuracy.pages.report import Bars
-from kvc_trt.accuracy.questions import Vocabulary
+from kvc_trt.accuracy.questions import Question, Vocabulary, ask
 from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError
 from kvc_trt.progress import NullProgress
@@ -121,6 +122,22 @@ def test_a_request_that_cannot_be_right(file, tmp_path, capsys, arguments, says)
     assert says in capsys.readouterr().err
 
 
+def test_an_engine_is_asked_beside_its_twin_and_takes_no_longer_prompts(file, tmp_path, capsys):
+    build = ["build", "--model", "retrieval-tiny", "--token-budget", "32", "--max-input-len", "160", "--no-verify"]
+    assert run([*build, "--max-output-len", "16", "-o", str(tmp_path / "engine")]) == 0
+    asked = ["verify", str(tmp_path / "engine"), "--level", "tasks", "--data", str(file), "--modes", "query-aware"]
+    assert run([*asked, "--output-dir", str(tmp_path / "out")]) == 2
+    assert "own.jsonl line 6: prompt and answer take 164 tokens" in capsys.readouterr().err
+    found = tmp_path / "found.json"
+    cut = [*asked, "--truncate", "middle", "--output-dir", str(tmp_path / "out"), "-o", str(found)]
+    assert run(cut) == 0
+    cells = json.loads(found.read_text())["cells"]
+    assert [(one["task"], one["policy"], one["length"]) for one in cells] == [
+        ("own-exact", "full", 160), ("own-exact", "rocketkv", 160),
+        ("own-unanswered", "full", 160), ("own-unanswered", "rocketkv", 160),
+    ]  # fmt: skip
+
+
 def test_truncate_goes_with_data(tmp_path, capsys):
     assert run([*MODEL, "--truncate", "middle", "--output-dir", str(tmp_path)]) == 2
     assert "--truncate goes with --data" in capsys.readouterr().err
@@ -139,6 +156,46 @@ def test_a_set_is_asked_as_often_as_it_has_questions(file):
     assert FileDraw(draw.data).count_of("own-exact") == 3
     with pytest.raises(InputError, match="has no set"):
         draw.task("passkey")
+
+
+def test_an_answer_ends_at_its_own_limit_and_where_only_a_first_line_counts_with_it(tmp_path):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    library = Tokenizer(models.BPE({token: i for i, token in enumerate(alphabet)}, []))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    (tmp_path / "tokenizer.json").write_text(library.to_str())
+    path = tmp_path / "own.jsonl"
+    asked = {"context": "Ann is 7.", "question": " How old?", "answers": ["7"]}
+    lines = [{**asked, "max_new_tokens": 9}, {**asked, "max_new_tokens": 2}, {**asked, "score": "f1:first-line"}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    draw, vocabulary = FileDraw(read_data_file(path)), Vocabulary(load_task_tokenizer(str(tmp_path)), 256)
+
+    def questions(name: str, mode: str) -> list[Question]:
+        group = QuestionGroup(name, mode, 100)
+        return ask(group, draw.data_set(group, vocabulary), vocabulary, draw.task(name)).flat
+
+    def says(text: str) -> list[int]:
+        return list(library.encode(text).ids)
+
+    long, short = questions("own-f1", "query-aware")
+    assert (long.is_answered(says("seven...")), long.is_answered(says("seven\n and"))) == (False, True)
+    assert (short.is_answered(says("7")), short.is_answered(says("7 "))) == (False, True)
+    (first,) = questions("own-f1:first-line", "query-agnostic")
+    assert (first.is_answered(says("\n\n7")), first.is_answered(says("\n7\n"))) == (False, True)
+    assert library.decode(first.prompt_ids) + library.decode(first.continuation_ids) == "Ann is 7. How old?"
+    assert library.decode(long.prompt_ids) == "Ann is 7. How old?"
+    (turn, _) = questions("own-f1", "stored-context")
+    assert (library.decode(turn.turn_ids), turn.is_answered(says("a" * 9))) == (" How old?", True)
+
+
+def test_a_conversation_without_a_template_is_named(tmp_path, capsys):
+    path = tmp_path / "own.jsonl"
+    told = [{"role": "user", "content": "Who?"}]
+    path.write_text(json.dumps({"context": "", "question": "lamp"}) + "\n" + json.dumps({"messages": told}) + "\n")
+    assert run([*MODEL, "--data", str(path), "--output-dir", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert f"{path} line 2: a conversation takes a chat template" in error
+    assert "--framing chat" in error
 
 
 class Notes(NullProgress):

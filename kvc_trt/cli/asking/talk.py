@@ -53,8 +53,10 @@ class Talk:
     def ask(self, question: str, stop: Callable[[], bool] | None = None) -> None:
         """Ask and show the answers: streamed, side by side, or as one line of JSON."""
         streamed = _show if not self._given.as_json and len(self.sides) == 1 else None
-        options = {} if stop is None else {"stop": stop}
-        replies = [one.ask(question, streamed, **options) for one in self.conversations]
+        replies = [
+            one.ask(question, streamed) if stop is None else one.ask(question, streamed, stop=stop)
+            for one in self.conversations
+        ]
         if self._given.as_json:
             first, *others = [_report(reply, side) for reply, side in zip(replies, self.sides, strict=True)]
             beside = {"beside": {"policy": self.sides[1].name, **others[0]}} if others else {}

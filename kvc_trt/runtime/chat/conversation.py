@@ -14,12 +14,14 @@ from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.chat.messages import Message, check_messages
 from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.runtime.context import Context
+from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.runtime.request import Event, Output, Request
 from kvc_trt.runtime.session.session import Session
 from kvc_trt.runtime.session.turn import check_takes_turns
 
 if TYPE_CHECKING:
     from kvc_trt.models.sources.tokenizer_library import Tokenizer
+    from kvc_trt.runtime.grammar.grammar import Schema
 
 LONG_PROMPT = 512
 """Tokens of a prompt that is read in slices, so that its reading shows progress and can be stopped."""
@@ -135,10 +137,16 @@ class Conversation:
         return len(self._opening.seen.tokens)
 
     def ask(
-        self, question: str, on_token: Callable[[Event], None] | None = None, *, stop: Callable[[], bool] = _never
+        self,
+        question: str,
+        on_token: Callable[[Event], None] | None = None,
+        *,
+        schema: Grammar | Schema | None = None,
+        stop: Callable[[], bool] = _never,
     ) -> Reply:
         """Answer a question; `on_token` is called with each event of the answer as it comes.
 
+        `schema` is of this answer alone; without it the rules of the conversation say what the answer may be.
         `stop` is asked after each token, and while a long prompt is read. Once it is true, the answer ends (its
         `finish_reason` is interrupted), and what was said is part of the conversation, which goes on. If nothing was
         said yet, Cancelled is raised and the conversation is as it was.
@@ -146,6 +154,7 @@ class Conversation:
         Raises InputError, with the numbers, for a question that does not fit; then the conversation is as it was. An
         answer that fails is not part of the conversation either.
         """
+        rules = self._rules if schema is None else replace(self._rules, grammar=Grammar.of(schema))
         if not self._messages:
             self.read_document()
         content = f"{self._document}{_BREAK}{question}" if self._document and not self._messages else question
@@ -155,9 +164,9 @@ class Conversation:
         fed, new = self._new(text)
         row, continued = self._row, self._row is not None and new is not None
         if row is not None and new is not None:
-            self._turn(row, new)
+            self._turn(row, new, rules)
         else:
-            row = self._begin(fed, new, stop)
+            row = self._begin(fed, new, rules, stop)
         read = time.perf_counter()
         try:
             output = self._answer(row, on_token, stop)
@@ -191,14 +200,12 @@ class Conversation:
             return self._encode(text), None
         return [*seen.tokens, *new], new
 
-    def _begin(self, tokens: list[int], new: list[int] | None, stop: Callable[[], bool]) -> int:
+    def _begin(self, tokens: list[int], new: list[int] | None, rules: Request, stop: Callable[[], bool]) -> int:
         """Let a row read the conversation: `tokens`, or the `new` ones among them after the document's caches."""
         if new is None or self._opening is None:
-            return self._join(replace(self._rules, prompt_token_ids=tokens), stop)
+            return self._join(replace(rules, prompt_token_ids=tokens), stop)
         opening = self._opening
-        request = replace(
-            self._rules, prompt_token_ids=new, context=opening.context, context_token_ids=opening.seen.tokens
-        )
+        request = replace(rules, prompt_token_ids=new, context=opening.context, context_token_ids=opening.seen.tokens)
         return self._join(request, stop)
 
     def _join(self, request: Request, stop: Callable[[], bool]) -> int:
@@ -225,8 +232,9 @@ class Conversation:
                 if stop():
                     raise Cancelled("the question was not read to its end, and is not part of the conversation")
 
-    def _turn(self, row: int, tokens: list[int]) -> None:
+    def _turn(self, row: int, tokens: list[int], rules: Request) -> None:
         try:
+            self._session.constrain(row, rules.grammar)
             self._session.turn(row, tokens, feed_last=False)
         except InputError:  # it was refused, and nothing has changed
             raise

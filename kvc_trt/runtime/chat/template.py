@@ -82,6 +82,11 @@ class ChatTemplate:
         tokens = {**_special_tokens(_json_object(files, TOKENS_FILE)), **_special_tokens(config)}
         return cls(named[_DEFAULT], special_tokens=tokens, source=str(source.path), for_tools=named.get(_FOR_TOOLS))
 
+    def for_strangers(self) -> ChatTemplate:
+        """Return the same template, whose errors say nothing of where it lies."""
+        for_tools = None if self.for_tools == self.template else self.for_tools
+        return ChatTemplate(self.template, special_tokens=self.special_tokens, for_tools=for_tools)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

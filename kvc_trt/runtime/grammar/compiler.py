@@ -6,6 +6,7 @@ The library gets limits for all that it builds and does, so that a hostile gramm
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Collection
@@ -31,8 +32,12 @@ _WHITESPACE = r" |\n[ \t]{0,32}"
 """Between the tokens of JSON: one space, or a new line and its indentation. More would let a model write it forever."""
 _PLACES_TRIED = 200
 """Schemas inside of one that are compiled alone to find which is wrong."""
+_TRIED = 4
+"""Tokens of an answer that is tried as soon as a grammar is compiled."""
 _NOTHING_FOLLOWS = "NoExtensionBias"
 """llguidance's reason for a state that no token leads out of."""
+_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
+"""Characters of a text that mean something else in a regular expression."""
 _ASCII = "".join(map(chr, range(0x20, 0x7F)))
 
 
@@ -76,14 +81,34 @@ class Grammars:
                 f"{grammar.name}: the tokenizer has no token for {missing[0]!r}, so it cannot write JSON",
                 hint="take a model with a byte-level or a SentencePiece tokenizer, as nearly all chat models have",
             )
-        found = LLMatcher(library, _source(grammar), log_level=0, limits=_limits())
-        allowed = b"" if found.is_error() else found.compute_bitmask()  # which builds what the first token needs
-        if found.is_error() and found.stop_reason() != _NOTHING_FOLLOWS:
-            where = _place_of_error(grammar, library)
-            raise InputError(f"{grammar.name} cannot be compiled{where}: {reason_of(found)}")
-        if not np.unpackbits(np.frombuffer(allowed, np.uint8), count=self._vocab_size, bitorder="little").any():
-            raise InputError(f"{grammar.name} lets an answer begin with no token of the tokenizer")
+        try:
+            found = LLMatcher(library, _source(grammar), log_level=0, limits=_limits())
+        except ValueError as error:
+            raise InputError(f"{grammar.name} cannot be compiled: {error}") from error
+        if found.is_error():
+            raise InputError(
+                f"{grammar.name} cannot be compiled{_place_of_error(grammar, library)}: {reason_of(found)}"
+            )
+        self._try(found, grammar)
         return found
+
+    def _try(self, found: LLMatcher, grammar: Grammar) -> None:
+        """Refuse a grammar that no answer can begin by, or whose first tokens are beyond the library's limits already.
+
+        The first mask also builds what every answer needs.
+        """
+        state = found
+        for count in range(_TRIED):
+            bits = np.frombuffer(state.compute_bitmask(), np.uint8)
+            if state.is_error() and reason_of(state) != _NOTHING_FOLLOWS:
+                raise InputError(f"{grammar.name} is too complex: {reason_of(state)}")
+            allowed = np.flatnonzero(np.unpackbits(bits, count=self._vocab_size, bitorder="little"))
+            if not len(allowed):
+                if count == 0:
+                    raise InputError(f"{grammar.name} lets an answer begin with no token of the tokenizer")
+                return
+            state = state if count else found.deep_copy()
+            state.consume_token(int(allowed[len(allowed) // 2]))
 
     @cached_property
     def _vocabulary(self) -> tuple[Vocabulary, LLTokenizer]:
@@ -136,9 +161,9 @@ def _source(grammar: Grammar) -> str:
     if grammar.kind == "lark":
         return LLMatcher.grammar_from_lark(grammar.text)
     if grammar.kind == "choice":
-        texts = (json.dumps(one, ensure_ascii=False) for one in grammar.choices())
-        return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
-    return _source_of_schema({"type": "object"} if grammar.kind == "json_object" else json.loads(grammar.text))
+        return LLMatcher.grammar_from_regex("|".join(_SPECIAL.sub(r"\\\g<0>", one) for one in grammar.choices()))
+    schema = {"type": "object"} if grammar.kind == "json_object" else json.loads(grammar.text)
+    return _source_of_schema({} if schema is True else schema)
 
 
 def _source_of_schema(schema: Any) -> str:
@@ -161,7 +186,9 @@ def _place_of_error(grammar: Grammar, library: LLTokenizer) -> str:
             break
         if pointer == "#" or (found and not pointer.startswith(f"{found}/")):
             continue
-        alone = {**shared, **schema} if isinstance(schema, dict) else schema
+        if isinstance(schema, bool):
+            continue
+        alone = {**shared, **schema}
         if LLMatcher.validate_grammar(_source_of_schema(alone), library, limits=_limits()):
             found = pointer
     return f" at {found}" if found else ""

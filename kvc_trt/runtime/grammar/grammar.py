@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.runtime.grammar.schema import MOST_CHARACTERS, check_schema, parsed_schema
+from kvc_trt.runtime.grammar.schema import MOST_CHARACTERS, check_schema, closed, parsed_schema
 
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+Schema: TypeAlias = "Mapping[str, Any] | bool | str | type[BaseModel]"
+"""A JSON schema as Python code has it: a mapping, its JSON text, or a class of pydantic's models."""
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
 
 
@@ -46,12 +51,17 @@ class Grammar:
         return Grammar("json_object")
 
     @staticmethod
-    def json_schema(schema: Any) -> Grammar:
-        """JSON that a schema allows: a mapping, JSON text, or a class of pydantic's models."""
+    def of(asked: Grammar | Schema) -> Grammar:
+        """A grammar itself, or JSON that a schema allows."""
+        return asked if isinstance(asked, Grammar) else Grammar.json_schema(asked)
+
+    @staticmethod
+    def json_schema(schema: Schema) -> Grammar:
+        """JSON that a schema allows; of a class of pydantic's models, with no other fields than it has."""
         if isinstance(schema, str):
             schema = parsed_schema(schema)
         elif isinstance(schema, type) and hasattr(schema, "model_json_schema"):
-            schema = schema.model_json_schema()
+            schema = closed(schema.model_json_schema())
         if not isinstance(schema, (Mapping, bool)):
             raise InputError(
                 f"a JSON schema is {describe(schema)}, expected a mapping, JSON text, or a class of pydantic's models"

@@ -51,6 +51,10 @@ class Matcher:
         until = next((i for i, token in enumerate(tokens) if token in self._ends), len(tokens))
         return int(self._state.validate_tokens(list(tokens[:until])))
 
+    def forced(self) -> list[int]:
+        """Return the tokens that come next whatever the model says."""
+        return list(self._state.compute_ff_tokens())
+
     def begin_answer(self) -> None:
         """Begin another answer under the same grammar."""
         self._state.reset()

@@ -19,6 +19,9 @@ _MOST_SCHEMAS = 10_000
 _MOST_COUNTED = 1_000_000
 """The largest number of characters, items or properties that a keyword asks for."""
 
+_LARGEST = 1 << 53
+"""Up to here every integer is a number of double precision, in which the compiler holds all numbers."""
+
 _ANNOTATIONS = frozenset({
     "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "discriminator",
     "$schema", "$id", "id", "$comment", "contentMediaType", "contentEncoding",
@@ -61,6 +64,8 @@ def parsed_schema(text: str) -> Any:
 def check_schema(schema: Any) -> None:
     """Raise InputError, naming the place, for a schema that is too large, or says what is not obeyed."""
     _check_depth(schema)
+    if schema is False:
+        raise InputError("the JSON schema is false, which allows nothing")
     for count, (pointer, one) in enumerate(schemas_in(schema)):
         if count == _MOST_SCHEMAS:
             raise InputError(f"the JSON schema holds more than {_MOST_SCHEMAS} schemas")
@@ -120,9 +125,23 @@ def _check_keyword(pointer: str, name: str, value: Any) -> None:
     if name not in _KNOWN and not name.startswith("x-"):
         near = did_you_mean(name, _KNOWN - _ANNOTATIONS)
         raise InputError(f"the JSON schema at {pointer} has the unknown keyword {describe(name)}{near}")
+    if name in ("enum", "const") or name in _NUMBERS:
+        _check_numbers(f"{pointer}/{name}", value)
     expected = _expected(name, value)
     if expected:
         raise InputError(f"the JSON schema at {pointer}/{name} is {describe(value)}, expected {expected}")
+
+
+def _check_numbers(where: str, value: Any) -> None:
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Mapping):
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+        elif isinstance(one, (int, float)) and not -_LARGEST <= one <= _LARGEST:
+            raise InputError(f"the JSON schema at {where} has {describe(one)}, expected numbers from -2^53 to 2^53")
 
 
 def _expected(name: str, value: Any) -> str:
@@ -156,3 +175,11 @@ def _check_properties(pointer: str, schema: Mapping[str, Any]) -> None:
             f"the JSON schema at {pointer}/minProperties is {least}, and {len(set(required))} properties are required: "
             "more are supported only where additionalProperties is false"
         )
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Close every object of a schema to properties that it does not name, unless it says what those are."""
+    for _, one in schemas_in(schema):
+        if isinstance(one, dict) and "properties" in one:
+            one.setdefault("additionalProperties", False)
+    return schema

@@ -67,9 +67,15 @@ class Sampler:
         if self._matcher is not None:
             self._matcher.begin_answer()
 
-    def possible(self, tokens: list[int]) -> list[int]:
-        """Return the first of these tokens, up to one that the grammar does not let follow."""
-        return tokens if self._matcher is None else tokens[: self._matcher.prefix(tokens)]
+    def forced(self) -> list[int]:
+        """Return the tokens that come next whatever the model says; none where the grammar leaves a choice."""
+        return [] if self._matcher is None else self._matcher.forced()
+
+    def possible(self, tokens: list[int], *, after: list[int]) -> list[int]:
+        """Return the first of these tokens, up to one that the grammar does not let follow `after` and those before."""
+        if self._matcher is None:
+            return tokens
+        return tokens[: max(0, self._matcher.prefix([*after, *tokens]) - len(after))]
 
     def choose(self, logits: NDArray[np.float32]) -> int:
         """Return the next token id, given `logits` [vocab] that are finite or -inf; they are not changed."""

@@ -191,14 +191,19 @@ class Row:
             self.answer = self.answer.copy()
 
     def draft(self, count: int) -> Draft:
-        """Return up to `count` tokens that may follow the next one: those queued, then what the text suggests."""
+        """Return up to `count` tokens that may follow the next one.
+
+        These are tokens that are queued, then those that the grammar forces, then what the text suggests.
+        """
         assert self.text is not None
         first, *queued = self.unfed()
-        tokens = queued[:count]
+        certain = [*queued, *self._sampler.forced()]
+        tokens = certain[:count]
         if len(tokens) < count:
-            tokens += self._sampler.possible(self.text.draft([first, *queued], count - len(tokens)))
+            suggested = self.text.draft([first, *certain], count - len(tokens))
+            tokens += self._sampler.possible(suggested, after=certain[len(queued) :])
         self.text.watch([first], tokens)
-        return Draft(tokens, max(len(queued[:count]), min(self.text.expected, len(tokens))))
+        return Draft(tokens, max(len(certain[:count]), min(self.text.expected, len(tokens))))
 
     def store(self, tokens: list[int], answers: NDArray[np.float32], undo: Any) -> None:
         """Record that `tokens` were stored behind the one that was just fed, and the model's `answers` [n, vocab]."""

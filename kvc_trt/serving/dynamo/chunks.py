@@ -5,16 +5,14 @@ An answer that ends without a reason, or without a chunk at all, reads as a shor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from statistics import mean
 from typing import Any
 
 from kvc_trt.errors import InputError
-from kvc_trt.proof import document_of
 from kvc_trt.runtime import Event, Output
+from kvc_trt.serving.dynamo.wire import OUR_DATA, OURS, document_of_event, document_of_refusal
+from kvc_trt.serving.errors import ServingError
+from kvc_trt.serving.protocol.choices import REASONS, kept_by
 
-REASONS = {"stop": "stop", "length": "length", "capacity": "length"}
-"""Ours to Dynamo's, which has none for a cache that is full."""
 LARGEST_LISTS = 16 << 20
 """Bytes of a proof's lists, a third more in base64; Dynamo's messages end at 32 MiB."""
 CANCELLED = {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
@@ -22,17 +20,19 @@ CANCELLED = {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
 Chunk = dict[str, Any]
 
 
-def chunk_of(
-    event: Event, prompt_tokens: int, extra: Mapping[str, Any] | None = None, *, reused_tokens: int | None = None
-) -> Chunk:
-    """Return the chunk of one token; the last one has the reason, what was counted, and `extra` among `engine_data`.
+def chunk_of(event: Event, *, for_gateway: bool = False) -> Chunk:
+    """Return the chunk of one token; the last one has the reason, and what was counted.
 
-    The last one also has the answer's proof, if there is one; InputError if that is too large for a message.
-
-    `prompt_tokens` are those that the request came with, start tokens included. `reused_tokens`, of which none were
-    computed for this request, is the output's own where it is None.
+    Our gateway reads the document of the token in it (`wire.py`). Other clients find what the caches kept, and the
+    answer's proof, among the `engine_data` of the last one. InputError for a proof that no message holds.
     """
     chunk: Chunk = {"token_ids": [event.token_id], "index": 0}
+    if event.output is not None:
+        _check_proof(event.output)
+        chunk["finish_reason"] = REASONS[event.output.finish_reason]
+    if for_gateway:
+        chunk[OUR_DATA] = {OURS: document_of_event(event)}
+        return chunk
     if event.logprobs is not None:
         best = enumerate(event.logprobs.top, start=1)
         chunk["log_probs"] = [event.logprobs.logprob]
@@ -40,41 +40,28 @@ def chunk_of(
             [{"rank": rank, "token_id": token, "token": None, "logprob": logprob} for rank, (token, logprob) in best]
         ]
     if event.output is not None:
-        answered = len(event.output.token_ids)
-        chunk["finish_reason"] = REASONS[event.output.finish_reason]
+        read, answered = len(event.output.prompt_token_ids), len(event.output.token_ids)
         chunk["completion_usage"] = {
-            "prompt_tokens": prompt_tokens,
+            "prompt_tokens": read,
             "completion_tokens": answered,
-            "total_tokens": prompt_tokens + answered,
-            "prompt_tokens_details": {
-                "cached_tokens": event.output.reused_tokens if reused_tokens is None else reused_tokens
-            },
+            "total_tokens": read + answered,
+            "prompt_tokens_details": {"cached_tokens": event.output.reused_tokens},
         }
-        chunk["engine_data"] = {
-            "kvc": {
-                "logical_tokens": event.output.logical_length,
-                "kept_tokens_per_cache": round(mean(event.output.physical_lengths), 1),
-                **(extra or {}),
-                **_proof_of(event.output),
-            }
-        }
+        chunk[OUR_DATA] = {OURS: kept_by(event.output)}
     return chunk
 
 
-def _proof_of(output: Output) -> dict[str, Any]:
-    proof = output.kv_proof
-    if proof is None:
-        return {}
-    lists = sum(len(one.kept_lists or b"") + sum(map(len, one.read_lists or ())) for one in proof.caches)
+def _check_proof(output: Output) -> None:
+    if output.kv_proof is None:
+        return
+    lists = sum(len(one.kept_lists or b"") + sum(map(len, one.read_lists or ())) for one in output.kv_proof.caches)
     if lists > LARGEST_LISTS:
         raise InputError(
             f"the lists of this answer's proof have {lists >> 20} MiB, and a message holds {LARGEST_LISTS >> 20}: "
             "ask for return_kv_proof digest, or for fewer max_tokens"
         )
-    return {"kv_proof": document_of(proof)}
 
 
-def refusal(status: int, message: str) -> Chunk:
-    """Return the answer to a request that is refused, for the gateway, which makes of it a response of that status."""
-    found = {"kvc": {"error": {"code": status, "message": message}}}
-    return {"token_ids": [], "index": 0, "finish_reason": "stop", "engine_data": found}
+def refusal(error: ServingError) -> Chunk:
+    """Return the answer to a request of our gateway that is refused; the frontend would keep a part of its reason."""
+    return {"token_ids": [], "index": 0, "finish_reason": "stop", OUR_DATA: {OURS: document_of_refusal(error)}}

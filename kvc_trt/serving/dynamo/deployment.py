@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -25,6 +25,7 @@ from kvc_trt.serving import example
 from kvc_trt.serving.dynamo.environment import process_environment, require_dynamo
 from kvc_trt.serving.dynamo.model_directory import TEMPLATE_FILE
 from kvc_trt.serving.dynamo.records import forget_dead, read_record, status_urls
+from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.owners import own_directory, remove_abandoned
 from kvc_trt.serving.processes import Child, ask_here, asked_by_signals, until_asked
 
@@ -35,6 +36,8 @@ Role = Literal["aggregated", "frontend", "prefill", "decode"]
 FRONTEND_HOST = "127.0.0.1"
 """Whoever the gateway listens to: the frontend asks nobody for a key."""
 ASK_AGAIN_SECONDS = 0.1
+_OPTIONS = ("rows", "queue_limit", "prefill_slice_ms", "threads", "backend")
+"""The settings that a worker takes as options."""
 _STORE = "kvc-trt-serve-"
 _STATUS_PORTS = range(20000, 32768)
 """A worker's status port must not be above 32767."""
@@ -58,18 +61,13 @@ class Deployment:
     port: int = 8000
     """0 takes one that is free."""
     api_key: str | None = None
+    origins: Sequence[str] = ()
+    """Origins whose pages may ask from a browser; `*` is any."""
     store: Path | None = None
     """The store in which processes find each other; None makes a directory for these alone."""
-    rows: int | None = None
-    queue: int | None = None
-    prefill_slice_ms: float | None = None
-    """The longest time that running answers wait for a part of a newcomer's prompt; None is the scheduler's."""
-    backend: str | None = None
-    threads: int | None = None
-    kv_proofs: bool = False
-    """True if requests may ask for a proof of what the caches kept and read."""
-    sealed: bool = False
-    """True if engines' files are copied to memory that nobody can write."""
+    settings: ServingSettings = field(default_factory=ServingSettings)
+    tool_parser: str | None = None
+    """The form of the models' calls of tools; None is what each chat template says."""
 
     @property
     def has_frontend(self) -> bool:
@@ -104,13 +102,15 @@ class Running:
         self._workers = {one.name: self._worker(one) for one in deployment.served}
         if deployment.has_frontend:
             from kvc_trt.serving.dynamo.gateway import Gateway
+            from kvc_trt.serving.dynamo.remote_models import RemoteModels
 
-            self._gateway = Gateway(
+            models = RemoteModels(
                 f"http://{FRONTEND_HOST}:{self._frontend_port}",
-                deployment.api_key,
-                models=list(self._workers),
-                status=lambda: status_urls(self._store / "workers"),
+                self._store / "models",
+                list(self._workers),
+                lambda: status_urls(self._store / "workers"),
             )
+            self._gateway = Gateway(models, deployment.api_key, deployment.origins)
             self._frontend = self._new_frontend()
 
     async def run(self) -> None:
@@ -161,7 +161,7 @@ class Running:
 
     async def _works(self, name: str, child: Child) -> bool:
         if self._gateway is not None:
-            return await self._gateway.answers(name)
+            return await self._gateway.models.answers(name)
         return await asyncio.to_thread(_is_live, self._status_ports[child.name])
 
     async def _frontend_answers(self) -> bool:
@@ -212,12 +212,14 @@ class Running:
         name = served.name if deployment.role == "aggregated" else f"{served.name}-{deployment.role}-{os.getpid()}"
         arguments = [str(served.engine.absolute()), "--name", served.name, "--role", deployment.role]
         arguments += ["--model", str(self._store / "models" / served.name), "--record", str(self._record(name))]
-        for option in ("rows", "queue", "prefill_slice_ms", "threads", "backend"):
-            value = getattr(deployment, option)
+        arguments += [] if deployment.tool_parser is None else ["--tool-parser", deployment.tool_parser]
+        settings = deployment.settings
+        for option in _OPTIONS:
+            value = getattr(settings, option)
             if value is not None:
                 arguments += [f"--{option.replace('_', '-')}", str(value)]
-        arguments += ["--kv-proofs"] if deployment.kv_proofs else []
-        arguments += ["--sealed"] if deployment.sealed else []
+        arguments += ["--kv-proofs"] if settings.kv_proofs else []
+        arguments += ["--sealed"] if settings.sealed else []
         port = self._status_ports[name] = _free_port(_STATUS_PORTS)
         environment = {**process_environment(self._store), "DYN_SYSTEM_PORT": str(port)}
         command = [sys.executable, "-m", "kvc_trt.serving.dynamo.worker", *arguments]

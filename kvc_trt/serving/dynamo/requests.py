@@ -1,21 +1,22 @@
 """A message of Dynamo's frontend to a worker, as a request to the scheduler.
 
-The frontend has tokenised the prompt, and finds stop strings in the answer by itself. It passes on fields that it does
-not check and that we do not support: each of them is refused by its name, none is ignored.
+A message of our gateway brings its rules itself (`wire.py`). In any other the frontend has tokenised the prompt, and
+finds stop strings in the answer by itself. It passes on fields that it does not check and that we do not support: each
+of them is refused by its name, none is ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.proof.record import ProofKind, proof_kind
 from kvc_trt.runtime.answer_rules import Client, Rule, rules_of
 from kvc_trt.runtime.executor import Limits
+from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.runtime.kinds import Kind, listed
 from kvc_trt.runtime.request import Request, request_under
-from kvc_trt.serving.dynamo.bodies import KV_PROOF, WANTS_PROOF
+from kvc_trt.serving.dynamo.wire import is_ours, request_in
 
 _RULES = rules_of(Client.OPENAI)
 _SAMPLING = {name: rule for name, rule in _RULES.items() if rule.of_sampling}
@@ -38,6 +39,15 @@ _OTHER_OUTPUT: dict[str, tuple[object, ...]] = {
     "formatted_prompt": (True, False),
     "return_tokens_as_token_ids": (True, False),
 }
+_GRAMMARS: Mapping[str, Callable[[Any], Grammar]] = {
+    "json": Grammar.json_schema,
+    "regex": Grammar.regex,
+    "choice": Grammar.choice,
+    "grammar": Grammar.lark,
+}
+"""What `guided_decoding` may hold."""
+_OF_OTHER_GRAMMARS = ("backend", "whitespace_pattern")
+"""What else it may hold, for libraries that are not here."""
 _MEDIA = ("multi_modal_data", "mm_processor_kwargs", "prompt_embeds", "encoder_result")
 
 
@@ -47,6 +57,8 @@ def request_of(asked: Mapping[str, Any], limits: Limits, start_tokens: Sequence[
     Without a temperature the best token is taken, as in `kvc-trt run`. Raises InputError for a value that is wrong, one
     that cannot fit, and for everything that this engine does not do. The session checks the rest.
     """
+    if is_ours(asked):
+        return request_in(asked)
     for name in _MEDIA:
         if asked.get(name):
             raise InputError(f"{name}: this model reads text alone")
@@ -55,25 +67,26 @@ def request_of(asked: Mapping[str, Any], limits: Limits, start_tokens: Sequence[
     output = _given(asked, "output_options")
     _refuse_others(output, "output_options", _OTHER_OUTPUT, known=_OUTPUT)
     sampling = _given(asked, "sampling_options")
+    guided = sampling.pop("guided_decoding", None)
     _refuse_others(sampling, "sampling_options", _OTHER_SAMPLING, known=_SAMPLING)
     prompt = prompt_of(asked, start_tokens)
-    kv_proof = _kv_proof(asked)
-    if kv_proof is None:
-        # The frontend ends the answer at such a string by itself. A proof comes with the answer's last token, so the
-        # row has to end there too.
-        stopping.pop("stop", None)
+    stopping.pop("stop", None)  # the frontend ends the answer at such a string by itself
     rules = _read(sampling, _SAMPLING) | _read(stopping, _STOPPING) | _read(output, _OUTPUT)
     more = [Kind.TOKENS.plain(stopping[name], name) for name in _MORE_STOP_TOKENS if name in stopping]
     rules["stop_token_ids"] = sum(more, rules.get("stop_token_ids", ()))
     rules["stop_strings"] = tuple(filter(None, rules.get("stop_strings", ())))
+    rules["grammar"] = _grammar(guided)
     _check_length(rules.get("max_new_tokens"), len(prompt), limits)
-    return request_under(prompt, {**rules, "kv_proof": kv_proof})
+    return request_under(prompt, rules)
 
 
 def prompt_of(asked: Mapping[str, Any], start_tokens: Sequence[int] = ()) -> list[int]:
-    """Return the prompt's token ids, with `start_tokens` in front where they are missing; the ids are unchecked."""
+    """Return the prompt's token ids, with `start_tokens` in front where they are missing; the ids are unchecked.
+
+    Our gateway has put them there.
+    """
     tokens = _list(asked, "token_ids")
-    start = list(start_tokens)
+    start = [] if is_ours(asked) else list(start_tokens)
     return tokens if tokens[: len(start)] == start else [*start, *tokens]
 
 
@@ -107,6 +120,18 @@ def _read(given: Mapping[str, Any], rules: Mapping[str, Rule]) -> dict[str, Any]
     }
 
 
+def _grammar(guided: object) -> Grammar | None:
+    """Return the grammar that the frontend asks for, which has checked nothing of it."""
+    if not isinstance(guided, Mapping):
+        return None
+    given = {name: value for name, value in guided.items() if value is not None and name not in _OF_OTHER_GRAMMARS}
+    if len(given) > 1 or not given.keys() <= _GRAMMARS.keys():
+        raise InputError(f"guided_decoding has {', '.join(map(str, given))}: expected one of {', '.join(_GRAMMARS)}")
+    for name, value in given.items():
+        return _GRAMMARS[str(name)](value)
+    return None
+
+
 def _check_length(tokens: int | None, prompt: int, limits: Limits) -> None:
     most = max(1, limits.max_sequence_len - prompt)
     if tokens is not None and not 1 <= tokens <= most:
@@ -114,10 +139,3 @@ def _check_length(tokens: int | None, prompt: int, limits: Limits) -> None:
             f"max_tokens is {tokens}, expected 1 to {most}: this model takes {limits.max_sequence_len} tokens "
             f"together, and the prompt has {prompt}"
         )
-
-
-def _kv_proof(asked: Mapping[str, Any]) -> ProofKind | None:
-    for annotation in _list(asked, "annotations"):
-        if isinstance(annotation, str) and annotation.startswith(WANTS_PROOF):
-            return proof_kind(annotation[len(WANTS_PROOF) :], KV_PROOF)
-    return None

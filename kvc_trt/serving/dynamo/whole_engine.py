@@ -9,6 +9,7 @@ from typing import Any
 from kvc_trt.runtime import Event, Request, Scheduler, Ticket
 from kvc_trt.serving.dynamo.chunks import Chunk, chunk_of
 from kvc_trt.serving.dynamo.requests import request_of
+from kvc_trt.serving.dynamo.wire import is_ours
 
 
 class Answering:
@@ -34,7 +35,7 @@ class Answering:
         request = request_of(asked, self.limits, self.start_tokens)
         async with aclosing(self.follow(request, identity)) as events:
             async for event in events:
-                yield chunk_of(event, len(request.prompt_token_ids))
+                yield chunk_of(event, for_gateway=is_ours(asked))
 
     async def follow(self, request: Request, identity: str) -> AsyncGenerator[Event, None]:
         """Submit a request and yield its events."""

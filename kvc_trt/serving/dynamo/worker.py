@@ -28,13 +28,15 @@ from kvc_trt.engine import EngineDirectory
 from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, HandoffRefused, InputError, KvcError
 from kvc_trt.files.lost import report_lost_files
 from kvc_trt.runtime import Scheduler
-from kvc_trt.serving.dynamo.bodies import WANTS_ERRORS
 from kvc_trt.serving.dynamo.chunks import CANCELLED, Chunk, refusal
 from kvc_trt.serving.dynamo.handoff.handing_over import Decode, Prefill
 from kvc_trt.serving.dynamo.handoff.transfer import NixlTransfers
+from kvc_trt.serving.dynamo.model_card import model_of, write_card
 from kvc_trt.serving.dynamo.model_directory import start_tokens, write_model_directory
 from kvc_trt.serving.dynamo.records import write_record
 from kvc_trt.serving.dynamo.whole_engine import Answering
+from kvc_trt.serving.dynamo.wire import is_ours
+from kvc_trt.serving.errors import ServingError, invalid, serving_error
 from kvc_trt.serving.exposition import exposition
 
 log = logging.getLogger("kvc_trt.serving")
@@ -57,6 +59,7 @@ class Worker(LLMEngine):  # type: ignore[misc]
         )
         settings.model.mkdir(parents=True, exist_ok=True)
         write_model_directory(self._engine.directory, settings.model)
+        write_card(model_of(self._engine.directory, settings.name, settings.tool_parser), settings.model)
         self._answering: Answering | None = None
         self._watching: asyncio.Task[None] | None = None
         self._answers = 0
@@ -106,7 +109,7 @@ class Worker(LLMEngine):  # type: ignore[misc]
     def _load(self) -> tuple[Scheduler, tuple[int, ...]]:
         settings = self.settings
         scheduler = self._engine.scheduler(
-            settings.rows, queue_limit=settings.queue, prefill_slice_ms=settings.prefill_slice_ms
+            settings.rows, queue_limit=settings.queue_limit, prefill_slice_ms=settings.prefill_slice_ms
         )
         scheduler.start()
         return scheduler, start_tokens(self._engine.directory)
@@ -125,7 +128,7 @@ class Worker(LLMEngine):  # type: ignore[misc]
         answering = self._answering
         # A probe is of this worker alone, whatever others it works with.
         answer = answering.answer_whole if is_probe(request) else answering.answer
-        wants_errors = self.settings.role != "prefill" and WANTS_ERRORS in (request.get("annotations") or ())
+        for_gateway = self.settings.role != "prefill" and is_ours(request)
         try:
             async with aclosing(answer(request, context.id())) as chunks:
                 async for chunk in chunks:
@@ -135,13 +138,12 @@ class Worker(LLMEngine):  # type: ignore[misc]
         except (InputError, Busy, DeadlineMissed, HandoffRefused) as error:
             if is_probe(request) or isinstance(error, HandoffRefused):
                 log.warning("request %s: %s", context.id(), error.message)
-            status = 400 if isinstance(error, InputError) else 503
-            if wants_errors:
-                yield refusal(status, error.message)
-            elif status == 400:
+            if for_gateway:
+                yield refusal(_refused(error))
+            elif isinstance(error, InputError):
                 raise InvalidArgument(error.message) from None
             else:
-                raise HttpError(status, error.message) from None
+                raise HttpError(503, error.message) from None
         except (HttpError, InvalidArgument, GeneratorExit, asyncio.CancelledError):
             raise
         except Exception:
@@ -188,6 +190,13 @@ class Worker(LLMEngine):  # type: ignore[misc]
         metrics.register_prometheus_expfmt_callback(text)
 
 
+def _refused(error: KvcError) -> ServingError:
+    """Return the error for a request that this worker cannot, or can now not, answer."""
+    if isinstance(error, HandoffRefused):
+        return ServingError("busy", error.message)
+    return invalid(error) if isinstance(error, InputError) else serving_error(error)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m kvc_trt.serving.dynamo.worker", description=__doc__)
     parser.add_argument("engine", type=Path)
@@ -196,10 +205,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", required=True, help="The model's name in requests.")
     parser.add_argument("--role", choices=("aggregated", "prefill", "decode"), default="aggregated")
     parser.add_argument("--rows", type=int, help="Requests that are answered at once.")
-    parser.add_argument("--queue", type=int, help="Requests that may wait.")
+    parser.add_argument("--queue-limit", type=int, help="Requests that may wait.")
     parser.add_argument("--prefill-slice-ms", type=float, help="The longest slice of a prompt between two steps.")
     parser.add_argument("--backend")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--tool-parser", help="The form of the model's calls of tools.")
     parser.add_argument("--kv-proofs", action="store_true", help="Whether requests may ask for proofs.")
     parser.add_argument("--sealed", action="store_true", help="Whether to read the engine from sealed memory.")
     return parser

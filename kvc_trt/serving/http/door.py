@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import uuid
 from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
@@ -39,7 +40,7 @@ class Door:
             return await self._passed(request, handler)
 
         application.middlewares.append(keep)
-        application.on_response_prepare.append(self._for_browsers)
+        application.on_response_prepare.append(self._add_headers)
 
     async def _passed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
@@ -80,7 +81,8 @@ class Door:
         origin = request.headers.get("Origin")
         return origin if origin is not None and self._origins & {"*", origin} else None
 
-    async def _for_browsers(self, request: web.Request, response: web.StreamResponse) -> None:
+    async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        response.headers["x-request-id"] = uuid.uuid4().hex
         origin = self._allowed(request)
         if origin is not None:
             response.headers["Access-Control-Allow-Origin"] = "*" if "*" in self._origins else origin

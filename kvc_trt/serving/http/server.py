@@ -18,7 +18,7 @@ from kvc_trt.serving.engine import ServedEngine, ServingSettings
 from kvc_trt.serving.example import curl
 from kvc_trt.serving.http.answering import answer
 from kvc_trt.serving.http.door import OPEN, Door
-from kvc_trt.serving.http.models import Models
+from kvc_trt.serving.models import Models, OwnModels
 from kvc_trt.serving.processes import asked_by_signals
 from kvc_trt.serving.protocol.body import LARGEST_BODY, json_object
 from kvc_trt.serving.protocol.errors import ApiError
@@ -58,6 +58,8 @@ class Deployment:
     origins: Sequence[str] = ()
     """Origins whose pages may ask from a browser; `*` is any."""
     settings: ServingSettings = field(default_factory=ServingSettings)
+    tool_parser: str | None = None
+    """The form of the models' calls; None is what each chat template says."""
 
 
 def serve(deployment: Deployment, say: Callable[[str], None]) -> None:
@@ -68,16 +70,19 @@ def serve(deployment: Deployment, say: Callable[[str], None]) -> None:
     started = time.monotonic()
     with contextlib.ExitStack() as undo:
         listening = undo.enter_context(_listening(deployment.host, deployment.port))
-        models = Models([loaded(name, path, deployment.settings, undo) for name, path in deployment.served])
+        settings, parser = deployment.settings, deployment.tool_parser
+        models = OwnModels([loaded(name, path, settings, undo, parser) for name, path in deployment.served])
         server = LightServer(models, Door(deployment.api_key, deployment.origins))
-        asyncio.run(server.run(listening, lambda: say(_ready(deployment, listening, models, started))))
+        asyncio.run(server.run(listening, lambda: say(_ready(deployment, listening, models, started)), models.close))
 
 
 class LightServer:
     """One HTTP server over models that answer."""
 
     def __init__(self, models: Models, door: Door) -> None:
-        self._models, self._running, self._ending = models, 0, False
+        self._models, self._running = models, 0
+        self.ending = False
+        """True once no more requests are taken."""
         self._all_over = asyncio.Event()
         self.application = web.Application(client_max_size=LARGEST_BODY)
         door.of(self.application)
@@ -94,8 +99,11 @@ class LightServer:
         routes.add_get(OPEN, self._live)
         routes.add_route("*", "/{path:.*}", self._nothing)
 
-    async def run(self, listening: socket.socket, ready: Callable[[], None]) -> None:
-        """Answer until this process is asked to end; then finish the answers that have begun, for half a minute."""
+    async def run(self, listening: socket.socket, ready: Callable[[], None], end: Callable[[], None]) -> None:
+        """Answer until this process is asked to end; then finish the answers that have begun, for half a minute.
+
+        `ready` is called once it listens, and `end`, in a thread, ends what is still being answered.
+        """
         asked = asyncio.Event(), asyncio.Event()  # once, and twice: somebody is in a hurry
         runner = web.AppRunner(self.application, handler_cancellation=True, access_log=None, shutdown_timeout=1)
         await runner.setup()
@@ -104,10 +112,10 @@ class LightServer:
             await site.start()
             ready()
             await asked[0].wait()
-            self._ending = True
+            self.ending = True
             await site.stop()
             await _first_of(self._over(), asked[1].wait(), asyncio.sleep(DRAIN_SECONDS))
-        await asyncio.to_thread(self._models.close)
+        await asyncio.to_thread(end)
         await runner.cleanup()
 
     async def _over(self) -> None:
@@ -118,7 +126,7 @@ class LightServer:
 
     def _asking(self, endpoint: Endpoint) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def ask(request: web.Request) -> web.StreamResponse:
-            if self._ending:
+            if self.ending:
                 raise ApiError(503, "the server is ending")
             self._running += 1
             try:
@@ -143,7 +151,7 @@ class LightServer:
         return web.json_response(await asyncio.to_thread(made, body, self._models.named_in(body)))
 
     async def _list(self, request: web.Request) -> web.Response:
-        return web.json_response(self._models.as_list())
+        return web.json_response(await self._models.as_list())
 
     async def _show(self, request: web.Request) -> web.Response:
         return web.json_response(self._models.find(request.match_info["name"])[0].document)
@@ -152,12 +160,12 @@ class LightServer:
         """Say that every model answers, by a request to each of them."""
         answers = await self._models.health()
         words = {name: "answers" if answered else "does not answer" for name, answered in answers.items()}
-        healthy = all(answers.values())
+        healthy = bool(answers) and all(answers.values())
         body = {"status": "healthy" if healthy else "unhealthy", "models": words}
         return web.json_response(body, status=200 if healthy else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(text=self._models.figures(), headers={"Content-Type": "text/plain; version=0.0.4"})
+        return web.Response(text=await self._models.figures(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def _version(self, request: web.Request) -> web.Response:
         return web.json_response({"version": __version__})
@@ -197,17 +205,18 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def loaded(
-    name: str, path: Path, settings: ServingSettings, undo: contextlib.ExitStack
+    name: str, path: Path, settings: ServingSettings, undo: contextlib.ExitStack, tool_parser: str | None = None
 ) -> tuple[ServedModel, ServedEngine]:
     """Load an engine, and let it answer once."""
     engine = ServedEngine.open(path, settings)
     undo.callback(engine.close)
-    model = ServedModel.of(name, engine.engine.directory, engine.limits, int(time.time()))
+    directory, now = engine.engine.directory, int(time.time())
+    model = ServedModel.of(name, directory, engine.limits, now, tool_parser=tool_parser)
     engine.answer_once()
     return model, engine
 
 
-def _ready(deployment: Deployment, listening: socket.socket, models: Models, started: float) -> str:
+def _ready(deployment: Deployment, listening: socket.socket, models: OwnModels, started: float) -> str:
     """Return what a user does next."""
     host = f"[{deployment.host}]" if ":" in deployment.host else deployment.host
     address = f"http://{host}:{listening.getsockname()[1]}/v1"

@@ -10,6 +10,9 @@ from kvc_trt.runtime.request import Event, Output, Request
 from kvc_trt.serving.protocol.fields import Endpoint
 from kvc_trt.serving.protocol.logprobs import Drawn, chat_logprobs, completion_logprobs
 from kvc_trt.serving.protocol.model import ServedModel
+from kvc_trt.serving.protocol.tools import chunk_of, message_of
+from kvc_trt.tool_calls.deltas import Delta
+from kvc_trt.tool_calls.reader import CallMarks, Reader
 
 REASONS = {"stop": "stop", "length": "length", "capacity": "length"}
 """Ours to OpenAI's, which has none for a cache that is full."""
@@ -33,7 +36,9 @@ class Choice:
         *,
         prompt: int = 0,
         opening: str = "",
+        reader: Reader | None = None,
     ) -> None:
+        """Begin; `reader` finds calls and thoughts in a chat's answer."""
         self.index, self.prompt = index, prompt
         self.output: Output | None = None
         """Once the answer is over."""
@@ -43,6 +48,8 @@ class Choice:
         self._offset = len(opening)
         """Characters of the text before the next token."""
         self._texts: list[str] = []
+        self._reader = reader or Reader(CallMarks())
+        self._deltas: list[Delta] = []
         self._drawn: list[Drawn] = []
 
     def begin(self) -> list[Part]:
@@ -55,10 +62,10 @@ class Choice:
         """Take one token, and return what a stream says of it; often nothing, until a character is whole."""
         drawn = self._drawn_by(event)
         self._drawn += drawn
-        parts = []
-        if event.text or drawn:
-            self._texts.append(event.text)
-            parts.append(self._part({"content": event.text} if self._chat else event.text, self._logprobs(drawn)))
+        said = self._said(event)
+        if drawn and not said:
+            said = [{"content": ""} if self._chat else ""]
+        parts = [self._part(one, self._logprobs(drawn) if place == 0 else None) for place, one in enumerate(said)]
         if event.output is not None:
             self.output = event.output
             parts.append({**self._part({} if self._chat else ""), **self._end(event.output)})
@@ -69,11 +76,21 @@ class Choice:
         assert self.output is not None, "the answer is over"
         self._offset = len(self._opening)
         logprobs = None if self._request.logprobs is None else self._logprobs(self._drawn)
-        text = "".join((self._opening, *self._texts))
-        said: dict[str, Any] = {"text": text}
+        said: dict[str, Any] = {"text": "".join((self._opening, *self._texts))}
         if self._chat:
-            said = {"message": {"role": "assistant", "content": text, "refusal": None}}
+            said = {"message": {**message_of(self._deltas), "refusal": None}}
         return {"index": self.index, **said, "logprobs": logprobs, **self._end(self.output)}
+
+    def _said(self, event: Event) -> list[dict[str, Any] | str]:
+        """Return what is certain with an event: a completion's text, or a chat's deltas."""
+        if not self._chat:
+            self._texts += [event.text] if event.text else []
+            return [event.text] if event.text else []
+        new = self._reader.feed(event.text)
+        if event.output is not None:
+            new += self._reader.finish()
+        self._deltas += new
+        return [chunk_of(delta) for delta in new]
 
     def _drawn_by(self, event: Event) -> list[Drawn]:
         """Return the event's token, if its log-probability is wanted; the token that ends an answer has no text."""
@@ -98,13 +115,16 @@ class Choice:
         }
 
     def _end(self, output: Output) -> dict[str, Any]:
-        return {"finish_reason": REASONS[output.finish_reason], "kvc": kept_by(output)}
+        called = self._reader.has_calls and output.finish_reason == "stop"
+        return {"finish_reason": "tool_calls" if called else REASONS[output.finish_reason], "kvc": kept_by(output)}
 
 
 def kept_by(output: Output) -> dict[str, Any]:
-    """Return what an answer's caches hold at its end, and its proof if there is one."""
-    kept = {
+    """Return what an answer's caches hold at its end, what of it another process sent, and the answer's proof."""
+    kept: dict[str, Any] = {
         "logical_tokens": output.logical_length,
         "kept_tokens_per_cache": round(mean(output.physical_lengths), 1),
     }
+    if output.moved_bytes is not None:
+        kept["moved_bytes"] = output.moved_bytes
     return kept if output.kv_proof is None else {**kept, "kv_proof": document_of(output.kv_proof)}

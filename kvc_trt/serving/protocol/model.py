@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvc_trt.errors import InputError
 from kvc_trt.serving.protocol.logprobs import Spelling
+from kvc_trt.serving.protocol.tools import ToolFormat, format_of
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
@@ -27,6 +28,8 @@ class ServedModel:
     end_token_ids: frozenset[int] = frozenset()
     fingerprint: str = ""
     """What tells this engine from all others."""
+    tool_format: ToolFormat = field(default_factory=lambda: format_of(None))
+    """How it writes calls of tools."""
     made: int = 0
     """Seconds since 1970."""
     spelling: Spelling = field(init=False)
@@ -35,15 +38,22 @@ class ServedModel:
         object.__setattr__(self, "spelling", Spelling(self.tokenizer))
 
     @classmethod
-    def of(cls, name: str, engine: EngineDirectory, limits: Limits, made: int) -> ServedModel:
-        """Return the model of an engine; InputError for one without a tokenizer."""
+    def of(
+        cls, name: str, engine: EngineDirectory, limits: Limits, made: int, *, tool_parser: str | None = None
+    ) -> ServedModel:
+        """Return the model of an engine; InputError for one without a tokenizer.
+
+        `tool_parser` is the form of its calls (`tools.PARSERS`); None is what its chat template says.
+        """
         if engine.tokenizer is None:
             raise InputError(
                 f"{engine.path} has no tokenizer, and OpenAI's API is made of text",
                 hint="build it from a checkpoint with tokenizer.json; Engine.scheduler in Python answers token ids",
             )
         ends = frozenset(engine.model.eos_token_ids)
-        return cls(name, engine.tokenizer, engine.chat_template, limits, ends, f"kvc-{engine.digest[:16]}", made)
+        template = None if engine.chat_template is None else engine.chat_template.for_strangers()
+        form, fingerprint = format_of(template, tool_parser), f"kvc-{engine.digest[:16]}"
+        return cls(name, engine.tokenizer, template, limits, ends, fingerprint, form, made)
 
     @property
     def context_length(self) -> int:

@@ -9,10 +9,12 @@ from kvc_trt.errors import InputError, KvcError
 from kvc_trt.runtime.request import check_token_ids
 from kvc_trt.serving.protocol.errors import TOO_LONG, ApiError, refused
 from kvc_trt.serving.protocol.fields import Endpoint
+from kvc_trt.serving.protocol.request import field_of
 from kvc_trt.serving.tokens import token_ids
 
 if TYPE_CHECKING:
     from kvc_trt.runtime.executor import Limits
+    from kvc_trt.runtime.grammar.grammar import Grammar
     from kvc_trt.serving.protocol.model import ServedModel
     from kvc_trt.serving.protocol.request import ApiRequest, Prompt
 
@@ -24,6 +26,10 @@ class ReadPrompt:
     token_ids: tuple[int, ...]
     text: str = ""
     """What goes before its answers."""
+    grammar: Grammar | None = None
+    """What its answers follow."""
+    rendered: str = ""
+    """The text of a chat's prompt."""
 
 
 def read_prompts(asked: ApiRequest, model: ServedModel) -> list[ReadPrompt]:
@@ -35,9 +41,9 @@ def read_prompts(asked: ApiRequest, model: ServedModel) -> list[ReadPrompt]:
         if asked.endpoint is Endpoint.CHAT:
             prompts = [_chat(asked, model)]
         else:
-            prompts = [_read(prompt, asked.echo, model) for prompt in asked.prompts]
+            prompts = [_read(prompt, asked, model) for prompt in asked.prompts]
     except KvcError as error:
-        raise refused(error.message, _field(asked)) from error
+        raise refused(error.message, field_of(error, _field(asked))) from error
     for prompt in prompts:
         check_length(len(prompt.token_ids), asked.rules.max_new_tokens, model.limits, _field(asked))
     return prompts
@@ -72,18 +78,26 @@ def no_template(model: ServedModel) -> ApiError:
 def _chat(asked: ApiRequest, model: ServedModel) -> ReadPrompt:
     if model.template is None:
         raise no_template(model)
-    text = model.template.render(asked.messages, add_generation_prompt=asked.opens_answer)
+    text = model.template.render(
+        asked.messages,
+        tools=asked.tools.offered,
+        variables=asked.template_variables,
+        add_generation_prompt=asked.opens_answer,
+    )
+    grammar = model.tool_format.constrained(asked.tools, text, asked.rules.grammar)
     ids = tuple(model.tokenizer.encode(text, add_special_tokens=False).ids)
     if not ids:
         raise InputError("the chat template makes an empty prompt of these messages")
-    return ReadPrompt(ids)
+    return ReadPrompt(ids, grammar=grammar, rendered=text)
 
 
-def _read(prompt: Prompt, echo: bool, model: ServedModel) -> ReadPrompt:
+def _read(prompt: Prompt, asked: ApiRequest, model: ServedModel) -> ReadPrompt:
     if isinstance(prompt, str):
-        return ReadPrompt(token_ids(model.tokenizer, prompt, model.limits.max_input_len), prompt if echo else "")
-    ids = tuple(check_token_ids(prompt, model.limits, "prompt"))
-    return ReadPrompt(ids, model.tokenizer.decode(list(ids)) if echo else "")
+        ids, text = token_ids(model.tokenizer, prompt, model.limits.max_input_len), prompt
+    else:
+        ids = tuple(check_token_ids(prompt, model.limits, "prompt"))
+        text = model.tokenizer.decode(list(ids)) if asked.echo else ""
+    return ReadPrompt(ids, text if asked.echo else "", asked.rules.grammar)
 
 
 def _field(asked: ApiRequest) -> str:

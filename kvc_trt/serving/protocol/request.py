@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from kvc_trt.errors import InputError, describe
+from kvc_trt.errors import InputError, KvcError, describe
 from kvc_trt.proof.record import proof_kind
 from kvc_trt.runtime.answer_rules import RULES
+from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.runtime.kinds import Kind, is_integer
 from kvc_trt.runtime.request import Request, request_under
 from kvc_trt.serving.protocol.errors import refused
 from kvc_trt.serving.protocol.fields import FIELDS, Endpoint, given_fields
 from kvc_trt.serving.protocol.grammars import grammar_of
+from kvc_trt.serving.protocol.tools import ToolUse, tool_use
 
 MOST_ANSWERS = 128
 """Of one request, over all of its prompts."""
@@ -38,6 +41,7 @@ class ApiRequest:
     """Texts, or token ids, which are unchecked."""
     messages: list[Any] = field(default_factory=list)
     """Unchecked: the chat template's own reader does it."""
+    tools: ToolUse = field(default_factory=ToolUse)
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     opens_answer: bool = True
     """True if the chat template opens the assistant's answer."""
@@ -49,12 +53,12 @@ class ApiRequest:
     echo: bool = False
     """True if each prompt goes before its answers."""
 
-    def of_answer(self, prompt: tuple[int, ...], index: int) -> Request:
+    def of_answer(self, prompt: tuple[int, ...], index: int, grammar: Grammar | None = None) -> Request:
         """Return the request of answer `index` (of `n`) to a prompt's token ids. Equal seeds would draw equal ones."""
         sampling = self.rules.sampling
         if index and sampling.seed is not None:
             sampling = replace(sampling, seed=(sampling.seed + index) % (1 << 64))
-        return replace(self.rules, prompt_token_ids=prompt, sampling=sampling)
+        return replace(self.rules, prompt_token_ids=prompt, sampling=sampling, grammar=grammar)
 
 
 def parse(body: Mapping[str, object], endpoint: Endpoint) -> ApiRequest:
@@ -79,6 +83,7 @@ def parse(body: Mapping[str, object], endpoint: Endpoint) -> ApiRequest:
         rules=rules,
         prompts=prompts,
         messages=_messages(given["messages"]) if chat else [],
+        tools=_tools(given, rules) if chat else ToolUse(),
         template_variables=_variables(given),
         opens_answer=_switch(given, "add_generation_prompt", True),
         n=asked,
@@ -181,6 +186,22 @@ def _include_usage(given: Mapping[str, object], stream: bool) -> bool:
         if name != "include_usage" and value not in (None, False):
             raise refused(f"stream_options: {describe(name)} is not supported; include_usage is", "stream_options")
     return _switch({name: value for name, value in options.items() if value is not None}, "include_usage")
+
+
+def _tools(given: Mapping[str, object], rules: Request) -> ToolUse:
+    try:
+        use = tool_use(given)
+    except InputError as error:
+        raise refused(error.message, field_of(error, "tools")) from None
+    if use.is_forced and rules.grammar is not None:
+        raise refused("tool_choice asks for a call, and another field for a grammar: give one of them", "tool_choice")
+    return use
+
+
+def field_of(error: KvcError, default: str) -> str:
+    """Return the field of a chat that an error's message opens with, if it does."""
+    name = re.split(r"[ :]", error.message, maxsplit=1)[0]
+    return name if name in FIELDS[Endpoint.CHAT] else default
 
 
 def _messages(given: object) -> list[Any]:

@@ -14,7 +14,7 @@ from kvc_trt.serving.protocol.prompts import no_template
 
 TOKENIZE = frozenset(
     {"model", "prompt", "messages", "add_special_tokens", "add_generation_prompt", "chat_template_kwargs",
-     "return_token_strs"}
+     "tools", "return_token_strs"}
 )  # fmt: skip
 DETOKENIZE = frozenset({"model", "tokens"})
 _MOST_CHARACTERS = 16 << 20
@@ -61,7 +61,10 @@ def _ids(given: Mapping[str, object], model: ServedModel) -> list[int]:
     if model.template is None:
         raise no_template(model)
     messages: Any = given["messages"]
-    text = model.template.render(messages, add_generation_prompt=_switch(given, "add_generation_prompt", True))
+    tools: Any = given.get("tools")
+    variables: Any = given.get("chat_template_kwargs")
+    opened = _switch(given, "add_generation_prompt", True)
+    text = model.template.render(messages, tools=tools, variables=variables, add_generation_prompt=opened)
     return list(model.tokenizer.encode(text, add_special_tokens=_switch(given, "add_special_tokens", False)).ids)
 
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-PREFIX = "kvc_trt"
-NOW = frozenset({"waiting", "joining", "running", "staying"})
-"""Figures that fall as well as rise."""
+from kvc_trt.serving.exposition import NOW, PREFIX
 
 
 class Figure(NamedTuple):

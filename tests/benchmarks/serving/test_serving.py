@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import store
-from benchmarks.serving import aiperf, dynamo_server, measure, page, perf_analyzer, plots, triton_server
+from benchmarks.serving import aiperf, measure, openai_server, page, perf_analyzer, plots, triton_server
 from benchmarks.serving.answered import Answered, figures, quantile
 from benchmarks.serving.engines import Expected
 from benchmarks.serving.load import Asked
@@ -70,13 +70,13 @@ class NeverReady:
         type(self).ended += 1
 
 
-@pytest.mark.parametrize("server", ["triton", "dynamo", "apart"])
+@pytest.mark.parametrize("server", ["triton", "light", "dynamo", "apart"])
 def test_a_server_that_does_not_become_ready_is_ended(server, monkeypatch, tmp_path):
     never = type("Never", (NeverReady,), {})
     monkeypatch.setattr(measure, "prepare", lambda kind, place: measure.Prepared(tmp_path, 0, ASKED, EXPECTED))
     monkeypatch.setattr(triton_server, "export", lambda *arguments: None)
     monkeypatch.setattr(triton_server, "TritonServer", never)
-    monkeypatch.setattr(dynamo_server, "DynamoServer", never)
+    monkeypatch.setattr(openai_server, "OpenAIServer", never)
     point = next(one for one in POINTS if one.server == server)
     place = Place(tmp_path, tmp_path, tmp_path, tmp_path, None)
     with pytest.raises(SystemExit, match="not ready"):
@@ -105,7 +105,7 @@ def test_aiperf_sends_requests_as_they_are_and_writes_every_event():
     whole = record(
         1,
         event(1_500_000_000, choices=choice("a")),
-        event(1_700_000_000, choices=choice(" b", "length"), nvext={"engine_data": {"kvc": {"moved_bytes": 7}}}),
+        event(1_700_000_000, choices=[{**choice(" b", "length")[0], "kvc": {"moved_bytes": 7}}]),
         event(1_700_000_000, choices=[], usage={"completion_tokens": 2}),
     )
     cut = record(0, event(1_500_000_000, choices=choice("red")))
@@ -256,7 +256,7 @@ def test_triton_and_dynamo_are_loaded_by_their_tools(tmp_path):
     assert done.returncode == 0
     assert "triton-tiny" in (tmp_path / "serving.md").read_text()
     found = json.loads((tmp_path / "serving-quick.json").read_text())["points"]
-    assert set(found) == {"triton-tiny", "dynamo-tiny"}
+    assert set(found) == {"triton-tiny", "light-tiny", "dynamo-tiny"}
     for one in found.values():
         assert one["lost"] == 0, one["errors"]
         assert one["compared"]["different"] == 0

@@ -88,7 +88,7 @@ def bounded(one):
             lambda counts: between("integer", ("minimum", "maximum"), counts)
         ),
         COUNTS.map(lambda counts: between("string", ("minLength", "maxLength"), counts)),
-        st.lists(st.one_of(st.text(max_size=4), st.integers(), st.none()), min_size=1, max_size=4).map(
+        st.lists(st.one_of(st.text(max_size=4), st.integers(-(2**53), 2**53), st.none()), min_size=1, max_size=4).map(
             lambda values: {"enum": values}
         ),
         st.lists(one, min_size=1, max_size=3).map(lambda parts: {"anyOf": parts}),

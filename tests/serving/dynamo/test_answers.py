@@ -18,13 +18,13 @@ def last_of(proof):
 
 @pytest.mark.parametrize("kind", ["digest", "lists"])
 def test_a_proof_comes_with_the_last_chunk(kind):
-    chunk = chunks.chunk_of(last_of(recorded(kind)), 6)
+    chunk = chunks.chunk_of(last_of(recorded(kind)))
     assert chunk["engine_data"]["kvc"]["kv_proof"] == document_of(recorded(kind))
-    assert "kv_proof" not in chunks.chunk_of(last_of(None), 6)["engine_data"]["kvc"]
+    assert "kv_proof" not in chunks.chunk_of(last_of(None))["engine_data"]["kvc"]
 
 
 def test_lists_that_no_message_holds_are_refused_and_digests_are_not(monkeypatch):
     monkeypatch.setattr(chunks, "LARGEST_LISTS", 8)
-    chunks.chunk_of(last_of(recorded("digest")), 6)
+    chunks.chunk_of(last_of(recorded("digest")))
     with pytest.raises(InputError, match="ask for return_kv_proof digest"):
-        chunks.chunk_of(last_of(recorded("lists")), 6)
+        chunks.chunk_of(last_of(recorded("lists")))

@@ -12,6 +12,7 @@ import pytest
 from kvc_trt.serving.dynamo import deployment as module
 from kvc_trt.serving.dynamo.deployment import Deployment, Running, Served
 from kvc_trt.serving.dynamo.records import write_record
+from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.owners import OWNER_FILE, owner
 
 
@@ -37,12 +38,11 @@ def dead(name="1"):
 
 
 def test_settings_reach_the_worker(tmp_path):
-    settings = {"rows": 3, "queue": 9, "prefill_slice_ms": 12.5, "threads": 2, "backend": "onnxruntime"}
-    command = prefill(tmp_path / "store", **settings, kv_proofs=True)._workers["demo"]._command
+    settings = ServingSettings(3, 9, prefill_slice_ms=12.5, threads=2, backend="onnxruntime", kv_proofs=True)
+    command = prefill(tmp_path / "store", settings=settings, tool_parser="hermes")._workers["demo"]._command
     said = dict(itertools.pairwise(command))
-    assert [said[f"--{name}"] for name in ("rows", "queue", "prefill-slice-ms", "threads", "backend")] == [
-        "3", "9", "12.5", "2", "onnxruntime",
-    ]  # fmt: skip
+    names = ("rows", "queue-limit", "prefill-slice-ms", "threads", "backend", "tool-parser")
+    assert [said[f"--{name}"] for name in names] == ["3", "9", "12.5", "2", "onnxruntime", "hermes"]
     assert "--kv-proofs" in command
     bare = prefill(tmp_path / "other")._workers["demo"]._command
     assert not {"--rows", "--prefill-slice-ms", "--kv-proofs"} & {*bare}

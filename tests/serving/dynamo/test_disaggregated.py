@@ -12,10 +12,11 @@ import pytest
 
 from kvc_trt import Sampling
 from tests.serving.dynamo.served import LONG, Served, eventually
+from tests.serving.http.in_process import InProcess
+from tests.serving.transcript import COMPLETIONS, RECORD, REQUESTS, answer_of
 
 pytestmark = [pytest.mark.dynamo, pytest.mark.slow]
 
-RECORD = "<record> lamp scarlet tiger lagos eight <record> fork green horse cairo nine <query> lamp"
 ROLES = ("prefill", "decode")
 
 
@@ -80,7 +81,7 @@ def test_an_answer_is_that_of_the_engine_alone_and_says_what_was_moved(apart, an
     assert answer["usage"]["completion_tokens"] == len(alone.token_ids)
     kept = sum(alone.physical_lengths) / len(alone.physical_lengths)
     moved = bytes_of(demo_engine, needle)
-    assert answer["nvext"]["engine_data"]["kvc"] == {
+    assert answer["choices"][0]["kvc"] == {
         "logical_tokens": alone.logical_length,
         "kept_tokens_per_cache": round(kept, 1),
         "moved_bytes": moved,
@@ -149,17 +150,19 @@ def test_many_at_once(apart, answers, needle):
     assert apart.count("handoffs_refused_total", "decode") == 0
 
 
-@pytest.mark.parametrize(
-    ("bad", "named"),
-    [({"n": 2}, "n of"), ({"max_tokens": 1_000_000}, "max_tokens"), ({"prompt": [5000]}, "nvalid request")],
-)
-@pytest.mark.parametrize("stream", [False, True])
-def test_bad_input_is_an_error_of_that_request_alone(apart, bad, named, stream):
-    body = {"model": "demo", "prompt": RECORD, "max_tokens": 4, "stream": stream, **bad}
-    status, answer = apart.client.ask("/v1/completions", body)
-    assert status == 400, answer
-    assert named in answer["error"]["message"]
-    assert text_of(apart.client.complete("demo", RECORD, max_tokens=8)) == "scarlet tiger lagos eight"
+def test_every_completion_has_the_light_servers_answer(apart, demo_engine):
+    """Texts, counts, log-probabilities and refusals, but for the bytes that were moved."""
+    asked = {kind: one for kind, one in REQUESTS.items() if one[0] == COMPLETIONS and one[1]["model"] == "demo"}
+    with InProcess({"demo": demo_engine}) as light:
+        alone = {kind: answer_of(light.client(), *one) for kind, one in asked.items()}
+    found = {kind: without_moved(answer_of(apart.client, *one)) for kind, one in asked.items()}
+    assert found == alone
+
+
+def without_moved(found):
+    if isinstance(found, dict):
+        return {name: without_moved(value) for name, value in found.items() if name != "moved_bytes"}
+    return type(found)(map(without_moved, found)) if isinstance(found, (list, tuple)) else found
 
 
 def test_clients_cannot_bring_a_handoff(apart):

@@ -27,4 +27,4 @@ def test_the_bytes_that_nixl_moves(form, tmp_path):
     finally:
         apart.end()
     assert text_of(answer) == alone.text
-    assert answer["nvext"]["engine_data"]["kvc"]["moved_bytes"] == MOVED[form]
+    assert answer["choices"][0]["kvc"]["moved_bytes"] == MOVED[form]

@@ -10,7 +10,9 @@ import pytest
 from kvc_trt import Engine
 from kvc_trt.errors import HandoffRefused, InputError
 from kvc_trt.proof import document_of
+from kvc_trt.runtime import Request
 from kvc_trt.serving.dynamo.handoff.handing_over import OFFER
+from kvc_trt.serving.dynamo.wire import message_of
 from tests.serving.dynamo.handed_over import all_of, asked, pair_of, whole
 
 
@@ -28,18 +30,21 @@ def proving(opened_for_proofs):
 
 
 def proven(message, kind):
-    return {**message, "annotations": [f"kvc-trt.kv_proof.{kind}"]}
+    """Return the gateway's message for the same request with a proof."""
+    longest, ignoring = message["stop_conditions"]["max_tokens"], message["stop_conditions"].get("ignore_eos", False)
+    request = Request(message["token_ids"], longest, ignore_eos=ignoring, kv_proof=kind)
+    return {**message, "annotations": message_of(request, "demo")["nvext"]["annotations"]}
 
 
 def proof_in(chunks):
-    return chunks[-1]["engine_data"]["kvc"]["kv_proof"]
+    return chunks[-1]["engine_data"]["kvc"]["output"]["kv_proof"]
 
 
 @pytest.mark.parametrize("kind", ["digest", "lists"])
 def test_a_proof_is_that_of_one_process(proving, demo_engine, needle, kind):
     """The proof has the entries that prefill kept of the prompt, and those that decode has read."""
     chunks = asyncio.run(whole(proving, proven(asked(needle, max_tokens=6, ignore_eos=True), kind)))
-    assert all("engine_data" not in chunk for chunk in chunks[:-1])
+    assert all("output" not in chunk["engine_data"]["kvc"] for chunk in chunks[:-1])
     engine = Engine.open(demo_engine, threads=1, proofs=True)
     alone = engine.generate(needle, max_new_tokens=6, ignore_eos=True, kv_proof=kind)
     assert proof_in(chunks) == json.loads(json.dumps(document_of(alone.kv_proof)))

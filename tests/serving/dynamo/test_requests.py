@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kvc_trt.errors import InputError
 from kvc_trt.runtime import Sampling
 from kvc_trt.runtime.executor import Limits
+from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.serving.dynamo.requests import prompt_of, request_of
 
 LIMITS = Limits(
@@ -19,7 +20,7 @@ UNSET = {
     "sampling_options": {"n": None, "temperature": None, "top_k": None, "guided_decoding": None, "seed": None},
     "output_options": {"logprobs": None, "prompt_logprobs": None, "skip_special_tokens": None},
     "eos_token_ids": [2],
-    "annotations": ["kvc-trt.errors"],
+    "annotations": ["of somebody else"],
     "extra_args": {"nvext": {}},
 }
 
@@ -60,7 +61,8 @@ def test_penalties_arrive_and_neutral_ones_are_none():
     ("group", "value", "named"),
     [
         ("sampling_options", {"n": 2}, "n of sampling_options"),
-        ("sampling_options", {"guided_decoding": {"regex": "a"}}, "guided_decoding of sampling_options"),
+        ("sampling_options", {"guided_decoding": {"regex": "a", "json": {}}}, "guided_decoding has regex, json"),
+        ("sampling_options", {"guided_decoding": {"structural_tag": "a"}}, "guided_decoding has structural_tag"),
         ("sampling_options", {"use_beam_search": True}, "use_beam_search"),
         ("sampling_options", {"new_in_the_next_version": 1}, "new_in_the_next_version"),
         ("sampling_options", {"temperature": "hot"}, "temperature"),
@@ -86,24 +88,21 @@ def test_wrong_and_unsupported_fields_are_named(group, value, named):
         request_of(asked(**{group: value}), LIMITS)
 
 
-@pytest.mark.parametrize("kind", ["digest", "lists"])
-def test_a_proof_is_asked_for_by_an_annotation(kind):
-    """The row itself then ends at stop strings, so that the proof comes with its last token."""
-    message = {**asked(stop_conditions={"stop": ["a", ""]}), "annotations": ["x", f"kvc-trt.kv_proof.{kind}"]}
-    request = request_of(message, LIMITS)
-    assert (request.kv_proof, request.stop_strings) == (kind, ("a",))
-    plain = request_of({**message, "annotations": ["x"]}, LIMITS)
-    assert (plain.kv_proof, plain.stop_strings) == (None, ())
+@pytest.mark.parametrize(
+    ("guided", "grammar"),
+    [
+        ({"json": {"type": "object"}, "backend": None}, Grammar.json_schema({"type": "object"})),
+        ({"regex": "a+", "backend": "any"}, Grammar.regex("a+")),
+        ({"choice": ["a", "b"]}, Grammar.choice(["a", "b"])),
+        ({"grammar": "start: /a/"}, Grammar.lark("start: /a/")),
+        ({"json": None}, None),
+    ],
+)
+def test_grammars_of_the_frontend_are_ours(guided, grammar):
+    assert request_of(asked(sampling_options={"guided_decoding": guided}), LIMITS).grammar == grammar
 
 
-def test_an_annotation_of_no_kind_is_refused():
-    with pytest.raises(InputError, match="return_kv_proof is 'all'"):
-        request_of({**asked(), "annotations": ["kvc-trt.kv_proof.all"]}, LIMITS)
-    with pytest.raises(InputError, match="stop is 5, expected texts"):
-        request_of({**asked(stop_conditions={"stop": [5]}), "annotations": ["kvc-trt.kv_proof.lists"]}, LIMITS)
-
-
-@pytest.mark.parametrize(("field", "value"), [("token_ids", 5), ("token_ids", "ab"), ("annotations", {"a": 1})])
+@pytest.mark.parametrize(("field", "value"), [("token_ids", 5), ("token_ids", "ab")])
 def test_what_must_be_a_list_is_refused(field, value):
     with pytest.raises(InputError, match=f"{field} is .*, expected a list"):
         request_of({**asked(), field: value}, LIMITS)

@@ -43,7 +43,7 @@ def check_answers(client, alone) -> list[dict]:
         assert answer["choices"][0]["message"]["content"].strip() == expected.text.strip()
         assert answer["usage"]["prompt_tokens"] == len(expected.prompt_token_ids)
         assert answer["usage"]["completion_tokens"] == len(expected.token_ids)
-        found.append(answer["nvext"]["engine_data"]["kvc"])
+        found.append(answer["choices"][0]["kvc"])
     return found
 
 

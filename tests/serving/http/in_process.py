@@ -13,8 +13,8 @@ from aiohttp import web
 
 from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.http.door import Door
-from kvc_trt.serving.http.models import Models
 from kvc_trt.serving.http.server import LightServer, loaded
+from kvc_trt.serving.models import OwnModels
 from tests.serving.dynamo.served import Client
 
 
@@ -26,7 +26,7 @@ class InProcess:
     ) -> None:
         self._undo = ExitStack()
         given = ServingSettings(threads=1, **settings)
-        self.models = Models([loaded(name, path, given, self._undo) for name, path in engines.items()])
+        self.models = OwnModels([loaded(name, path, given, self._undo) for name, path in engines.items()])
         self.application = LightServer(self.models, Door(api_key, origins)).application
         self.port = 0
         self._loop = asyncio.new_event_loop()

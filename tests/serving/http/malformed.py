@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Iterable, Iterator
@@ -54,7 +55,7 @@ def requests(seed: int, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
                 body["tools"] = json.loads(json.dumps([TOOL] * draw.randint(1, 2)))
         for _ in range(draw.randint(1, 3)):
             if draw.random() < 0.6:
-                body[draw.choice([*FIELDS[endpoint], "unknown"])] = draw.choice(VALUES)
+                body[draw.choice([*FIELDS[endpoint], "unknown"])] = copy.deepcopy(draw.choice(VALUES))
             else:
                 _change_inside(body, draw)
         body["stream"] = draw.choice([True, False, body.get("stream")])
@@ -69,11 +70,11 @@ def _change_inside(value: Any, draw: random.Random) -> None:
     owner, key = draw.choice(places)
     match draw.randint(0, 3):
         case 0:
-            owner[key] = draw.choice(VALUES)
+            owner[key] = copy.deepcopy(draw.choice(VALUES))
         case 1:
             del owner[key]
         case 2:
-            owner[key] = [owner[key]] * draw.randint(1, 3)
+            owner[key] = [copy.deepcopy(owner[key]) for _ in range(draw.randint(1, 3))]
         case _:
             owner[key] = {"type": "text", "text": owner[key]}
 

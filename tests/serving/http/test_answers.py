@@ -271,7 +271,7 @@ def test_the_openai_client_raises_its_own_errors(openai):
     with pytest.raises(BadRequestError, match="store is not supported, found True: no answers are stored") as raised:
         openai.chat.completions.create(model="chat", messages=MESSAGES, store=True)
     assert raised.value.param == "store"
-    with pytest.raises(NotFoundError, match="there is no model 'nobody' here, expected demo, chat"):
+    with pytest.raises(NotFoundError, match="there is no model 'nobody' here, expected chat, demo"):
         openai.chat.completions.create(model="nobody", messages=MESSAGES)
 
 

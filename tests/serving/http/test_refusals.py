@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvc_trt.serving.http import answering
+from kvc_trt.serving.protocol import documents
 from tests.readable_model import text
 from tests.serving.dynamo.served import LONG, eventually
 from tests.serving.http.in_process import InProcess
@@ -166,7 +166,7 @@ def test_an_unexpected_failure_has_an_id_and_is_logged(client, monkeypatch, capl
         raise ZeroDivisionError("in /a/path")
 
     place = "Documents.response" if not stream else "Documents.usage_chunk"
-    monkeypatch.setattr(answering.Documents, place.partition(".")[2], fails)
+    monkeypatch.setattr(documents.Documents, place.partition(".")[2], fails)
     more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     with caplog.at_level(logging.ERROR):
         connection = client.open("/v1/completions", {**COMPLETION, **more})

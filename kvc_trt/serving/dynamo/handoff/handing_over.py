@@ -27,6 +27,7 @@ from kvc_trt.serving.dynamo.handoff.slots import Slots
 from kvc_trt.serving.dynamo.handoff.transfer import FETCH_SECONDS, LOOK_AGAIN_SECONDS, Offer, Transfers
 from kvc_trt.serving.dynamo.requests import prompt_of, request_of
 from kvc_trt.serving.dynamo.whole_engine import Answering
+from kvc_trt.serving.dynamo.wire import is_ours
 from kvc_trt.validation import validated
 
 log = logging.getLogger("kvc_trt.serving")
@@ -182,10 +183,13 @@ class Decode(HandingOver):
         request = replace(
             request, prompt_token_ids=(), context=context, context_token_ids=prompt, kv_proof_prompt=record
         )
-        moved = {"moved_bytes": offer.handoff.nbytes}
         async with aclosing(self.follow(request, identity)) as events:
             async for event in events:
-                yield chunk_of(event, len(prompt), moved, reused_tokens=0)
+                output = event.output
+                if output is not None:  # as that of one process
+                    moved = offer.handoff.nbytes
+                    output = replace(output, prompt_token_ids=tuple(prompt), reused_tokens=0, moved_bytes=moved)
+                yield chunk_of(replace(event, output=output), for_gateway=is_ours(asked))
 
     async def _fetch(self, offer: Offer) -> Context:
         """Return the context of an offer; HandoffRefused where it does not come in time, or is not what it says.

@@ -1,13 +1,15 @@
-"""`kvc-trt serve` on loopback, from the environment of `make dynamo-env`: one process, or one for each role."""
+"""`kvc-trt serve` on loopback: the light server, or Dynamo in its environment, in one process or one for each role."""
 
 from __future__ import annotations
 
 import re
 import shutil
+import sys
 import urllib.request
 from pathlib import Path
 
 from benchmarks.serving.place import Place
+from benchmarks.serving.points import Server
 from benchmarks.serving.processes import Started, read_metric
 
 _ADDRESS = re.compile(r"at (http://127\.0\.0\.1:\d+)/")
@@ -15,18 +17,20 @@ NAME = "model"
 """Under which requests ask for the engine."""
 
 
-class DynamoServer:
-    """Dynamo's frontend behind our gateway, and a worker; or a worker for each of prefill and decode."""
+class OpenAIServer:
+    """The light server; Dynamo's frontend behind our gateway, and a worker, or one for each of prefill and decode."""
 
-    def __init__(self, place: Place, engine: Path, directory: Path, rows: int, *, apart: bool) -> None:
-        self._python, self._variables = place.dynamo / "bin" / "python", place.variables()
+    def __init__(self, place: Place, engine: Path, directory: Path, rows: int, server: Server) -> None:
+        python = sys.executable if server == "light" else str(place.dynamo / "bin" / "python")
+        self._command = [python, "-m", "kvc_trt", "serve", *(["--dynamo"] if server == "dynamo" else [])]
+        self._variables = place.variables()
         self._variables["DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"] = "0"
         self._directory, self._store = directory, directory / "store"
         self.url = ""
         """Where it answers, once it is ready."""
         shutil.rmtree(self._store, ignore_errors=True)
         served = [f"{NAME}={engine}", "--rows", str(rows)]
-        if apart:
+        if server == "apart":
             # Each worker has as many threads as its share of the cores, or they would take turns at all of them.
             worker = [*served, "--threads", "1"]
             self.started = [
@@ -35,7 +39,7 @@ class DynamoServer:
                 self._start("decode", ["--role", "decode", *worker]),
             ]
         else:
-            self.started = [self._start("aggregated", [*served, "--port", "0"])]
+            self.started = [self._start("whole", [*served, "--port", "0"])]
 
     def wait_ready(self) -> None:
         frontend, *workers = self.started
@@ -56,7 +60,7 @@ class DynamoServer:
             one.end()
 
     def _start(self, name: str, arguments: list[str]) -> Started:
-        command = [str(self._python), "-m", "kvc_trt", "serve", "--dynamo", *arguments]
+        command = [*self._command, *arguments]
         if "--role" in arguments:
             command += ["--store", str(self._store)]
         return Started(command, self._variables, self._directory / f"{name}.log")

@@ -1,0 +1,109 @@
+"""Requests to OpenAI's API from their body to the documents of their answers, without any HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from kvc_trt.serving.errors import serving_error
+from kvc_trt.serving.models import Answer, Models, Served
+from kvc_trt.serving.protocol.body import json_object
+from kvc_trt.serving.protocol.choices import Choice, Part
+from kvc_trt.serving.protocol.documents import Documents
+from kvc_trt.serving.protocol.fields import Endpoint
+from kvc_trt.serving.protocol.model import ServedModel
+from kvc_trt.serving.protocol.prompts import read_prompts
+from kvc_trt.serving.protocol.request import ApiRequest, parse
+
+
+class Asked:
+    """A request that an engine has taken: its choices, each with its answer."""
+
+    def __init__(self, request: ApiRequest, model: ServedModel, engine: Served) -> None:
+        self.request, self._engine = request, engine
+        self._documents = Documents(request.endpoint, model)
+        self._choices: list[Choice] = []
+        self._answers: list[Answer] = []
+
+    @classmethod
+    def of(cls, content: bytes, endpoint: Endpoint, models: Models) -> Asked:
+        """Read a body and submit what it asks for: all of its answers, or none.
+
+        Raises ApiError and ServingError. It may take seconds, so no asyncio loop should wait for it.
+        """
+        request = parse(json_object(content), endpoint)
+        model, engine = models.find(request.model)
+        asked = cls(request, model, engine)
+        try:
+            for place, prompt in enumerate(read_prompts(request, model)):
+                for index in range(request.n):
+                    answer = request.of_answer(prompt.token_ids, index, prompt.grammar)
+                    asked._answers.append(engine.take(answer))
+                    reader = model.tool_format.reader(request.tools, prompt.rendered, request.rules.grammar)
+                    found = len(asked._choices)
+                    asked._choices.append(
+                        Choice(endpoint, found, answer, model, prompt=place, opening=prompt.text, reader=reader)
+                    )
+        except BaseException:
+            asked.cancel()
+            raise
+        return asked
+
+    def cancel(self) -> None:
+        """End the answers that are not over."""
+        for answer in self._answers:
+            answer.cancel()
+
+    async def begin(self) -> None:
+        """Wait until no engine refuses an answer any more; ServingError where one does."""
+        await self._engine.begin(self._answers)
+
+    async def whole(self) -> dict[str, Any]:
+        """Return the response, once all answers are over; ServingError where one of them fails."""
+        async for _ in self._parts():
+            pass
+        return self._documents.response(self._choices)
+
+    async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
+        """Yield the chunks of a stream as they come, one or more at a time; ServingError as above."""
+        with_usage = self.request.include_usage
+        yield [self._chunk(part, with_usage) for choice in self._choices for part in choice.begin()]
+        async with aclosing(self._parts()) as found:
+            async for parts in found:
+                yield [self._chunk(part, with_usage) for part in parts]
+        if with_usage:
+            yield [self._documents.usage_chunk(self._choices)]
+
+    def _chunk(self, part: Part, with_usage: bool) -> dict[str, Any]:
+        return self._documents.chunk([part], with_usage=with_usage)
+
+    async def _parts(self) -> AsyncGenerator[list[Part], None]:
+        """Yield what comes of any of the answers, until all are over; ServingError where one of them fails."""
+        found: asyncio.Queue[list[Part] | Exception | None] = asyncio.Queue()
+
+        async def follow(choice: Choice, answer: Answer) -> None:
+            try:
+                async for event in answer:
+                    found.put_nowait(choice.push(event))
+                found.put_nowait(None)
+            except Exception as error:
+                found.put_nowait(error)
+
+        tasks = [asyncio.create_task(follow(*one)) for one in zip(self._choices, self._answers, strict=True)]
+        try:
+            running = len(tasks)
+            while running:
+                parts = await found.get()
+                if isinstance(parts, Exception):
+                    raise serving_error(parts) from parts
+                if parts is None:
+                    running -= 1
+                elif parts:
+                    yield parts
+        finally:
+            self.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

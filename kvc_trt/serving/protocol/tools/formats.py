@@ -1,0 +1,121 @@
+"""The forms in which models write calls of tools, and which of them a chat template was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from kvc_trt.errors import InputError, describe, did_you_mean
+from kvc_trt.runtime.chat.tools import tool_names
+from kvc_trt.serving.protocol.tools.grammars import Answer, CallGrammar, can_embed
+from kvc_trt.tool_calls.reader import THOUGHTS, CallMarks, Reader, call_id, short_call_id
+
+if TYPE_CHECKING:
+    from kvc_trt.runtime.chat.template import ChatTemplate
+    from kvc_trt.runtime.grammar.grammar import Grammar
+    from kvc_trt.serving.protocol.tools.choice import ToolUse
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How the calls of a model are read and forced."""
+
+    name: str
+    """What `kvc-trt serve --tool-parser` calls it."""
+    summary: str
+    written_by: tuple[str, ...]
+    """Texts of which a chat template of this form contains one; empty for the form of all others."""
+    marks: CallMarks
+    grammar: CallGrammar
+    make_id: Callable[[], str] = call_id
+    thinks: bool = False
+    """True for a model that may write its thoughts before what it says."""
+
+    def constrained(self, use: ToolUse, prompt: str, given: Grammar | None = None) -> Grammar | None:
+        """Return the grammar of an answer to this prompt; None where it may be anything.
+
+        `given` is what the request asks for besides; where tools are offered, a call may come in its place. A model may
+        think first. InputError, which names the tool, for parameters that are not a JSON schema, or one that cannot be
+        obeyed, and for a grammar that tools do not go with.
+        """
+        if not use.is_forced and given is None:
+            return None
+        thinks = self._thinks_before(given)
+        if not use.offered and not thinks:
+            return given
+        otherwise = None if use.is_forced else given
+        answer = Answer(use.callable_tools, use.may_call_several, otherwise, thinks, thinks and self.thinking(prompt))
+        return answer.grammar(self.grammar)
+
+    def reader(self, use: ToolUse, prompt: str, given: Grammar | None = None) -> Reader:
+        """Return what reads an answer to this prompt, under the grammar of the same arguments."""
+        thinks = self._thinks_before(given)
+        return Reader(
+            self.marks,
+            tool_names(use.callable_tools),
+            thinks=thinks,
+            thinking=thinks and self.thinking(prompt),
+            parallel=use.may_call_several,
+            make_id=self.make_id,
+        )
+
+    def thinking(self, prompt: str) -> bool:
+        """True if a prompt ends with the beginning of thoughts."""
+        return self.thinks and prompt.rstrip().endswith(THOUGHTS[0])
+
+    def _thinks_before(self, given: Grammar | None) -> bool:
+        return self.thinks and (given is None or can_embed(given))
+
+
+_FORMATS = (
+    ToolFormat(
+        "mistral",
+        "`[TOOL_CALLS][{\"name\": ..., \"arguments\": {...}}]`",
+        ("[TOOL_CALLS]",),
+        CallMarks((("[TOOL_CALLS]", ""),), bare=True),
+        # The mark is a special token, which a grammar of texts cannot ask for; the list says enough.
+        CallGrammar("arguments", "[", ", ", "]"),
+        short_call_id,
+    ),
+    ToolFormat(
+        "llama3_json",
+        "`{\"name\": ..., \"parameters\": {...}}`, also after `<|python_tag|>`",
+        ("<|python_tag|>", "<|start_header_id|>"),
+        CallMarks((("<|python_tag|>", ""),), bare=True),
+        CallGrammar("parameters"),
+    ),
+    ToolFormat(
+        "hermes",
+        "`<tool_call>{\"name\": ..., \"arguments\": {...}}</tool_call>`: Hermes, Qwen, SmolLM",
+        ("<tool_call>",),
+        CallMarks((("<tool_call>", "</tool_call>"),)),
+        CallGrammar("arguments", "<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"),
+    ),
+    ToolFormat(
+        "json",
+        "`{\"name\": ..., \"arguments\": {...}}`, or a list of such objects: any other model",
+        (),
+        CallMarks((("```json", "```"),), bare=True),
+        CallGrammar("arguments"),
+    ),
+)  # fmt: skip
+PARSERS: Mapping[str, ToolFormat] = MappingProxyType({one.name: one for one in _FORMATS})
+"""The forms, by the names that `--tool-parser` takes."""
+
+
+def format_of(template: ChatTemplate | None, override: str | None = None) -> ToolFormat:
+    """Return the form of a model's calls: the one named, or the first whose text is in its chat template.
+
+    InputError for a name that is none of `PARSERS`.
+    """
+    text = "" if template is None else template.for_tools
+    if override is not None and override not in PARSERS:
+        raise InputError(
+            f"unknown tool parser {describe(override)}{did_you_mean(override, PARSERS)}",
+            hint=f"tool parsers: {', '.join(PARSERS)}",
+        )
+    chosen = next(one for one in _FORMATS if not one.written_by or any(mark in text for mark in one.written_by))
+    thinks = template is not None and any(mark in shown for mark in THOUGHTS for shown in (text, template.template))
+    return replace(PARSERS[override] if override else chosen, thinks=thinks)

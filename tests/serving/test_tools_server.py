@@ -1,0 +1,217 @@
+"""Tools over HTTP, with OpenAI's own client: calls that are forced, streamed, answered, and refused."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from tests.conftest import TINY_MODEL
+from tests.runtime.chat_templates import HERMES
+from tests.runtime.grammars.byte_tokenizer import END, byte_tokenizer
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"$ref": "#/$defs/City"}, "now": {"type": "boolean"}},
+            "required": ["city", "now"],
+            "additionalProperties": False,
+            "$defs": {"City": {"enum": ["Paris", "Rome"]}},
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+TOOLS = [WEATHER, CLOCK]
+QUESTION = [{"role": "user", "content": "Weather?"}]
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
+
+
+@pytest.fixture(scope="module")
+def tool_engine(tmp_path_factory):
+    """A tiny model of random weights that writes any text, with a template that takes tools."""
+    from safetensors.numpy import save_file
+
+    from kvc_trt.cli.main import run
+    from kvc_trt.models.random_weights import RandomWeights
+    from kvc_trt.models.sources.hugging_face import read_config
+
+    directory = tmp_path_factory.mktemp("tools")
+    model, tokenizer = directory / "model", byte_tokenizer()
+    model.mkdir()
+    sizes = {"vocab_size": tokenizer.get_vocab_size(), "eos_token_id": END, "bos_token_id": END}
+    (model / "config.json").write_text(json.dumps({**TINY_MODEL, **sizes, "max_position_embeddings": 8192}))
+    weights = RandomWeights(read_config(model), 0)
+    save_file({name: weights.read(name) for name in weights.names()}, model / "model.safetensors")
+    tokenizer.save(str(model / "tokenizer.json"))
+    (model / "chat_template.jinja").write_text(HERMES)
+    lengths = ["--max-input-len", "3000", "--max-output-len", "400", "--policy", "full", "--no-verify"]
+    assert run(["build", "--model", str(model), *lengths, "-o", str(directory / "engine")]) == 0
+    return directory / "engine"
+
+
+@pytest.fixture(scope="module")
+def client(tool_engine):
+    from openai import OpenAI
+
+    from tests.serving.http.in_process import InProcess
+
+    os.environ.setdefault("NO_PROXY", "127.0.0.1")
+    with (
+        InProcess({"model": tool_engine}) as server,
+        OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+def ask(client, messages=QUESTION, **more):
+    return client.chat.completions.create(**{"model": "model", "messages": messages, "max_tokens": 300, **more})
+
+
+def arguments_of(call):
+    found = json.loads(call.function.arguments)
+    if call.function.name == "get_weather":
+        assert found.keys() == {"city", "now"}
+        assert found["city"] in ("Paris", "Rome")
+        assert isinstance(found["now"], bool)
+    else:
+        assert (call.function.name, found) == ("clock", {})
+    return found
+
+
+def test_a_tool_loop(client):
+    """The second request has the answer as the client holds it, with null content, and the tool's result."""
+    answer = ask(client, tools=TOOLS, tool_choice="required", parallel_tool_calls=False).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    assert answer.message.content is None
+    (call,) = answer.message.tool_calls
+    assert call.type == "function"
+    assert call.id.startswith("call_")
+    arguments_of(call)
+    result = {"role": "tool", "tool_call_id": call.id, "content": '{"sky": "clear"}'}
+    second = ask(client, [*QUESTION, answer.message, result], tools=TOOLS, max_tokens=5)
+    assert second.choices[0].message.role == "assistant"
+    assert second.usage.prompt_tokens > ask(client, tools=TOOLS, max_tokens=5).usage.prompt_tokens + len(
+        call.function.name
+    )
+
+
+def test_several_calls(client):
+    answer = ask(client, tools=TOOLS, tool_choice="required", temperature=1, seed=3).choices[0]
+    calls = answer.message.tool_calls
+    assert len({call.id for call in calls}) == len(calls) >= 1
+    for call in calls[: len(calls) if answer.finish_reason == "tool_calls" else -1]:
+        arguments_of(call)
+
+
+def test_one_tool(client):
+    answer = ask(client, tools=TOOLS, tool_choice=NAMED).choices[0]
+    (call,) = answer.message.tool_calls
+    assert call.function.name == "get_weather"
+    arguments_of(call)
+
+
+@pytest.mark.parametrize("more", [{"tool_choice": "required", "parallel_tool_calls": False}, {"tool_choice": "auto"}])
+def test_a_stream_says_the_same(client, more):
+    options = {"tools": TOOLS, "temperature": 1, "seed": 7, "n": 2, **more}
+    whole = ask(client, **options)
+    said: dict[int, dict] = {}
+    for chunk in ask(client, stream=True, **options):
+        for part in chunk.choices:
+            found = said.setdefault(part.index, {"content": "", "calls": {}, "end": None})
+            found["content"] += part.delta.content or ""
+            found["end"] = part.finish_reason or found["end"]
+            for piece in part.delta.tool_calls or []:
+                if piece.id is not None:
+                    assert piece.index == len(found["calls"])
+                    found["calls"][piece.index] = [piece.function.name, ""]
+                found["calls"][piece.index][1] += piece.function.arguments
+    for choice in whole.choices:
+        found = said[choice.index]
+        assert found["content"] == (choice.message.content or "")
+        assert found["end"] == choice.finish_reason
+        calls = [[call.function.name, call.function.arguments] for call in choice.message.tool_calls or []]
+        assert list(found["calls"].values()) == calls
+
+
+def test_none_leaves_the_tools_out(client):
+    plain, none, auto = (
+        ask(client, max_tokens=3, **more) for more in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": TOOLS})
+    )
+    assert none.usage.prompt_tokens == plain.usage.prompt_tokens < auto.usage.prompt_tokens
+    assert none.choices[0].message.content == plain.choices[0].message.content
+    assert plain.choices[0].message.tool_calls is None
+
+
+def test_thoughts_are_apart(client):
+    """The template opens them, so all of an answer that is cut are thoughts; a grammar lets them come first."""
+    cut = ask(client, max_tokens=40, extra_body=THINKING).choices[0].message
+    assert cut.content == ""
+    assert cut.reasoning_content
+    answer = ask(client, tools=[CLOCK], tool_choice="required", max_tokens=40, extra_body=THINKING).choices[0]
+    assert answer.message.reasoning_content
+    assert answer.finish_reason == "length"
+
+
+def test_a_format_and_tools(client):
+    """Either a call or the format: both are allowed at the first token."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
+    seen = set()
+    for seed in range(12):
+        answer = ask(client, tools=[CLOCK], response_format=form, temperature=2, seed=seed, parallel_tool_calls=False)
+        choice = answer.choices[0]
+        if choice.finish_reason == "tool_calls":
+            arguments_of(choice.message.tool_calls[0])
+        elif choice.finish_reason == "stop":  # "length": it thought too long
+            assert json.loads(choice.message.content).keys() == {"a"}
+        seen.add(choice.finish_reason)
+    assert seen >= {"stop", "tool_calls"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools", "tool 0 has the type 'web_search'"),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+        ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice", "tool_choice is 'maybe'"),
+        ({"tools": TOOLS, "parallel_tool_calls": 2}, "parallel_tool_calls", "parallel_tool_calls"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "obj"}}}],
+             "tool_choice": "required"},
+            None, "Invalid type: obj",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],
+             "tool_choice": "required"},
+            "tools", "parameters of f: the JSON schema at # has the keyword 'not'",
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "tool_choice", "give one of them",
+        ),
+        ({"extra_body": {"chat_template_kwargs": {"tools": []}}}, "chat_template_kwargs", "cannot be set"),
+        (
+            {"messages": [*QUESTION, {"role": "tool", "tool_call_id": "a", "content": "b"}]},
+            "messages", "no message before it has such a call",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "reads text alone"),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_field(client, fields, param, message):
+    from openai import BadRequestError
+
+    with pytest.raises(BadRequestError) as raised:
+        ask(client, **fields)
+    assert raised.value.body["param"] == param
+    assert message in raised.value.body["message"]
