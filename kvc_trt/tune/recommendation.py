@@ -1,4 +1,4 @@
-"""The choice: the Pareto front of quality over bytes, what cannot be told apart from the best, and the smallest such."""
+"""The choice: the Pareto front of quality over bytes, what cannot be told apart from the best, the smallest of that."""
 
 from __future__ import annotations
 
