@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvc_trt.tune.candidates import Candidate
-from kvc_trt.tune.differences import Qualities
+from kvc_trt.tuning.candidates import Candidate
+from kvc_trt.tuning.differences import Qualities
 
 SHARE = 0.5
 """The share of candidates that a round should leave."""

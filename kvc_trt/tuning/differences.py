@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from kvc_trt.accuracy.cell import paired_difference
 from kvc_trt.accuracy.faithfulness import bootstrap_interval
 
 Name = TypeVar("Name")
@@ -51,6 +52,11 @@ class Qualities(Generic[Name]):
     def worse(self, name: Name, other: Name) -> bool:
         """True if `other` is better beyond what chance explains."""
         return self.prompts >= FEWEST and self.behind(name, other)[0] > 0
+
+    def within_one_error(self, name: Name, other: Name) -> bool:
+        """True if `other` is better by no more than one standard error of their paired difference."""
+        found = paired_difference(self.by_name[other], self.by_name[name])
+        return found.value <= found.standard_error
 
     def resampled(self, draws: int, seed: int = 0) -> NDArray[np.float64]:
         """The means [draws,candidates] over prompts that are drawn anew, the same ones for all candidates."""

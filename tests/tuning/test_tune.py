@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.errors import InputError
-from kvc_trt.tune.candidates import STEP, Candidate, candidates, methods
-from kvc_trt.tune.differences import FEWEST, Qualities
-from kvc_trt.tune.halving import narrowed, rounds
-from kvc_trt.tune.recommendation import front, recommend
+from kvc_trt.tuning.candidates import STEP, Candidate, candidates, methods
+from kvc_trt.tuning.differences import FEWEST, Qualities
+from kvc_trt.tuning.halving import narrowed, rounds
+from kvc_trt.tuning.recommendation import front, recommend
 
 
 def one(name: str, size: int) -> Candidate:
