@@ -63,9 +63,7 @@ def data_file(chosen: ChosenModel, part: str, count: int) -> Path:
     share = -(-count // len(TASKS))
     lines = []
     for task in TASKS:
-        drawn = draw(
-            task, LENGTH - 8, vocabulary, samples=share, seed=SEEDS[part], max_new_tokens=ANSWER, framing=CHAT
-        )
+        drawn = draw(task, LENGTH - 8, vocabulary, samples=share, seed=SEEDS[part], max_new_tokens=ANSWER, framing=CHAT)
         for index, one in enumerate(drawn.samples):
             lines.append({
                 "id": f"{task} {index}", "context": one.context, "question": one.question,
@@ -80,12 +78,13 @@ def data_file(chosen: ChosenModel, part: str, count: int) -> Path:
 def tuned(data: Path, part: str, row: int, minutes: float | None, checkpoint: str | None) -> dict[str, Any]:
     """Run tune; return what it found and what it took."""
     request = TuneRequest(data=data, memory=ROWS * row, rows=ROWS, directory=FOLDER / part, minutes=minutes)
-    load, started = os.getloadavg(), time.process_time()
+    load = os.getloadavg()
     with Spent(FOLDER / part) as run:
         found = tune_model(MODEL, request, checkpoint=checkpoint, progress=progress_on()).to_json()
     return {
         "minutes": round(run.total["seconds"] / 60, 1),
-        "processor_minutes": round((time.process_time() - started) / 60, 1),
+        "processor_minutes": round(run.total["processor_seconds"] / 60, 1),
+        "commits": run.total.get("commits", []),
         "load_before_and_after": [round(load[0], 1), round(os.getloadavg()[0], 1)],
         **{name: found[name] for name in ("finished", "prompts", "good_enough", "findings", "recommendation", "halves",
                                           "step_times", "rounds", "max_input_len", "max_output_len")},
@@ -166,7 +165,8 @@ def main() -> None:
         "nothing_is_good_enough_in_1_mib": "small" in found and not found["small"]["good_enough"],
         "choice_holds": "held" in found and found["held"]["questions"] == HELD_BACK and found["held"]["holds"],
     }
-    result = {"machine": record_of({}), "bars": bars, **found}
+    commits = list(dict.fromkeys(one for part in found.values() for one in part.get("commits", [])))
+    result = {"machine": record_of({"commits": commits}), "bars": bars, **found}
     print(store.write_result(NAME, result))
     for name, holds in bars.items():
         print(f"{name}: {'holds' if holds else 'does not hold, or was not measured'}")

@@ -172,9 +172,9 @@ def measure(
 
     A cell is appended whenever it has more answers, so that a run that was interrupted goes on within a group. Groups
     that can use the same engines are asked one after another. `variants` begins with full. After `until` on the
-    monotonic clock no further answer is begun, and what is there is returned: cells may have fewer answers, or be missing.
-    InputError for questions that cannot be asked of this model at all; a policy that has no engine of some budget is a
-    cell that says why.
+    monotonic clock no further answer is begun, and what is there is returned: cells may have fewer answers, or be
+    missing. InputError for questions that cannot be asked of this model at all; a policy that has no engine of some
+    budget is a cell that says why.
     """
     _check_lengths(model, groups)
     vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size, model.template)

@@ -24,17 +24,35 @@ _SHOWN = 12
 @cloup.command(name="tune")
 @cloup.option_group(
     "What is asked",
-    cloup.option("--model", required=True, metavar="NAME|PATH", help="A preset, a Hugging Face directory or a GGUF file."),
-    cloup.option("--checkpoint", metavar="PATH", help="Its weights, where the preset does not find them."),
-    cloup.option("--weights", type=click.Choice(["auto", "fp32", "fp16", "int8", "int4", "keep"]), default="auto", help="Stored weights; auto is fp32, where it fits."),
     cloup.option(
-        "--data", type=click.Path(path_type=Path), required=True, metavar="FILE",
+        "--model", required=True, metavar="NAME|PATH", help="A preset, a Hugging Face directory or a GGUF file."
+    ),
+    cloup.option("--checkpoint", metavar="PATH", help="Its weights, where the preset does not find them."),
+    cloup.option(
+        "--weights",
+        type=click.Choice(["auto", "fp32", "fp16", "int8", "int4", "keep"]),
+        default="auto",
+        help="Stored weights; auto is fp32, where it fits.",
+    ),
+    cloup.option(
+        "--data",
+        type=click.Path(path_type=Path),
+        required=True,
+        metavar="FILE",
         help="Your prompts, as JSON lines (docs/data.md).",
     ),
     cloup.option("--sets", type=Names(), help="Ask these sets of the file alone."),
     cloup.option("--samples", type=int, help="Prompts to choose by, drawn from the file.  [default: all]"),
-    cloup.option("--framing", type=click.Choice(["plain", "chat"]), help="chat: by the model's template.  [default: chat where it has one]"),
-    cloup.option("--truncate", type=click.Choice(["middle"]), help="Leave out the middle of prompts that are too long.  [default: they are refused]"),
+    cloup.option(
+        "--framing",
+        type=click.Choice(["plain", "chat"]),
+        help="chat: by the model's template.  [default: chat where it has one]",
+    ),
+    cloup.option(
+        "--truncate",
+        type=click.Choice(["middle"]),
+        help="Leave out the middle of prompts that are too long.  [default: they are refused]",
+    ),
     cloup.option("--max-new-tokens", type=int, help="Longest answer.  [default: what each question says]"),
 )
 @cloup.option_group(
@@ -42,17 +60,40 @@ _SHOWN = 12
     cloup.option("--memory", type=Bytes(), required=True, help="For the caches of all rows: 2GiB, 192MiB."),
     cloup.option("--rows", type=int, default=8, help="Sequences that are decoded together."),
     cloup.option("--max-step-ms", type=float, help="Longest step of all rows."),
-    cloup.option("--gpu", help="Take step times from this GPU's bandwidth (h100, h200).  [default: they are measured here]"),
-    cloup.option("--maximum-loss", type=click.FloatRange(0, 100), default=0.0, help="Points of right answers that may be lost beyond what chance explains."),
-    cloup.option("--maximum-divergence", type=click.FloatRange(0), default=0.1, help="Where no answers are known: nats per token from the whole cache."),
+    cloup.option(
+        "--gpu", help="Take step times from this GPU's bandwidth (h100, h200).  [default: they are measured here]"
+    ),
+    cloup.option(
+        "--maximum-loss",
+        type=click.FloatRange(0, 100),
+        default=0.0,
+        help="Points of right answers that may be lost beyond what chance explains.",
+    ),
+    cloup.option(
+        "--maximum-divergence",
+        type=click.FloatRange(0),
+        default=0.1,
+        help="Where no answers are known: nats per token from the whole cache.",
+    ),
 )
 @cloup.option_group(
     "Candidates and time",
-    cloup.option("--policies", type=Names(), help="With settings after colons (snapkv-gqa:pool_kernel=17).  [default: ten of them, with alternatives]"),
+    cloup.option(
+        "--policies",
+        type=Names(),
+        help="With settings after colons (snapkv-gqa:pool_kernel=17).  [default: ten of them, with alternatives]",
+    ),
     cloup.option("--formats", type=Names(), help="Cache formats.  [default: auto,int8,int4]"),
     cloup.option("--minutes", type=float, help="Begin no further answer after so many.  [default: ask every prompt]"),
     cloup.option("--seed", type=int, default=0, help="Of the order in which prompts are asked."),
-    cloup.option("-o", "--output-dir", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR", help="Answers, kept one by one, and the page."),
+    cloup.option(
+        "-o",
+        "--output-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        required=True,
+        metavar="DIR",
+        help="Answers, kept one by one, and the page.",
+    ),
 )
 @json_option
 def command(

@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Union
+from typing import TypeAlias
 
 from kvc_trt.pages.scale import LinearScale, Scale
 
-Axis = Union[Scale, LinearScale]
+Axis: TypeAlias = "Scale | LinearScale"
 WIDTH, HEIGHT = 460, 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 14, 46
 _LINE = 19
@@ -162,7 +162,8 @@ def _names(series: Sequence[Series], x: Axis, y: Axis) -> Iterator[str]:
                 far = math.hypot((box[0] + box[2]) / 2 - at[0], middle - at[1]) > _DISTANCES[1]
                 if far:
                     end = min(max(at[0], box[0]), box[2])
-                    yield f'<path d="M{at[0]:.1f} {at[1]:.1f}L{end:.1f} {middle:.1f}" stroke="{_SOFT}" stroke-width=".6"/>'
+                    line = f"M{at[0]:.1f} {at[1]:.1f}L{end:.1f} {middle:.1f}"
+                    yield f'<path d="{line}" stroke="{_SOFT}" stroke-width=".6"/>'
                 yield (
                     f'<text x="{left:.1f}" y="{middle + 4:.1f}" font-size="{_SMALL}" fill="{one.colour}" '
                     f'font-weight="600">{escape(name)}</text>'

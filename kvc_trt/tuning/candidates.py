@@ -79,9 +79,11 @@ def _alternatives(policy: str, measures_layers: bool) -> Iterator[str]:
     yield ""
     rule = policies.named(policy)
     for setting, values in ALTERNATIVES.items():
-        if setting == "layer_budget" and not (measures_layers and rule.selection.evicts_while_decoding):
-            continue
-        if policies.applicable(policy, {setting: None}):
+        if setting == "layer_budget":  # any policy may have it; it was published for those that evict as they decode
+            fits = measures_layers and rule.selection.evicts_while_decoding
+        else:
+            fits = setting in rule.overrides
+        if fits:
             yield from values
 
 
@@ -139,8 +141,12 @@ def _useful(name: str, row_bytes: RowBytes) -> float:
     method = Variant(name, None)
     if policies.named(method.name).selection.reads_a_part:
         return float("inf")
-    form = method.settings.get("kv_cache", AUTO)
-    return SPARED * row_bytes(Variant(BASELINE if form == AUTO else f"{BASELINE}:kv_cache={form}", None))
+    return SPARED * row_bytes(whole_in(method.settings.get("kv_cache", AUTO)))
+
+
+def whole_in(form: str) -> Variant:
+    """The whole cache in a format."""
+    return Variant(BASELINE if form == AUTO else f"{BASELINE}:kv_cache={form}", None)
 
 
 def _largest(name: str, row_bytes: RowBytes, limit: float, longest: int) -> int:

@@ -56,7 +56,7 @@ def build_file(tuned: Tuned) -> bytes:
     assert config is not None
     assert best is not None
     head = (
-        f"# {best.chosen}: chosen by kvc-trt tune on {tuned.prompts} prompts of {tuned.state.prompts.file.data.path.name}\n"
+        f"# {best.chosen}: chosen by kvc-trt tune on {tuned.prompts} prompts of {tuned.settings['data']}\n"
         f"# kvc-trt build --config {BUILD_FILE} -o engines/NAME\n"
     )
     stored = {name: value for name, value in config.stored().items() if name in config.model_fields_set}

@@ -1,4 +1,4 @@
-"""The prompts in the order in which they are asked: drawn once from the whole file, a share of every set at any time."""
+"""The prompts in the order in which they are asked: shuffled once, so that the first ones stand for the whole file."""
 
 from __future__ import annotations
 

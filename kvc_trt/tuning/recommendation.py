@@ -30,8 +30,8 @@ class Recommendation:
     """The best mean."""
     alike: tuple[Candidate, ...]
     """All that cannot be told apart from the best, itself included, the smallest first."""
-    behind: tuple[float, float]
-    """The 95 % interval of how much better the best is than the chosen one."""
+    behind: tuple[float, float, float]
+    """How much better the best is than the chosen one, and the 95 % interval."""
     confidence: float
     """The share of resamples in which the best candidate of at most its bytes is no better than it."""
     lost: tuple[float, float, float] | None
@@ -84,7 +84,7 @@ def recommend(
         chosen,
         best,
         tuple(alike),
-        (0.0, 0.0) if chosen == best else qualities.behind(chosen, best),
+        _behind(qualities, chosen, best),
         _confidence(qualities, chosen),
         lost,
         lost is None or lost[0] <= allowed_loss or (qualities.prompts >= FEWEST and lost[1] <= 0),
@@ -95,16 +95,20 @@ def on_halves(qualities: Qualities[Candidate]) -> tuple[HalfChoice, HalfChoice] 
     """Choose on every second prompt and look at the others, both ways; None where there are too few prompts."""
     if qualities.prompts < 2 * FEWEST:
         return None
-    halves = [
-        Qualities({one: values[first::2] for one, values in qualities.by_name.items()}) for first in (0, 1)
-    ]
+    halves = [Qualities({one: values[first::2] for one, values in qualities.by_name.items()}) for first in (0, 1)]
     return _carried(*halves), _carried(*reversed(halves))
 
 
 def _carried(own: Qualities[Candidate], other: Qualities[Candidate]) -> HalfChoice:
     chosen, best = recommend(own).chosen, other.ranked()[0]
-    low, high = (0.0, 0.0) if chosen == best else other.behind(chosen, best)
-    return HalfChoice(chosen, best, (other.mean(best) - other.mean(chosen), low, high))
+    return HalfChoice(chosen, best, _behind(other, chosen, best))
+
+
+def _behind(qualities: Qualities[Candidate], one: Candidate, best: Candidate) -> tuple[float, float, float]:
+    """How much better the best is, and the 95 % interval."""
+    if one == best:
+        return 0.0, 0.0, 0.0
+    return qualities.mean(best) - qualities.mean(one), *qualities.behind(one, best)
 
 
 def _confidence(qualities: Qualities[Candidate], chosen: Candidate) -> float:

@@ -45,8 +45,8 @@ class Line:
     equal: float | None
     step_seconds: float | None
     place: str
-    """chosen, alike (not told apart from the best), behind (asked everything, and worse), dropped, left out or not
-    asked."""
+    """chosen, alike (not told apart from the best), behind (asked everything, and worse), dropped, unfinished or left
+    out."""
     why: str
     """In words, with the candidate for which it was dropped."""
     on_front: bool
@@ -137,32 +137,37 @@ class Tuned:
 
     @cached_property
     def lines(self) -> list[Line]:
-        """All candidates: the choice, the finalists by quality, then those that were dropped, the latest first, then the others."""
-        state, finalists = self.state, self.state.finalists
-        best = self.recommendation
-        dropped = {one: (number, found.dropped[one]) for number, found in enumerate(state.rounds, 1)
-                   for one in found.dropped}  # fmt: skip
-        last = set(finalists.by_name) if finalists is not None else set()
+        """All candidates: the choice, the finalists by quality, those that were dropped, the latest first, the rest."""
+        finalists = self.state.finalists
         on_front = set(front(finalists)) if finalists is not None else set()
-        rows = []
-        for one in self.found.fitting:
-            place, why = "not asked", "the run ended before"
-            if best is not None and one in last:
-                place = "chosen" if one == best.chosen else "alike" if one in best.alike else "behind"
-                why = "" if place == "chosen" else (
-                    f"not distinguishable from {best.best}" if place == "alike" else f"worse than {best.best}")  # fmt: skip
-            elif one in dropped:
-                number, other = dropped[one]
-                place, why = "dropped", f"after round {number}, for {other}"
-            elif reason := state.reason(one):
-                place, why = "left out", reason
-            elif one not in state.candidates:
-                place, why = "left out", f"a step takes longer than {self.asked.max_step_ms:g} ms"
-            rows.append((one, place, why))
-        order = {"chosen": 0, "alike": 1, "behind": 1, "dropped": 2, "not asked": 3, "left out": 4}
-        rows.sort(key=lambda row: (order[row[1]], -dropped[row[0]][0] if row[1] == "dropped" else 0,
-                                   -_mean(state.of(row[0])), row[0].row_bytes))  # fmt: skip
-        return [self._line(number, *row, row[0] in on_front) for number, row in enumerate(rows, 1)]
+        fates = {one: self._fate(one) for one in self.found.fitting}
+        order = {"chosen": 0, "alike": 1, "behind": 1, "dropped": 2, "unfinished": 3, "left out": 4}
+
+        def rank(one: Candidate) -> tuple[float, ...]:
+            values = self.state.of(one)
+            late = -len(values) if fates[one][0] == "dropped" else 0
+            return order[fates[one][0]], late, -_mean(values), one.row_bytes
+
+        ranked = sorted(self.found.fitting, key=rank)
+        return [self._line(number, one, *fates[one], one in on_front) for number, one in enumerate(ranked, 1)]
+
+    def _fate(self, one: Candidate) -> tuple[str, str]:
+        """What became of a candidate, and why."""
+        best, finalists = self.recommendation, self.state.finalists
+        if best is not None and finalists is not None and one in finalists.by_name:
+            if one == best.chosen:
+                return "chosen", ""
+            if one in best.alike:
+                return "alike", f"not distinguishable from {best.best}"
+            return "behind", f"worse than {best.best}"
+        for number, found in enumerate(self.state.rounds, 1):
+            if one in found.dropped:
+                return "dropped", f"after round {number}, for {found.dropped[one]}"
+        if reason := self.state.reason(one):
+            return "left out", reason
+        if one not in self.state.candidates:
+            return "left out", f"a step takes longer than {self.asked.max_step_ms:g} ms"
+        return "unfinished", "the run ended before"
 
     def _line(self, number: int, one: Candidate, place: str, why: str, on_front: bool) -> Line:
         values = self.state.of(one)
@@ -202,12 +207,12 @@ class Tuned:
         line, rows = self.line_of(best.chosen), self.asked.rows
         assert line.quality is not None
         assert best.lost is not None
-        size = f"{readable_size(best.chosen.row_bytes)} a row, {readable_size(rows * best.chosen.row_bytes)} for {rows} rows"
+        each, total = readable_size(best.chosen.row_bytes), readable_size(rows * best.chosen.row_bytes)
         if not self.whole_answers:
             yield f"The whole cache answers none of these {self.prompts} prompts: nothing can be chosen by them."
             return
         if self.good_enough:
-            yield f"Take {best.chosen}: {size}."
+            yield f"Take {best.chosen}: {each} a row, {total} for {rows} rows."
         else:
             yield (
                 f"No candidate is good enough in {readable_size(self.asked.row_limit)} a row: the choice among them, "
@@ -221,11 +226,17 @@ class Tuned:
             )
         else:
             equal = f", and {100 * line.equal:.1f} % of its most likely tokens are the same" if line.equal else ""
-            yield f"Along the whole cache's own answers to {self.prompts} prompts it diverges by {self.loss_text(best.lost)}{equal}."
+            yield (
+                f"Along the whole cache's own answers to {self.prompts} prompts it diverges by "
+                f"{self.loss_text(best.lost)}{equal}."
+            )
         yield from self._comparison(best)
         yield from self._halves()
         if not self.finished:
-            yield f"Not all prompts were asked: this rests on {self.prompts} of {len(self.state.prompts.names)}; the same command goes on."
+            yield (
+                f"Not all prompts were asked: this rests on {self.prompts} of {len(self.state.prompts.names)}; "
+                "the same command goes on."
+            )
         if self.prompts < FEWEST:
             yield f"Fewer than {FEWEST} prompts tell no two candidates apart."
 
@@ -234,11 +245,10 @@ class Tuned:
         if best.best == best.chosen:
             yield "No other candidate has a better mean."
         else:
-            low, high = best.behind
-            interval = f"[{100 * low:.1f}, {100 * high:.1f}] points" if self.labelled else f"[{low:.4f}, {high:.4f}] nats"
+            size, better = readable_size(best.best.row_bytes), self.loss_text(best.behind)
             yield (
-                f"The best mean is that of {best.best} with {readable_size(best.best.row_bytes)} a row; the two are not "
-                f"distinguishable: the difference is within {interval}, and the smaller one is taken."
+                f"The best mean is that of {best.best} with {size} a row: better by {better}. That is within one "
+                "standard error, so the two are not distinguishable, and the smaller one is taken."
             )
         if others:
             named = ", ".join(str(one) for one in others[:_NAMED])
@@ -256,7 +266,7 @@ class Tuned:
             if half.chosen != half.best_of_other:
                 told = "not distinguishable from" if half.holds else "worse than"
                 found = f"is {told} {half.best_of_other}, which is better by {self.loss_text(half.behind)} there"
-            yield f"Chosen on the {own} half of the prompts and asked the {other}: {half.chosen} {found}."
+            yield f"Chosen on the {own} half and asked the {other}: {half.chosen} {found}."
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON holds it; sizes in bytes, times in seconds."""

@@ -109,7 +109,9 @@ def groups_of(prompts: Prompts, length: int, framing: str) -> tuple[QuestionGrou
     return tuple(question_groups([prompts.task(name) for name in prompts.sets], [length], (MODE,), (framing,)))
 
 
-def known(prompts: Prompts, candidates: Sequence[Candidate], groups: Sequence[QuestionGroup], results: Results) -> Asked:
+def known(
+    prompts: Prompts, candidates: Sequence[Candidate], groups: Sequence[QuestionGroup], results: Results
+) -> Asked:
     """What the results say, with every round that is over judged."""
     asked = Asked(prompts, tuple(candidates), results.cells, tuple(groups), ())
     for count in rounds(len(prompts.names)):
@@ -126,7 +128,7 @@ def ask(
     progress: Progress,
     *,
     until: float | None,
-    after_round: Callable[[Asked], None],
+    after_round: Callable[[Asked], object],
 ) -> Asked:
     """Ask the rounds that are not over, until the time is; `after_round` sees what is known after each."""
     counts = list(rounds(len(asked.prompts.names)))

@@ -16,18 +16,19 @@ from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
 from kvc_trt.backends.probes import has_torch, require_torch
 from kvc_trt.errors import InputError
+from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.models.config import longest_sequence
 from kvc_trt.profile.model_size import cache_itemsize
 from kvc_trt.profile.traffic import cache_bytes
 from kvc_trt.progress import Progress
 from kvc_trt.sizes import readable_size
 from kvc_trt.tasks.own.reader import read_data_file
-from kvc_trt.tuning.candidates import Candidate, Candidates, candidates, method_names
+from kvc_trt.tuning.candidates import Candidate, Candidates, candidates, method_names, whole_in
 from kvc_trt.tuning.files import write_files
 from kvc_trt.tuning.prompts import Prompts
 from kvc_trt.tuning.request import TuneRequest
 from kvc_trt.tuning.result import Tuned
-from kvc_trt.tuning.rounds import WHOLE, Asked, ask, groups_of, known
+from kvc_trt.tuning.rounds import Asked, ask, groups_of, known
 from kvc_trt.tuning.step_times import StepTimes, floor_times, measured_times
 
 
@@ -42,7 +43,7 @@ def tune_model(
     started = time.monotonic()
     asked.check()
     names = method_names(asked.policies, asked.formats, measures_layers=has_torch())
-    if not has_torch() and any("squeeze" == Variant(name, None).settings.get("layer_budget") for name in names):
+    if not has_torch() and any(Variant(name, None).settings.get("layer_budget") == "squeeze" for name in names):
         require_torch("leave layer_budget=squeeze out of --policies", what="layer_budget=squeeze needs PyTorch")
     draw = FileDraw(read_data_file(asked.data), asked.samples, asked.max_new_tokens, asked.truncate)
     prompts = Prompts.of(draw, asked.sets, asked.seed)
@@ -125,7 +126,9 @@ def _fitting(chosen: ChosenModel, names: Sequence[str], room: Room, asked: TuneR
         parameters = chosen.resolved(variant, room).parameters
         return cache_bytes(chosen.config, parameters, itemsize, turns=parameters.no_turn is None).total
 
-    token = row_bytes(WHOLE) / (room.max_input_len + room.max_output_len)
+    forms = {Variant(name, None).settings.get("kv_cache", AUTO) for name in names}
+    whole = min(row_bytes(whole_in(form)) for form in forms)
+    token = whole / (room.max_input_len + room.max_output_len)
     limit = asked.row_limit
     each = f"{readable_size(asked.memory)} for {asked.rows} rows are {readable_size(limit)} for each"
     if limit < token:

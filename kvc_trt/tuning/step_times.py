@@ -108,8 +108,9 @@ def _known(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(found, dict) or any(found.get(name) != value for name, value in given.items()):
         return nothing
     rows, seconds = found.get("rows"), found.get("seconds")
-    right = isinstance(rows, int) and isinstance(seconds, dict)
-    return found if right and all(isinstance(one, float) for one in seconds.values()) else nothing
+    if not isinstance(rows, int) or not isinstance(seconds, dict):
+        return nothing
+    return found if all(isinstance(one, float) for one in seconds.values()) else nothing
 
 
 def _rows(rows: int) -> str:

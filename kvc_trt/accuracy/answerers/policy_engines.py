@@ -19,7 +19,7 @@ from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.program import Program, policy_program
-from kvc_trt.engine.resolution.calibration import calibrated
+from kvc_trt.engine.resolution.calibration import Cosines, calibrated
 from kvc_trt.engine.resolution.model_choice import ModelChoice, ModelSource, choose_model, open_source
 from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, compute_dtype, host_weights, with_defaults
 from kvc_trt.errors import InputError
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 COPIED_WEIGHTS = 64 << 20
 """Size of quantised weights up to which engines stay open: each copies them for its decode."""
-MOST_LOADED = 40
+MOST_LOADED = 32
 """Engines whose graphs stay loaded; the one that was asked longest ago is loaded anew when it is asked again."""
 
 
@@ -124,6 +124,7 @@ class PolicyEngines:
         self._asked: dict[tuple[Variant, Room], None] = {}
         """Those that were opened to be asked, the latest last."""
         self._resolved: dict[tuple[Variant, Room], PolicyParameters] = {}
+        self._cosines: Cosines = {}
         self._opening = threading.Lock()
 
     def describe(self) -> dict[str, Any]:
@@ -168,7 +169,8 @@ class PolicyEngines:
         """The variant's numbers as a build resolves them, with layer budgets measured where it asks for them."""
         if (variant, room) not in self._resolved:
             resolved = self._chosen.resolved(variant, room)
-            self._resolved[variant, room] = calibrated(resolved, self._chosen.source, NullProgress()).parameters
+            measured = calibrated(resolved, self._chosen.source, NullProgress(), known=self._cosines)
+            self._resolved[variant, room] = measured.parameters
         return self._resolved[variant, room]
 
     def program(self, variant: Variant, room: Room) -> Program:

@@ -16,6 +16,7 @@ _KINDS = {
     "chosen": ("chosen", COLOURS[1], "D"),
     "alike": ("not distinguishable from the best", COLOURS[0], "o"),
     "behind": ("asked every prompt, and worse", COLOURS[-1], "s"),
+    "unfinished": ("not asked enough yet", "#56B4E9", "^"),
     "dropped": ("dropped after fewer prompts", "#8c959f", "v"),
 }
 _FRONT = "#009E73"
@@ -63,13 +64,14 @@ def _tiles(tuned: Tuned, line: Line) -> list[tuple[str, str]]:
     ]  # fmt: skip
     if tuned.labelled:
         found += [
-            (f"{100 * line.quality:.1f} %", f"right answers to {tuned.prompts} prompts; the whole cache {100 * whole:.1f} %"),
+            (f"{100 * line.quality:.1f} %",
+             f"right answers to {tuned.prompts} prompts; the whole cache {100 * whole:.1f} %"),
             (f"{100 * best.lost[0]:.1f} points", "lost against the whole cache, 95 % interval "
              f"{100 * best.lost[1]:.1f} to {100 * best.lost[2]:.1f}"),
         ]  # fmt: skip
     else:
-        found.append((f"{-line.quality:.4f}", f"nats per token from the whole cache, 95 % interval {best.lost[1]:.4f} to "
-                      f"{best.lost[2]:.4f}"))  # fmt: skip
+        interval = f"{best.lost[1]:.4f} to {best.lost[2]:.4f}"
+        found.append((f"{-line.quality:.4f}", f"nats per token from the whole cache, 95 % interval {interval}"))
         if line.equal is not None:
             found.append((f"{100 * line.equal:.1f} %", "of the most likely tokens are the whole cache's"))
     if line.step_seconds is not None:
