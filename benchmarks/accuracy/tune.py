@@ -41,7 +41,7 @@ from kvc_trt.files.atomic import write_whole
 from kvc_trt.progress import progress_on
 from kvc_trt.tasks.own.reader import line_of, read_data_file
 from kvc_trt.tuning.differences import Qualities
-from kvc_trt.tuning.prompts import Prompts
+from kvc_trt.tuning.prompts import OrderedPrompts
 from kvc_trt.tuning.request import TuneRequest
 from kvc_trt.tuning.rounds import WHOLE, groups_of
 from kvc_trt.tuning.run import tune_model
@@ -51,7 +51,7 @@ FOLDER = machine.ROOT / "build" / "accuracy" / NAME
 TASKS = ("niah-single-1", "niah-single-2-prose", "niah-multikey-1-prose")
 LENGTH, ANSWER = 2048, 16
 CHOSEN_ON, HELD_BACK, NAMED = 48, 64, 32
-"""Prompts of `tune`, of `held`, and the candidates that are asked these."""
+"""OrderedPrompts of `tune`, of `held`, and the candidates that are asked these."""
 ROWS, ROW, SMALL_ROW = 16, 12 << 20, 1 << 20
 MINUTES = 30.0
 SEEDS = {"tune": 101, "held": 202}
@@ -97,7 +97,7 @@ def held_back(data: Path, chosen: ChosenModel, tune: dict[str, Any], minutes: fl
     """Ask the questions that were held back of the rebuilt engine and of the first candidates of tune's table."""
     named = tune["candidates"][:NAMED]
     variants = [Variant(one["policy"], one["token_budget"]) for one in named]
-    prompts = Prompts.of(FileDraw(read_data_file(data)), None, 0)
+    prompts = OrderedPrompts.of(FileDraw(read_data_file(data)), None, 0)
     length = tune["max_input_len"] + tune["max_output_len"]
     groups = groups_of(prompts, length, CHAT)
     until = None if minutes is None else time.monotonic() + 60 * minutes

@@ -21,12 +21,6 @@ SPARED = 0.75
 with more of them there is little to choose it for."""
 SMALLER = (1.0, 0.5)
 """Shares of the largest budget that fits at which a method is tried: a smaller one may do as well."""
-POLICIES = (
-    BASELINE, "rocketkv", "snapkv++", "snapkv-gqa", "pyramidkv", "expected-attention", "keydiff", "tova",
-    "streaming-llm", "hybrid",
-)  # fmt: skip
-"""Tried where none are named: at most one of those that differ by a number alone, and none that takes seconds to read a
-prompt."""
 FORMATS = (AUTO, "int8", "int4")
 """Cache formats that are tried where none are named."""
 ALTERNATIVES = {"pool_kernel": ("pool_kernel=17",), "layer_budget": ("layer_budget=squeeze",)}
@@ -57,8 +51,8 @@ class Candidates:
 def method_names(named: Sequence[str] | None, formats: Sequence[str] | None, *, measures_layers: bool) -> list[str]:
     """Return the methods to try: policies with settings after colons.
 
-    `named` None takes POLICIES with their ALTERNATIVES, those of layers only where they can be measured; what a user
-    names is tried as it is, in every format unless it has its own. InputError for an unknown policy or format.
+    `named` None takes every policy that is a candidate by default, with its ALTERNATIVES, those of layers only where
+    they can be measured; what a user names is tried as it is, in every format unless it has its own. InputError for an unknown policy or format.
     """
     known = [one.name for one in policies.describe()]
     for name in (one.partition(":")[0] for one in named or ()):
@@ -70,8 +64,11 @@ def method_names(named: Sequence[str] | None, formats: Sequence[str] | None, *, 
         if form not in CACHE_FORMATS:
             near = did_you_mean(form, CACHE_FORMATS)
             raise InputError(f"unknown cache format {form!r}{near}", hint=f"formats: {', '.join(CACHE_FORMATS)}")
-    settings = {} if named else {name: tuple(_alternatives(name, measures_layers)) for name in POLICIES}
-    return list(methods(named or POLICIES, formats or FORMATS, settings))
+    if named:
+        return list(methods(named, formats or FORMATS))
+    own = [name for name in known if policies.named(name).candidate]
+    settings = {name: tuple(_alternatives(name, measures_layers)) for name in own}
+    return list(methods(own, formats or FORMATS, settings))
 
 
 def _alternatives(policy: str, measures_layers: bool) -> Iterator[str]:

@@ -14,7 +14,7 @@ from kvc_trt.accuracy.faithfulness import bootstrap_interval
 
 Name = TypeVar("Name")
 FEWEST = 6
-"""Prompts below which no two candidates are told apart: a bootstrap of fewer is narrower than what it stands for."""
+"""OrderedPrompts below which no two candidates are told apart: a bootstrap of fewer is narrower than what it stands for."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from kvc_trt.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class Prompts:
+class OrderedPrompts:
     """A file's questions in one order for all candidates; a `Draw` of the first `asked` of them.
 
     All sets have room for the same answer, so that one engine serves them.
@@ -34,7 +34,7 @@ class Prompts:
     seed = 0
 
     @classmethod
-    def of(cls, given: FileDraw, sets: Sequence[str] | None, order: int) -> Prompts:
+    def of(cls, given: FileDraw, sets: Sequence[str] | None, order: int) -> OrderedPrompts:
         """Shuffle the records by the seed `order`; `sets` None takes all. `given` says how they are asked.
 
         InputError for an unknown set, and for questions with answers beside questions without any.
@@ -61,7 +61,7 @@ class Prompts:
         names = tuple(set_of[record.id] for record in ordered.records)
         return cls(replace(given, data=ordered, samples=None), names, len(names))
 
-    def first(self, count: int) -> Prompts:
+    def first(self, count: int) -> OrderedPrompts:
         """The first `count` of them."""
         return replace(self, asked=min(count, len(self.names)))
 

@@ -17,7 +17,7 @@ from kvc_trt.tuning.candidates import Candidate, Candidates
 from kvc_trt.tuning.differences import FEWEST
 from kvc_trt.tuning.recommendation import HalfChoice, Recommendation, front, on_halves, recommend
 from kvc_trt.tuning.request import TuneRequest
-from kvc_trt.tuning.rounds import Asked
+from kvc_trt.tuning.rounds import Standing
 from kvc_trt.tuning.step_times import StepTimes
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Tuned:
     room: Room
     settings: Mapping[str, Any]
     found: Candidates
-    state: Asked
+    state: Standing
     times: StepTimes | None
     seconds: float
 

@@ -21,7 +21,7 @@ from kvc_trt.progress import Advance, Progress
 from kvc_trt.tuning.candidates import Candidate
 from kvc_trt.tuning.differences import Qualities
 from kvc_trt.tuning.halving import SHARE, Round, narrowed, rounds
-from kvc_trt.tuning.prompts import Prompts
+from kvc_trt.tuning.prompts import OrderedPrompts
 
 WHOLE = Variant(BASELINE, None)
 """The cache that candidates are compared with, whether a row of it fits or not."""
@@ -29,10 +29,10 @@ MODE = "query-aware"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Standing:
     """What is known of all candidates after some rounds."""
 
-    prompts: Prompts
+    prompts: OrderedPrompts
     candidates: tuple[Candidate, ...]
     """All of them."""
     cells: Mapping[CellKey, Cell]
@@ -104,32 +104,32 @@ class Asked:
         return found
 
 
-def groups_of(prompts: Prompts, length: int, framing: str) -> tuple[QuestionGroup, ...]:
+def groups_of(prompts: OrderedPrompts, length: int, framing: str) -> tuple[QuestionGroup, ...]:
     """The sets as groups of one length."""
     return tuple(question_groups([prompts.task(name) for name in prompts.sets], [length], (MODE,), (framing,)))
 
 
 def known(
-    prompts: Prompts, candidates: Sequence[Candidate], groups: Sequence[QuestionGroup], results: Results
-) -> Asked:
+    prompts: OrderedPrompts, candidates: Sequence[Candidate], groups: Sequence[QuestionGroup], results: Results
+) -> Standing:
     """What the results say, with every round that is over judged."""
-    asked = Asked(prompts, tuple(candidates), results.cells, tuple(groups), ())
+    asked = Standing(prompts, tuple(candidates), results.cells, tuple(groups), ())
     for count in rounds(len(prompts.names)):
         if (found := asked.narrowed(count)) is None:
             break
-        asked = Asked(prompts, asked.candidates, results.cells, asked.groups, (*asked.rounds, found))
+        asked = Standing(prompts, asked.candidates, results.cells, asked.groups, (*asked.rounds, found))
     return asked
 
 
 def ask(
     model: ModelUnderTest,
-    asked: Asked,
+    asked: Standing,
     results: Results,
     progress: Progress,
     *,
     until: float | None,
-    after_round: Callable[[Asked], object],
-) -> Asked:
+    after_round: Callable[[Standing], object],
+) -> Standing:
     """Ask the rounds that are not over, until the time is; `after_round` sees what is known after each."""
     counts = list(rounds(len(asked.prompts.names)))
     pace = _Pace()

@@ -25,10 +25,10 @@ from kvc_trt.sizes import readable_size
 from kvc_trt.tasks.own.reader import read_data_file
 from kvc_trt.tuning.candidates import Candidate, Candidates, candidates, method_names, whole_in
 from kvc_trt.tuning.files import write_files
-from kvc_trt.tuning.prompts import Prompts
+from kvc_trt.tuning.prompts import OrderedPrompts
 from kvc_trt.tuning.request import TuneRequest
 from kvc_trt.tuning.result import Tuned
-from kvc_trt.tuning.rounds import Asked, ask, groups_of, known
+from kvc_trt.tuning.rounds import Standing, ask, groups_of, known
 from kvc_trt.tuning.step_times import StepTimes, floor_times, measured_times
 
 
@@ -46,7 +46,7 @@ def tune_model(
     if not has_torch() and any(Variant(name, None).settings.get("layer_budget") == "squeeze" for name in names):
         require_torch("leave layer_budget=squeeze out of --policies", what="layer_budget=squeeze needs PyTorch")
     draw = FileDraw(read_data_file(asked.data), asked.samples, asked.max_new_tokens, asked.truncate)
-    prompts = Prompts.of(draw, asked.sets, asked.seed)
+    prompts = OrderedPrompts.of(draw, asked.sets, asked.seed)
     chosen = choose(model, checkpoint=checkpoint, weights=weights)
     framing = asked.framing or (PLAIN if chosen.template is None else CHAT)
     vocabulary = Vocabulary(chosen.tokenizer, chosen.config.vocab_size, chosen.template)
@@ -110,7 +110,7 @@ class _Run:
             )
         return quick
 
-    def write(self, state: Asked, times: StepTimes | None) -> Tuned:
+    def write(self, state: Standing, times: StepTimes | None) -> Tuned:
         """Write the files of what is known; return it."""
         tuned = Tuned(self.asked, self.chosen, self.room, self.settings, self.found, state, times,
                       time.monotonic() - self.started)  # fmt: skip

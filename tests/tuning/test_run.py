@@ -30,7 +30,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.progress import NullProgress
 from kvc_trt.tasks.own.reader import read_data_file
 from kvc_trt.tasks.tokenizer import load_task_tokenizer
-from kvc_trt.tuning.prompts import Prompts
+from kvc_trt.tuning.prompts import OrderedPrompts
 from kvc_trt.tuning.request import TuneRequest
 from kvc_trt.tuning.rounds import WHOLE, groups_of
 from kvc_trt.tuning.run import tune_model
@@ -297,12 +297,12 @@ def test_a_memory_that_is_no_size_is_wrong_usage(size, capsys):
 def test_prompts_are_shuffled_alike_and_every_set_has_its_share(tmp_path):
     records = [{**one, "set": "ab"[index >= 10]} for index, one in enumerate(lines(20, answers=True))]
     draw = FileDraw(read_data_file(written(tmp_path / "own.jsonl", records)))
-    prompts = Prompts.of(draw, None, 3)
-    assert Prompts.of(draw, None, 3).names == prompts.names != Prompts.of(draw, None, 4).names
+    prompts = OrderedPrompts.of(draw, None, 3)
+    assert OrderedPrompts.of(draw, None, 3).names == prompts.names != OrderedPrompts.of(draw, None, 4).names
     assert sorted(prompts.names) == ["a"] * 10 + ["b"] * 10
     some = prompts.first(7)
     assert some.count_of("a") + some.count_of("b") == 7
-    assert Prompts.of(draw, ["b"], 0).sets == ("b",)
+    assert OrderedPrompts.of(draw, ["b"], 0).sets == ("b",)
     assert len(groups_of(prompts, 160, "plain")) == 2
 
 
