@@ -51,7 +51,7 @@ FOLDER = machine.ROOT / "build" / "accuracy" / NAME
 TASKS = ("niah-single-1", "niah-single-2-prose", "niah-multikey-1-prose")
 LENGTH, ANSWER = 2048, 16
 CHOSEN_ON, HELD_BACK, NAMED = 48, 64, 32
-"""OrderedPrompts of `tune`, of `held`, and the candidates that are asked these."""
+"""Prompts of `tune`, of `held`, and the candidates that are asked these."""
 ROWS, ROW, SMALL_ROW = 16, 12 << 20, 1 << 20
 MINUTES = 30.0
 SEEDS = {"tune": 101, "held": 202}

@@ -14,7 +14,7 @@ from kvc_trt.accuracy.faithfulness import bootstrap_interval
 
 Name = TypeVar("Name")
 FEWEST = 6
-"""OrderedPrompts below which no two candidates are told apart: a bootstrap of fewer is narrower than what it stands for."""
+"""Prompts below which no two candidates are told apart: a bootstrap of fewer is narrower than what it stands for."""
 
 
 @dataclass(frozen=True)

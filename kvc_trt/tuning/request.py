@@ -44,7 +44,7 @@ class TuneRequest:
     truncate: Truncate | None = None
     """How a prompt that is longer than the model takes is cut; None refuses it."""
     samples: int | None = None
-    """OrderedPrompts to choose by, drawn from the file; None takes all."""
+    """Prompts to choose by, drawn from the file; None takes all."""
     max_new_tokens: int | None = None
     """The longest answer; None is what each question says."""
     maximum_loss: float = 0.0
