@@ -39,6 +39,8 @@ class LineAxes:
     limits: tuple[float, float] = (0.0, 1.0)
     log: bool = False
     """True for a logarithmic vertical axis."""
+    nested: bool = False
+    """True to draw the first lines wider, so that equal lines do not hide each other."""
     shades: bool = False
     """Colours from dark to light in the order of the lines, for many lines of one kind (layers, windows)."""
 
@@ -63,7 +65,8 @@ def _draw(one: Axes, panel: Panel, axes: LineAxes) -> None:
         colour = colormaps["viridis"](0.95 * shade) if axes.shades else COLOURS[place % len(COLOURS)]
         x = list(axes.ticks or range(len(values)))
         y = [np.nan if value is None else value for value in values]
-        one.plot(x, y, color=colour, label=name, linewidth=1.3, marker="os^Dv"[place % 5], markersize=3)
+        width = 1.3 + 0.6 * (len(panel.lines) - 1 - place) if axes.nested else 1.3
+        one.plot(x, y, color=colour, label=name, linewidth=width, marker="os^Dv"[place % 5], markersize=width + 2)
     if panel.level is not None:
         one.axhline(panel.level[1], color="black", linestyle=":", linewidth=1, label=panel.level[0])
     if axes.log:

@@ -62,6 +62,10 @@ def page(records: Sequence[Record]) -> Written:
         _shares(known),
         "## The smallest capacity that holds a needle",
         plot(image(NAME, "needles"), STUDY.path),
+        paragraph(
+            "A colour is the smallest capacity from which on all needles of a depth and length are found; grey: not "
+            f"with {CAPACITIES[-1]} tokens either, or the whole cache finds none there."
+        ),
         "## How it was measured",
         paragraph(
             f"{records[0]['key']['model']}, 32-bit floats; {len(records)} needles (task [{TASK}](../../tasks.md), "
@@ -159,7 +163,7 @@ def _needles(known: Sequence[Record]) -> Finding:
         for one, row in found.items()
     }
     said = "; ".join(
-        f"{_name(one)}: " + (f"{NEARLY:.0%} from {enough[one]} tokens on" if enough[one] else
+        f"{_name(one)}: " + (f"{100 * NEARLY:.0f} % from {enough[one]} tokens on" if enough[one] else
                              f"{row[-1].percent()} at {CAPACITIES[-1]} tokens, the most that was tried")
         for one, row in found.items()
     )  # fmt: skip
@@ -195,7 +199,7 @@ def _capacities_plot(known: Sequence[Record]) -> bytes:
             for pool in POOLS
         }
         panels.append(Panel(f"window of {window} tokens", lined))
-    axes = LineAxes("tokens that a head keeps", "needles found, %", ticks=CAPACITIES, limits=(-3, 103))
+    axes = LineAxes("tokens that a head keeps", "needles found, %", ticks=CAPACITIES, limits=(-3, 103), nested=True)
     return lines(f"Needles found under SnapKV ({len(known)} needles)", panels, axes)
 
 
@@ -211,7 +215,7 @@ def _needles_plot(known: Sequence[Record]) -> bytes:
                 values[row, column] = smallest(of_kind(known, length=length, depth=depth), configuration)
         maps.append(Map(_name(configuration), values))
     axes = MapAxes("tokens of the prompt", "depth of the needle, %",
-                   f"smallest capacity from which all needles there are found (grey: not at {CAPACITIES[-1]})",
+                   "smallest capacity that holds them all",
                    x_names=[f"{length:,}" for length in lengths], y_names=[f"{100 * depth:.0f}" for depth in depths],
                    limits=(CAPACITIES[0], CAPACITIES[-1]))  # fmt: skip
     return heat_maps("Tokens that a head must keep for a needle to be found", maps, axes)
