@@ -61,7 +61,8 @@ def overview(findings: Sequence[Finding]) -> str:
     shown = table(("the paper", "here (95 % interval)", "n", "verdict"), rows)
     if min(one.count for one in findings) >= ENOUGH:
         return shown
-    return "\n\n".join([shown, paragraph(
-        f"Where n is below {ENOUGH}, intervals are too narrow, since a bootstrap knows no other prompts than those that "
-        "were measured, and verdicts are preliminary."
-    )])  # fmt: skip
+    note = paragraph(
+        f"Where n is below {ENOUGH}, intervals are too narrow, since a bootstrap knows no other prompts than the "
+        "measured ones, and verdicts are preliminary."
+    )
+    return f"{shown}\n\n{note}"
