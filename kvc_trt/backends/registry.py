@@ -144,7 +144,7 @@ def session_of(
     )
     with (progress or NullProgress()).task("loading the engine", None):
         executor.load()
-    return Session(
+    session = Session(
         executor,
         engine.tokenizer,
         max_batch_size,
@@ -155,6 +155,9 @@ def session_of(
         lists=lists,
         progress=progress,
     )
+    if options.warm_up and isinstance(executor, WarmingExecutor):
+        executor.warm_up(progress or NullProgress(), drafts=options.speculation is not None)
+    return session
 
 
 def _giving_proofs(chosen: Backend, engine: EngineDirectory) -> Backend:

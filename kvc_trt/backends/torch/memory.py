@@ -110,10 +110,31 @@ def prefill_bound(program: Program, rows: int, length: int, *, itemsize: int) ->
     return needed
 
 
+def turn_bound(program: Program, rows: int, count: int, stored: int, *, itemsize: int) -> int:
+    """Return the bytes of a turn of `rows` x `count` tokens after at most `stored` entries, one row at a time in a layer.
+
+    The row's stored and new keys and values are copied, once for attention and once for their compaction; where there
+    is no flash kernel, scores and mask of a block of queries come besides.
+    """
+    model, entries = program.model, stored + count
+    activations = prefill_bytes(model, (), rows, count, itemsize=itemsize)
+    pairs = 2 * model.num_key_value_heads * model.head_size * entries * (itemsize + FLOAT)
+    scores = (
+        0 if itemsize != FLOAT else 2 * model.num_attention_heads * min(count, PREFILL_BLOCK // 8) * entries * FLOAT
+    )
+    every = rows * count * model.vocab_size * (FLOAT + itemsize) if program.limits.all_logits else 0
+    return activations + 2 * pairs + scores + every
+
+
 def step_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
     """Return the bytes of a step: its buffers and its logits (twice: the product and the copy for the host)."""
     inner = rows * (3 * model.intermediate_size + 8 * model.hidden_size) * itemsize
     return rows * (2 + model.num_hidden_layers) * INT64 + 2 * rows * model.vocab_size * FLOAT + inner
+
+
+def drawing_bytes(model: ModelConfig, rows: int) -> int:
+    """Return the bytes of draws for so many rows: tables of the vocabulary's size, at most nine of 8 bytes at once."""
+    return 9 * rows * model.vocab_size * INT64
 
 
 def free_bytes(device: torch.device) -> int:

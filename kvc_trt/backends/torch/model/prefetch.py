@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kvc_trt.kernels.loading import current_library
+from kvc_trt.kernels.switches import WEIGHT_PREFETCH
 
 if TYPE_CHECKING:
     from kvc_trt.kernels.c_library import CLibrary
@@ -49,8 +50,11 @@ class WeightPrefetch:
 
 
 def weight_prefetch(device: torch.device) -> WeightPrefetch | None:
-    """Return what reads ahead on this device; None on a CPU, on an older GPU and without the CUDA kernels."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < OLDEST:
+    """Return what reads ahead on this device; None on a CPU or older GPU, without CUDA kernels, and if switched off.
+
+    The kernel is launched once here: its first launch would otherwise be inside a capture.
+    """
+    if not WEIGHT_PREFETCH.is_on or device.type != "cuda" or torch.cuda.get_device_capability(device) < OLDEST:
         return None
     library = current_library()
     if library is None or library.device_type != "cuda":
@@ -58,4 +62,6 @@ def weight_prefetch(device: torch.device) -> WeightPrefetch | None:
     # Half of the cache: the other half is for the caches' entries, the activations, and what was read before.
     room = int(torch.cuda.get_device_properties(device).L2_cache_size) // 2
     side: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    some = torch.zeros(UNIT, dtype=torch.uint8, device=device)
+    library.prefetch(some.data_ptr(), some.nbytes, torch.cuda.current_stream(device).cuda_stream)
     return WeightPrefetch(library, side, room)
