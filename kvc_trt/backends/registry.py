@@ -18,6 +18,7 @@ from kvc_trt.engine import EngineDirectory
 from kvc_trt.errors import InputError, UnsupportedEnvironment, did_you_mean
 from kvc_trt.progress import NullProgress
 from kvc_trt.runtime import Session
+from kvc_trt.runtime.executor import WarmingExecutor
 
 if TYPE_CHECKING:
     from kvc_trt.backends.base import Backend

@@ -21,8 +21,9 @@ from kvc_trt.backends.torch import memory
 from kvc_trt.backends.torch.device import choose_device, from_numpy, kernel_device, say_if_slow, to_numpy, warn_once
 from kvc_trt.backends.torch.model import elementwise
 from kvc_trt.backends.torch.model.bounds import rebuild_bounds, stays_in_page
+from kvc_trt.backends.torch.model.capturer import Capturer
 from kvc_trt.backends.torch.model.decoder import OBSERVABLE, DenseAttention, PromptResult, TorchDecoder
-from kvc_trt.backends.torch.model.step import Capturer, StaticStep, rows_captured
+from kvc_trt.backends.torch.model.step import StaticStep, rows_captured
 from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.backends.torch.policy_path import policy_path
 from kvc_trt.engine.program import Program, engine_program

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 FLOAT, INT64 = 4, 8
 PREFILL_BLOCK = 8192
 """Tokens per block of projections and feed-forward, enough to keep a GPU busy."""
+TURN_BLOCK = 1024
+"""Queries of a turn that attend together where there is no flash kernel."""
 
 
 def weight_bytes(model: ModelConfig, itemsize: int, *, own_head: bool) -> int:
@@ -111,7 +113,7 @@ def prefill_bound(program: Program, rows: int, length: int, *, itemsize: int) ->
 
 
 def turn_bound(program: Program, rows: int, count: int, stored: int, *, itemsize: int) -> int:
-    """Return the bytes of a turn of `rows` x `count` tokens after at most `stored` entries, one row at a time in a layer.
+    """Return the bytes of a turn of `rows` x `count` tokens after at most `stored` entries, row by row in a layer.
 
     The row's stored and new keys and values are copied, once for attention and once for their compaction; where there
     is no flash kernel, scores and mask of a block of queries come besides.
@@ -119,9 +121,8 @@ def turn_bound(program: Program, rows: int, count: int, stored: int, *, itemsize
     model, entries = program.model, stored + count
     activations = prefill_bytes(model, (), rows, count, itemsize=itemsize)
     pairs = 2 * model.num_key_value_heads * model.head_size * entries * (itemsize + FLOAT)
-    scores = (
-        0 if itemsize != FLOAT else 2 * model.num_attention_heads * min(count, PREFILL_BLOCK // 8) * entries * FLOAT
-    )
+    together = min(count, TURN_BLOCK) if itemsize == FLOAT else 0
+    scores = 2 * model.num_attention_heads * together * entries * FLOAT
     every = rows * count * model.vocab_size * (FLOAT + itemsize) if program.limits.all_logits else 0
     return activations + 2 * pairs + scores + every
 

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from kvc_trt.runtime.request import Sampling
     from kvc_trt.runtime.sampling.token_bits import Words
 
 
@@ -17,8 +16,11 @@ if TYPE_CHECKING:
 class DrawRules:
     """The rules of one draw, in the order in which they change the logits (`Sampler`)."""
 
-    sampling: Sampling
-    """Temperature, top-k, top-p and min-p, and the repetition penalty."""
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
     uniform: float
     """The row's random number for this draw, in [0, 1)."""
     changed: NDArray[np.int64]
@@ -42,4 +44,4 @@ class DrawRules:
     @property
     def filters(self) -> bool:
         """True if the draw looks at the tokens in the order of their probability."""
-        return self.sampling.temperature > 0.0 and (self.sampling.top_k > 0 or self.sampling.top_p < 1.0)
+        return self.temperature > 0.0 and (self.top_k > 0 or self.top_p < 1.0)

@@ -144,16 +144,17 @@ class Sampler:
         ids, subtracted = self._penalties.subtracted()
         biased, zeros = self._biased, np.zeros
         allowed = self._allowed(vocab_size)
+        sampling = self._sampling
         return DrawRules(
-            self._sampling,
-            self._uniforms.look(self._ahead or 0) if self._sampling.temperature > 0.0 else 0.0,
+            sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.repetition_penalty,
+            self._uniforms.look(self._ahead or 0) if sampling.temperature > 0.0 else 0.0,
             changed=np.concatenate([biased, ids]),
             added=np.concatenate([self._biases, zeros(len(ids), np.float32)]),
             subtracted=np.concatenate([zeros(len(biased), np.float32), subtracted]),
             read=self._penalties.read_words(words_of(vocab_size)),
             allowed=None if allowed is None else packed(allowed),
             logprobs=logprobs,
-        )
+        )  # fmt: skip
 
     @property
     def _changes_logits(self) -> bool:

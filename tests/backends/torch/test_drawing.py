@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.backends.torch.executor import TorchExecutor
+from kvc_trt.backends.torch.model.capturer import Capturer
 from kvc_trt.backends.torch.model.drawing import (
     CHANGES,
     Rows,
@@ -20,7 +21,7 @@ from kvc_trt.backends.torch.model.drawing import (
     drawn_tokens,
     unpacked,
 )
-from kvc_trt.backends.torch.model.step import Capturer, StaticStep
+from kvc_trt.backends.torch.model.step import StaticStep
 from kvc_trt.kernels.switches import DEVICE_SAMPLING
 from kvc_trt.runtime import Request, Sampling, Session, Speculation
 from kvc_trt.runtime.executor import NO_DRAW, NONE_ALLOWED, NOT_FINITE, DrawingExecutor
@@ -98,9 +99,9 @@ def test_the_tokens_that_can_be_drawn_are_the_hosts(data, vocab, seed, coarse):
     read, allowed = (unpacked(words, vocab) for words in rows.words)
     scores = adjusted(torch.from_numpy(logits)[None], rows, read, allowed)[0].numpy()
     assert (scores == row._adjusted(logits)).all()
-    if rule.sampling.temperature == 0.0:
+    if rule.temperature == 0.0:
         return
-    ids, probabilities = candidates(scores, rule.sampling)
+    ids, probabilities = candidates(scores, row._sampling)
     ends = np.cumsum(probabilities) / probabilities.sum()
     middles = (ends + np.concatenate([[0.0], ends[:-1]])) / 2  # of each candidate's part of [0, 1)
     reached = np.flatnonzero(np.diff(np.concatenate([[0.0], ends])) > 1e-12)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from kvc_trt.backends.torch.executor import TorchExecutor
-from kvc_trt.backends.torch.model.step import Capturer, StaticStep, rows_captured
+from kvc_trt.backends.torch.model.capturer import Capturer
+from kvc_trt.backends.torch.model.step import StaticStep, rows_captured
 from kvc_trt.kernels.c_library import KernelError
 from kvc_trt.progress import NullProgress
 from kvc_trt.runtime import Sampling

@@ -22,7 +22,7 @@ from kvc_trt.runtime.logprobs import LEAST, MOST, TokenLogprobs
 from kvc_trt.runtime.sampling.token_bits import WORD_BITS, words_of
 
 if TYPE_CHECKING:
-    from kvc_trt.backends.torch.model.step import Body, Capturer
+    from kvc_trt.backends.torch.model.capturer import Body, Capturer
     from kvc_trt.runtime.sampling.draw_rules import DrawRules
 
 CHANGES = 1024
@@ -63,8 +63,8 @@ class Rows:
             if rule is None:
                 numbers[place] = 0.0
                 continue
-            of, count = rule.sampling, len(rule.changed)
-            numbers[place] = of.temperature, of.top_k, of.top_p, of.min_p, of.repetition_penalty, rule.uniform
+            count = len(rule.changed)
+            numbers[place] = [getattr(rule, name) for name in NUMBERS]
             words.view(np.uint32)[0, place] = 0 if rule.read is None else rule.read
             words.view(np.uint32)[1, place] = 0xFFFFFFFF if rule.allowed is None else rule.allowed
             changed[place], amounts[:, place] = 0, 0.0

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvc_trt.backends.torch.memory import TURN_BLOCK
+
 
 def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Exact causal attention over whole prompts: [B,H,S,D], [B,G,S,D], [B,G,S,D] -> [B,H,S,D].
@@ -25,10 +27,6 @@ def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             return scaled_dot_product_attention(query, keys, values, is_causal=True)
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]):
         return scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
-
-
-TURN_BLOCK = 1024
-"""Queries of a turn that are taken together where there is no flash kernel."""
 
 
 def turn_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:

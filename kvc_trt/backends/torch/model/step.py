@@ -8,8 +8,7 @@ or all logits. Nothing else waits for the device. A pass over drafts is a step o
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,78 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvc_trt.backends.torch.model.capturer import Capturer
 from kvc_trt.backends.torch.model.decoder import TorchDecoder
 from kvc_trt.backends.torch.model.drawing import CHANGES, StaticDrawing, Variant
 from kvc_trt.backends.torch.nodes.caches import State
-from kvc_trt.kernels.c_library import KernelError
 from kvc_trt.runtime.executor import NO_DRAW, NOT_FINITE, Answer
 
 if TYPE_CHECKING:
     from kvc_trt.runtime.sampling.draw_rules import DrawRules
-
-log = logging.getLogger(__name__)
-Body = Callable[[], None]
-
-
-class Capturer:
-    """Captures functions for one device. Graphs share scratch memory, so never replay two at once.
-
-    `refused` says why nothing is captured (None on a CPU, where there is nothing to capture). If a capture fails, it
-    is set, and functions are called directly from then on.
-    """
-
-    def __init__(self, device: torch.device, refused: str | None = None) -> None:
-        self._device, self._graphs = device, device.type == "cuda"
-        self.refused: str | None = None
-        self._pool: Any = None
-        if self._graphs and refused is not None:
-            self._refuse(refused)
-
-    @property
-    def captures(self) -> bool:
-        """True if functions are captured, so that a step for more rows may serve fewer."""
-        return self._graphs and self.refused is None
-
-    def capture(self, body: Body) -> Body:
-        """Return a function that runs the body. On a GPU the body is run here at least twice: it must not change state.
-
-        It must use the same memory every time and never wait for the device.
-        """
-        if not self.captures:
-            return body
-        self._warm_up(body)
-        try:
-            return self._captured(body).replay
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, KernelError) as error:
-            self._refuse(str(error).strip().partition("\n")[0] or "capture failed")
-            return body
-
-    def _warm_up(self, body: Body) -> None:
-        """Run once what happens only once: load modules, initialise libraries, compile functions."""
-        side: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                body()
-        torch.cuda.current_stream(self._device).wait_stream(side)
-        torch.cuda.synchronize(self._device)
-
-    def _captured(self, body: Body) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        # Only this thread's calls end the capture: another one may allocate, or ask for the memory that is free.
-        capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
-        with torch.cuda.device(self._device), capture:
-            body()
-        return graph
-
-    def _refuse(self, reason: str) -> None:
-        self.refused = reason
-        log.warning("decode runs without a CUDA graph, several times slower at small batches: %s", reason)
-
 
 INACTIVE = -1
 """Cache length of an inactive row: it is not changed, and its logits are meaningless."""
