@@ -173,6 +173,10 @@ class TorchExecutor(ExecutorBase):
                             step.prepare_draws()
                     advance(1)
 
+    def forget_steps(self) -> None:
+        """Let the next calls capture their steps anew, under the switches that hold then."""
+        self._steps = {}
+
     def state_bytes(self) -> int:
         """Return the size of the allocated state buffers in bytes."""
         return sum(buffer.nbytes for buffer in self._buffers.values())

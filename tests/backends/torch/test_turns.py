@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvc_trt.backends.torch.executor import TorchExecutor
-from kvc_trt.backends.torch.model.prompt_attention import turn_attention
+from kvc_trt.backends.torch.model.prompt_attention import PLAN_BUCKET, bucketed, prefill_attention, turn_attention
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import cache_sites
 from kvc_trt.graph.weights import EngineWeights
@@ -145,3 +145,12 @@ def test_a_turn_that_does_not_fit_is_refused_before_anything_runs(make_program, 
     monkeypatch.setattr("kvc_trt.backends.torch.memory.free_bytes", lambda device: 1000)
     with pytest.raises(UnsupportedEnvironment, match=r"a turn of 1 x 8 tokens needs .*; this machine has 1000 B free"):
         executor.extend(0, np.full((1, 8), 3), np.array([8]), np.array([30]), prefilled.cache_lengths)
+
+
+@pytest.mark.parametrize("length", [1, 255, 256, 300])
+def test_padding_to_a_bucket_changes_no_prompts_attention(length):
+    tables = torch.randn(3, 1, 2, length, 16, generator=torch.Generator().manual_seed(1))
+    padded = [bucketed(table) for table in tables]
+    assert {table.shape[2] for table in padded} == {-(-length // PLAN_BUCKET) * PLAN_BUCKET}
+    expected = prefill_attention(*tables)
+    torch.testing.assert_close(prefill_attention(*padded)[:, :, :length], expected, atol=1e-6, rtol=0)

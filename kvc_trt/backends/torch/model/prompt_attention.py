@@ -6,8 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kvc_trt.backends.torch.memory import TURN_BLOCK
+
+PLAN_BUCKET = 256
+"""Lengths of prompts on a GPU are rounded up to a multiple of this."""
 
 
 def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -25,8 +29,18 @@ def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
         with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
             return scaled_dot_product_attention(query, keys, values, is_causal=True)
+    length = query.shape[2]
+    query, keys, values = (bucketed(table) for table in (query, keys, values))
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]):
-        return scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
+        return scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)[:, :, :length]
+
+
+def bucketed(table: Tensor) -> Tensor:
+    """Pad [B,H,S,D] with zeros to a multiple of PLAN_BUCKET tokens, which causal attention before them does not see.
+
+    cuDNN plans each new shape anew, which takes as long as attention over a long prompt.
+    """
+    return pad(table, (0, 0, 0, -table.shape[2] % PLAN_BUCKET))
 
 
 def turn_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
