@@ -419,5 +419,6 @@ SNAPKV_PLUS_PLUS = Policy(
     eviction=OBSERVED_ATTENTION,
     selection=DENSE,
     resolve=resolve,
+    divides=True,
     overrides=(*EVICTION, *BY_LENGTH, *EVERY_POLICY),
 )
