@@ -9,7 +9,9 @@ import click
 import cloup
 
 from kvc_trt.backends.run_options import PREFILL_PRECISIONS
+from kvc_trt.errors import InputError
 from kvc_trt.methods.base.token_budget import PERCENT
+from kvc_trt.profile.requests.lengths import Lengths
 from kvc_trt.sizes import bandwidth_of, bytes_of
 
 
@@ -78,6 +80,19 @@ class TokensOrPercent(click.ParamType):  # type: ignore[type-arg]  # as above
             return int(text)
         except ValueError:
             self.fail(f"{value!r} is neither a number of tokens nor a percentage such as 20%", parameter, context)
+
+
+class TokenLengths(click.ParamType):  # type: ignore[type-arg]  # as above
+    """A distribution of lengths in tokens."""
+
+    name = "N|MIN:MAX|normal:MEAN,STD"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        """The text of the distribution; fails for anything else."""
+        try:
+            return Lengths.parse(value).text
+        except InputError as error:
+            self.fail(error.message, parameter, context)
 
 
 class Bandwidth(click.ParamType):  # type: ignore[type-arg]  # as above

@@ -77,8 +77,8 @@ class Ticket:
         """True once the caller has cancelled it."""
         self.context: Context | None = None
         """The caches' content after the prompt was read, if the request says `keep_context`."""
-        self.last_token: float | None = None
-        """Time of its latest token, on the scheduler's clock."""
+        self.token_times: list[float] = []
+        """When each token of the answer was there, on the scheduler's clock; `arrived` is the request's own time."""
         self._cancel = cancel
         self._events: list[Event] = []
         self._error: Exception | None = None

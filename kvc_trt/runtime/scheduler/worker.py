@@ -265,11 +265,11 @@ class Worker:
                 if ticket.request.stay:
                     self._waiting.parked.add(event.row, ticket, now)
         self._metrics.generated_tokens += 1
-        if ticket.last_token is None:
-            self._metrics.seconds_to_first_token.observe(now - ticket.arrived)
+        if ticket.token_times:
+            self._metrics.seconds_per_token.observe(now - ticket.token_times[-1])
         else:
-            self._metrics.seconds_per_token.observe(now - ticket.last_token)
-        ticket.last_token = now
+            self._metrics.seconds_to_first_token.observe(now - ticket.arrived)
+        ticket.token_times.append(now)
         ticket.push(event)
 
     def _leave(self, row: int) -> Ticket:
