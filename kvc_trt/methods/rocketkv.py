@@ -41,6 +41,7 @@ ROCKETKV = Policy(
     overrides=(*EVICTION, *BY_LENGTH, *SELECTION, *EVERY_POLICY),
     divides=True,
     published=Formula(None, lambda c: 1 / c),
+    candidate=True,
 )
 VERSION_1 = replace(
     ROCKETKV,

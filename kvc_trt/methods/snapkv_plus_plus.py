@@ -421,4 +421,5 @@ SNAPKV_PLUS_PLUS = Policy(
     resolve=resolve,
     divides=True,
     overrides=(*EVICTION, *BY_LENGTH, *EVERY_POLICY),
+    candidate=True,
 )

@@ -99,6 +99,11 @@ class Reader:
         """True if a call was announced: the answer's finish_reason is then tool_calls."""
         return self._calls > 0
 
+    @property
+    def is_done(self) -> bool:
+        """True if nothing counts that follows."""
+        return self._mode is _Mode.DONE
+
     def feed(self, text: str) -> list[Delta]:
         """Return what is certain with this text; pieces of one kind are one delta."""
         if self._is_plain:

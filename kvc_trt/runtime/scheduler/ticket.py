@@ -75,6 +75,8 @@ class Ticket:
         self.priority, self.deadline, self.arrived = priority, deadline, arrived
         self.cancelled = False
         """True once the caller has cancelled it."""
+        self.finished = False
+        """True once the caller wants no more of the answer."""
         self.context: Context | None = None
         """The caches' content after the prompt was read, if the request says `keep_context`."""
         self.token_times: list[float] = []
@@ -97,6 +99,13 @@ class Ticket:
         Does nothing if the request has ended already.
         """
         self._cancel(self)
+
+    def finish(self) -> None:
+        """Let the answer end with its next token: its output, whose reason is interrupted, is what has come until then.
+
+        Does nothing if the request has ended already.
+        """
+        self.finished = True
 
     def __iter__(self) -> Iterator[Event]:
         """Yield its events from the first on, and wait for more until it has ended."""
