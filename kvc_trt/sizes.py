@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 _SIZE_UNITS = {
-    "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
 _BANDWIDTH_UNITS = {
     "B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "Mbit": 1e6 / 8, "Gbit": 1e9 / 8, "Tbit": 1e12 / 8,
 }  # fmt: skip
-_QUANTITY = r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([A-Za-z]+)"
+_NUMBER = r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*"
 
 
 def readable_size(count: float) -> str:
@@ -23,11 +23,13 @@ def readable_size(count: float) -> str:
 
 
 def bytes_of(text: str) -> int | None:
-    """Return the bytes of a size such as `60MiB` or `1.5 GB`, rounded down; None for anything else, and for 0."""
-    found = re.fullmatch(_QUANTITY + r"\s*", text)
-    if found is None or found[2] not in _SIZE_UNITS:
-        return None
-    return int(float(found[1]) * _SIZE_UNITS[found[2]]) or None
+    """Return the bytes of a size such as `60MiB`, `1.5 gb` or `4096`, rounded down; None for anything else, and for 0.
+
+    Units are of any case.
+    """
+    found = re.fullmatch(_NUMBER + r"([A-Za-z]*)\s*", text)
+    unit = None if found is None else _SIZE_UNITS.get(found[2].lower() or "b")
+    return None if found is None or unit is None else int(float(found[1]) * unit) or None
 
 
 def bandwidth_of(text: str) -> float | None:
@@ -35,7 +37,7 @@ def bandwidth_of(text: str) -> float | None:
 
     Units are powers of 1000.
     """
-    found = re.fullmatch(_QUANTITY + r"/s\s*", text)
+    found = re.fullmatch(_NUMBER + r"([A-Za-z]+)/s\s*", text)
     if found is None or found[2] not in _BANDWIDTH_UNITS:
         return None
     return float(found[1]) * _BANDWIDTH_UNITS[found[2]] or None

@@ -23,13 +23,21 @@ def test_the_largest_unit_that_leaves_at_least_one(count, text):
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("60MiB", 60 << 20), ("1.5 GB", 1_500_000_000), ("2GiB", 2 << 30), (" 12 B ", 12), ("0.5TiB", 1 << 39)],
+    [
+        ("60MiB", 60 << 20),
+        ("1.5 GB", 1_500_000_000),
+        ("2GiB", 2 << 30),
+        (" 12 B ", 12),
+        ("4096", 4096),
+        ("60mib", 60 << 20),
+        ("0.5TiB", 1 << 39),
+    ],
 )
 def test_sizes_have_units(text, count):
     assert bytes_of(text) == count
 
 
-@pytest.mark.parametrize("text", ["60", "0MiB", "-1GiB", "1e3MB", "MiB", "60mib", "1GiB/s", "", "1.GiB"])
+@pytest.mark.parametrize("text", ["0", "0MiB", "-1GiB", "1e3MB", "MiB", "60 foo", "1GiB/s", "", "1.GiB"])
 def test_other_sizes_are_none(text):
     assert bytes_of(text) is None
 

@@ -10,7 +10,7 @@ import cloup
 
 from kvc_trt.backends.registry import names
 from kvc_trt.cli.build_options import TENSOR_PARALLEL, WEIGHTS, policy_options
-from kvc_trt.cli.option_types import Bandwidth, Size
+from kvc_trt.cli.option_types import Bandwidth, Bytes
 from kvc_trt.cli.text.printing import json_option, print_json, show
 from kvc_trt.config import configured, parse_settings
 
@@ -52,7 +52,7 @@ DEFAULT_BANDWIDTH = 12.5e9
     cloup.option("--compare", is_flag=True, help="All policies at this budget: what each stores and reads."),
     cloup.option(
         "--memory",
-        type=Size(),
+        type=Bytes(),
         help="The largest budget of each policy and cache format whose caches fit so many bytes, such as 60MiB.",
     ),
     cloup.option(

@@ -175,10 +175,10 @@ def test_budgets_that_fit_a_memory(capsys):
     assert table["memory_bytes"] == 12 << 20
 
 
-@pytest.mark.parametrize("written", ["12", "0MiB", "12mib", "-1GiB", "twelve"])
+@pytest.mark.parametrize("written", ["12 foo", "0MiB", "-1GiB", "twelve"])
 def test_other_memories_are_refused(capsys, written):
     assert run(["plan", "--model", "smollm2-135m-instruct", f"--memory={written}"]) == 2
-    assert "is not a size such as 60MiB" in capsys.readouterr().err
+    assert "is not a size such as 2GiB" in capsys.readouterr().err
 
 
 def test_requests_per_second_of_a_mix(tmp_path, capsys):
