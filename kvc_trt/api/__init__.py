@@ -11,8 +11,9 @@ from kvc_trt.progress import NullProgress, Progress
 
 if TYPE_CHECKING:
     from kvc_trt.accuracy.pages.report import AccuracyReport
+    from kvc_trt.tuning.result import Tuned
 
-__all__ = ["Engine", "build", "measure_accuracy", "plan"]
+__all__ = ["Engine", "build", "measure_accuracy", "plan", "tune"]
 
 
 def build(
@@ -112,6 +113,34 @@ def measure_accuracy(
         AccuracyRequest(**asked),
         policies=policies,
         budgets=budgets,
+        weights=weights,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        progress=progress or NullProgress(),
+    )
+
+
+def tune(
+    model: str,
+    data: StrPath,
+    memory: int,
+    *,
+    weights: str = "auto",
+    checkpoint: StrPath | None = None,
+    progress: Progress | None = None,
+    **asked: Any,
+) -> Tuned:
+    """Choose a policy, its budget and a cache format for `memory` bytes of cache, by measurement on a file's prompts.
+
+    `asked` are the other fields of `kvc_trt.tuning.request.TuneRequest`: rows, directory, policies, minutes and others.
+    The result has `recommendation`, `good_enough`, `lines` (every candidate) and `findings()` in words; the page and
+    build.yaml are in the directory. Raises InputError.
+    """
+    from kvc_trt.tuning.request import TuneRequest
+    from kvc_trt.tuning.run import tune_model
+
+    return tune_model(
+        model,
+        TuneRequest(data=data, memory=memory, **asked),
         weights=weights,
         checkpoint=None if checkpoint is None else str(checkpoint),
         progress=progress or NullProgress(),

@@ -113,6 +113,28 @@ class Bandwidth(click.ParamType):  # type: ignore[type-arg]  # as above
         return float(found[1]) * self._UNITS[found[2]]
 
 
+class Bytes(click.ParamType):  # type: ignore[type-arg]  # as above
+    """Bytes, written as 2GiB, 192 MiB, 1.5GB or a plain number."""
+
+    name = "N(MiB|GiB|MB|GB|..)"
+
+    _UNITS: ClassVar = {
+        "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "kB": 10**3, "MB": 10**6, "GB": 10**9,
+        "TB": 10**12,
+    }  # fmt: skip
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> int:
+        """The bytes; fails for anything else, and for less than one."""
+        if not isinstance(value, str):
+            return int(value)
+        found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)\s*", value)
+        units = {name.lower(): size for name, size in self._UNITS.items()}
+        size = units.get((found[2] or "B").lower()) if found is not None else None
+        if found is None or size is None or (count := int(float(found[1]) * size)) < 1:
+            self.fail(f"{value!r} is not a size such as 2GiB, 192MiB or 1.5GB", parameter, context)
+        return count
+
+
 class NumberOr(click.ParamType):  # type: ignore[type-arg]  # as above
     """A number, or one of a few words."""
 

@@ -349,6 +349,7 @@ POLICY = Policy(
     selection=DENSE,
     resolve=resolve,
     overrides=("prompt_budget", "sinks", "future_positions", *EVERY_POLICY),
+    candidate=True,
 )
 HYBRID = Policy(
     name="expected-attention-hybrid",

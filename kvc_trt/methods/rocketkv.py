@@ -40,6 +40,7 @@ ROCKETKV = Policy(
     resolve=resolve,
     overrides=(*EVICTION, *BY_LENGTH, *SELECTION, *EVERY_POLICY),
     published=Formula(lambda c: c**-0.5 + 2 * c**-0.75, lambda c: 1 / c),
+    candidate=True,
 )
 VERSION_1 = replace(
     ROCKETKV,

@@ -420,4 +420,5 @@ SNAPKV_PLUS_PLUS = Policy(
     selection=DENSE,
     resolve=resolve,
     overrides=(*EVICTION, *BY_LENGTH, *EVERY_POLICY),
+    candidate=True,
 )

@@ -45,6 +45,9 @@ class Policy:
     """Numbers fixed by the policy's name: only the user can change them, not a model's defaults."""
     turn: str | None = None
     """The effect of a turn of a conversation, if `PromptEviction.turn` does not say all of it."""
+    candidate: bool = False
+    """True if `kvc-trt tune` tries it where no policies are named: of those that differ by a number one is enough, and
+    one that takes seconds to read a prompt is for whoever names it."""
     published: Formula | None = None
     """Its formulas in RocketKV's Table 1 (arXiv 2502.14051)."""
 
