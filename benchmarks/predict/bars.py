@@ -67,10 +67,13 @@ def _step_bars(snapshot: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator
 
 
 def floor_of_step(case: Case, gpu: Accelerator) -> float:
-    """The floor of the whole model's step in microseconds."""
+    """The floor of the whole model's step in microseconds, at the bandwidth that the GPU's memory is taken to reach.
+
+    Measurements are set against what it is found to reach (`benchmarks.gpu.device.Bandwidths`), not what is published.
+    """
     cache = row_traffic(MODEL, case.parameters, case.item_bytes, case.prompt, NEW_TOKENS // 2)
     cost = StepCost(weight_bytes(MODEL, "bf16").per_step, cache.bytes)
-    return 1e6 * floor_seconds(cost, case.batch, gpu.bandwidth)
+    return 1e6 * floor_seconds(cost, case.batch, COPY_SHARE * gpu.bandwidth)
 
 
 def predicted_step(case: Case, gpu: Accelerator, attention: float) -> float:
@@ -83,7 +86,7 @@ def predicted_step(case: Case, gpu: Accelerator, attention: float) -> float:
 def _dense_bars(_: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator[Bar]:
     case = _case(call)
     if case.batch * case.context >= 65536:
-        share = 100 * call["gpus"][gpu.name]["share_of_floor"]
+        share = 100 * call["gpus"][gpu.name]["share_of_floor"] / COPY_SHARE
         yield Bar("dense attention, share of its floor", case_text(call), gpu.name, 85, False, "%", share, KERNELS)
 
 

@@ -112,7 +112,7 @@ def cells(
 
 
 def figures(cell: Cell, seconds: float, bandwidth: float) -> dict[str, float]:
-    """A step's time as throughput, beside the floor at this GPU's own copy bandwidth."""
+    """A step's time as throughput, beside the floor at the bandwidth of this GPU's own reading."""
     floor = cell.floor_seconds(bandwidth)
     return {
         "step_ms": 1e3 * seconds,
