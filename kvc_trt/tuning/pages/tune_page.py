@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kvc_trt.pages.chart import COLOURS, Chart, Series
 from kvc_trt.pages.document import render
 from kvc_trt.sizes import readable_size
+from kvc_trt.tuning.step_times import accelerator_named
 
 if TYPE_CHECKING:
     from kvc_trt.tuning.result import Line, Tuned
@@ -88,7 +89,8 @@ def _time_axis(tuned: Tuned) -> str:
     if tuned.times is None:
         return ""
     rows = "one row" if tuned.times.rows == 1 else f"{tuned.times.rows} rows"
-    return f"ms for a step of {rows}, {'measured here' if tuned.asked.gpu is None else f'floor of {tuned.asked.gpu}'}"
+    gpu = tuned.asked.gpu
+    return f"ms for a step of {rows}, {'measured here' if gpu is None else f'floor of {accelerator_named(gpu).name}'}"
 
 
 def _figure(tuned: Tuned, cost: Callable[[Line], float | None], axis: str) -> str:
