@@ -80,7 +80,7 @@ help:
 	@echo "make plugins    the CUDA kernels by nvcc (from wheels where there is none) and all else that builds here, into $(BUILD)/"
 	@echo "make types-tensorrt  the TensorRT code against stubs generated from NVIDIA's bindings"
 	@echo "make predict    times on an H100 and H200, predicted from the kernels' machine code, into docs/kernels.md (no GPU)"
-	@echo "make gpu        on a GPU: build, compare, verify and profile an engine, timings, compute-sanitizer (under ten minutes)"
+	@echo "make gpu        on a GPU: build, compare, verify and profile an engine, timings, compute-sanitizer (half an hour at most)"
 	@echo "make gpu-bundle  a folder under 60 MB that does the same on a machine with a GPU, torch and no internet (docs/gpu-day.md)"
 	@echo "make fuzz       hostile inputs to every reader: ten minutes, MINUTES=480 for a night, KINDS=\"NAME...\" for some"
 	@echo "make faults     every command that writes, killed, on full disks, with little memory, ended by signals (half an hour)"

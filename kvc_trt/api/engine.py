@@ -82,6 +82,7 @@ class Engine:
         prefill_precision: PrefillPrecision = "f32",
         prefix_bytes: int = 0,
         speculate: str | None = None,
+        warm_up: bool = False,
         proofs: bool = False,
         sealed: bool = False,
         progress: Progress | None = None,
@@ -91,7 +92,8 @@ class Engine:
         `backend` None runs it where it was built for, `threads` None on all cores. `prefill_precision`
         "bf16" computes prefill in bfloat16, faster on processors that multiply it; decode stays in float32.
         `prefix_bytes` are for what prompts have in common (see `share`). `speculate` "ngram", or "ngram:4" for drafts
-        of four tokens, checks several tokens at once where the text repeats itself; answers stay the same. With
+        of four tokens, checks several tokens at once where the text repeats itself; answers stay the same.
+        `warm_up` does at once what the first requests would wait for (on a GPU, compiling and capturing steps). With
         `proofs`, answers can be asked for with a proof of what the caches kept and read (docs/proof.md), which makes
         the graphs write it out. With `sealed`, the files are copied to memory that nobody can write, the engine's size
         in all (docs/security.md). Raises InputError for an engine that is not intact or cannot run there, with the
@@ -104,6 +106,7 @@ class Engine:
             prefill_precision=prefill_precision,
             prefix_bytes=prefix_bytes,
             speculation=None if speculate is None else Speculation.parse(speculate),
+            warm_up=warm_up,
             proofs=proofs,
         )
         return cls(directory, options, progress=progress)

@@ -80,6 +80,7 @@ class ServedEngine:
             backend=settings.backend,
             threads=settings.threads,
             prefix_bytes=settings.prefix_bytes,
+            warm_up=True,
             proofs=settings.kv_proofs,
             sealed=settings.sealed,
         )

@@ -212,7 +212,9 @@ class Tuned:
             yield f"The whole cache answers none of these {self.prompts} prompts: nothing can be chosen by them."
             return
         if self.good_enough:
-            yield f"Take {best.chosen}: {each} a row, {total} for {rows} rows."
+            variant = best.chosen.variant
+            budget = "" if variant.token_budget is None else f" with a token budget of {variant.token_budget:,}"
+            yield f"Take {variant.policy}{budget}: {each} a row, {total} for {rows} rows."
         else:
             yield (
                 f"No candidate is good enough in {readable_size(self.asked.row_limit)} a row: the choice among them, "

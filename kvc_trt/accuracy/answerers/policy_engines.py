@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 COPIED_WEIGHTS = 64 << 20
 """Size of quantised weights up to which engines stay open: each copies them for its decode."""
 MOST_LOADED = 32
-"""Engines whose graphs stay loaded; the one that was asked longest ago is loaded anew when it is asked again."""
+"""Engines whose graphs stay loaded. All are asked in turn, again and again, so it is the last one before that goes: the
+first ones, which are asked next, are still there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,9 +150,9 @@ class PolicyEngines:
             self._asked.pop((variant, room), None)
             self._asked[variant, room] = None
             while len(self._asked) > MOST_LOADED:
-                oldest = next(iter(self._asked))
-                del self._asked[oldest]
-                self._open.pop(oldest, None)
+                before = list(self._asked)[-2]
+                del self._asked[before]
+                self._open.pop(before, None)
             return found
 
     def _answerer(self, variant: Variant, room: Room) -> Answerer:

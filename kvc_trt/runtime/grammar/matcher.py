@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from copy import copy
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,12 @@ class Matcher:
         """Return the tokens that come next whatever the model says, up to an end: a grammar may name one itself."""
         tokens = self._state.compute_ff_tokens()
         return list(takewhile(lambda token: token < self._vocab_size and token not in self._ends, tokens))
+
+    def copy(self) -> Matcher:
+        """Return a matcher that stands where this one does and can be told of other tokens."""
+        other = copy(self)
+        other._state = self._state.deep_copy()
+        return other
 
     def begin_answer(self) -> None:
         """Begin another answer under the same grammar."""

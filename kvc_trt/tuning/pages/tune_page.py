@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.pages.chart import COLOURS, Chart, Series
 from kvc_trt.pages.document import render
+from kvc_trt.profile.accelerators import accelerator
 from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ def _time_axis(tuned: Tuned) -> str:
     if tuned.times is None:
         return ""
     rows = "one row" if tuned.times.rows == 1 else f"{tuned.times.rows} rows"
-    return f"ms for a step of {rows}, {'measured here' if tuned.asked.gpu is None else f'floor of {tuned.asked.gpu}'}"
+    gpu = tuned.asked.gpu
+    return f"ms for a step of {rows}, {'measured here' if gpu is None else f'floor of {accelerator(gpu).name}'}"
 
 
 def _figure(tuned: Tuned, cost: Callable[[Line], float | None], axis: str) -> str:
