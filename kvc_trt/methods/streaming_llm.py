@@ -359,4 +359,5 @@ STREAMING_LLM = Policy(
     selection=RING,
     resolve=resolve,
     overrides=("sinks", "recent", "positions", *EVERY_POLICY),
+    candidate=True,
 )

@@ -136,6 +136,11 @@ class TorchDecoder(Projections):
         layers = self._weights.layers
         norms = [layer["input_layernorm.weight"] for layer in layers[1:]] + [self._weights.norm]
         cos, sin = self._angles(positions)
+        # Below 0 a row is inactive, and stays that.
+        stored = [
+            cache_lengths,
+            *(torch.where(cache_lengths < 0, -1, cache_lengths + step) for step in range(1, count)),
+        ]
         hidden = functional.embedding(tokens, self._weights.embedding)
         x = self._norm(hidden, layers[0]["input_layernorm.weight"])
         for layer, next_norm in enumerate(norms):
@@ -146,9 +151,9 @@ class TorchDecoder(Projections):
                 outputs = self._by_nodes.steps.attend(layer, x, made, positions, cache_lengths, state, count)
             else:
                 self._see_stored(layer, made, count)
-                attend, stored = self._attend_rotated if self._rotates else self._attend, cache_lengths[layer]
+                attend = self._attend_rotated if self._rotates else self._attend
                 outputs = [
-                    attend(layer, own, stored + step if step else stored, state)
+                    attend(layer, own, stored[step][layer], state)
                     for step, own in enumerate(zip(*(part.chunk(count) for part in made), strict=True))
                 ]
             attended = outputs[0] if count == 1 else torch.cat(outputs)
