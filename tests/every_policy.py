@@ -38,8 +38,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "quest, bounds in fp8": {"fp8_bounds": True},
     "rocketkv, bounds in fp8": {"fp8_bounds": True},
     "h2o, a budget for each layer": {"layer_budget": "squeeze"},
-    "h2o, budgets from the prompt": {"layer_budget": "squeeze-online"},
-    "streaming-llm, budgets from the prompt": {"layer_budget": "squeeze-online"},
     "snapkv, averages": {"pool_kind": "avg"},
     "snapkv-gqa, averages": {"pool_kind": "avg"},
 }
@@ -54,6 +52,8 @@ OTHER_FORMS: dict[str, dict[str, Any]] = {
     "expected-attention-hybrid, a budget for each layer": {"layer_budget": "squeeze"},
     "streaming-llm, a budget for each layer": {"layer_budget": "squeeze"},
     "tova, a budget for each layer": {"layer_budget": "squeeze"},
+    "h2o, budgets from the prompt": {"layer_budget": "squeeze-online"},
+    "streaming-llm, budgets from the prompt": {"layer_budget": "squeeze-online"},
     "sliding-window, budgets from the prompt": {"layer_budget": "squeeze-online"},
     "tova, budgets from the prompt": {"layer_budget": "squeeze-online"},
     "streaming-llm, positions of the cache and budgets from the prompt": {

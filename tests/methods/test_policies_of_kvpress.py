@@ -91,6 +91,9 @@ def test_layers_may_differ(policy: str, least: int) -> None:
     found = resolved(policy, layer_budget="squeeze", layer_budgets=budgets)
     spare = 1 if policy == "tova" else 128
     assert [found.layer_capacity(layer) for layer in (0, 1)] == [least + spare, 2 * 384 - least + spare]
+    if policy == "tova":
+        assert resolved(policy, layer_budget="squeeze-online").layer_capacity(0) == 2 * 512 + 1
+        return
     with pytest.raises(InputError, match="squeeze-online"):
         resolved(policy, layer_budget="squeeze-online")
 

@@ -82,7 +82,7 @@ def test_every_size_of_an_output_is_known_from_inputs_and_attributes(operator):
     sizes = Dimensions(element_bytes=2)
     for tensor in operator.inputs:
         for symbol in tensor.shape:
-            sizes.fix(symbol, {"2D": 32, "D/2": 8}.get(symbol, 16), tensor.name)
+            sizes.fix(symbol, {"2D": 32, "D/2": 8, "1": 1}.get(symbol, 16), tensor.name)
     values = {attribute.name: 1 if attribute.name == "page_size" else 16 for attribute in operator.attributes}
     operator.derive(values, sizes)
     for tensor in operator.outputs:

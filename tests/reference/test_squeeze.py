@@ -84,7 +84,6 @@ def test_reordered_layers_are_budgeted_alike(order: list[int]) -> None:
         ("hybrid", {"layer_budget": "squeeze"}, "evicts nothing"),
         ("pyramidkv", {"layer_budget": "squeeze"}, "divides its budget itself"),
         ("snapkv", {"layer_budget": "squeeze-online"}, "per query head"),
-        ("h2o", {"layer_budget": "squeeze-online"}, "goes on evicting while it decodes"),
         ("keydiff", {"layer_budget": "squeeze-online"}, r"its eviction \(keydiff\) does not rank"),
         ("rocketkv-mt", {"layer_budget": "squeeze-online"}, r"its eviction \(admitted-per-turn\) does not rank"),
         ("snapkv-gqa", {"layer_budget": "sqeeze"}, "expected one of uniform, squeeze"),

@@ -92,7 +92,7 @@ class TrimmedByRow(PromptEviction):
             for name, own in cache.stored(TRIM_BESIDE_RECENT, bounds=False).items()
         }
         cache.call(TRIM_BESIDE_RECENT, inputs, outputs, prompt_budget=cache.rule.capacity - selection.spare_slots)
-        slots = emit.Unsqueeze(emit.Add(budgets, selection.spare_slots), [1])
+        slots = emit.Unsqueeze(emit.Add(budgets, selection.spare_slots), [1, 2])
         emit.cast(slots, np.int32, outputs=[f"{CAPACITIES.name}.{cache.name}"])
 
 
@@ -200,7 +200,7 @@ class _OfOneRow:
         whole = decode_selection(self.rule.decode_selection).at_budget(self.rule, spare)
         both = (self.alone, whole)
         numbers = {
-            CAPACITIES.name: np.array([[rule.capacity] for rule in both], np.int32),
+            CAPACITIES.name: np.array([[[rule.capacity]] for rule in both], np.int32),
             RECENTS.name: np.array([rule.recent for rule in both], np.int64),
             BUDGETS.name: np.array([rule.token_budget for rule in both], np.int64),
         }
@@ -209,7 +209,7 @@ class _OfOneRow:
     def _of_both(self, tensor: Tensor, table: Array) -> Array:
         """Give a row's tensor the slots of the whole cache, twice."""
         missing = self.rule.capacity - self.alone.capacity
-        widths = [(0, missing if symbol in ("C", "R") else 0) for symbol in tensor.shape]
+        widths = [(0, missing if symbol in ("C", "R", "T") else 0) for symbol in tensor.shape]
         fill = 0 if tensor.fill == "lowest" else tensor.fill
         padded = np.pad(table, widths, constant_values=np.array(fill, table.dtype))
         return np.concatenate([padded, padded]) if tensor.shape[0] == "B" else padded

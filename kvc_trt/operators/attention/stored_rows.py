@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
 
 CAPACITIES = Tensor(
-    "cache_capacities", INT32, ("B", "1"), "slots that each row uses, at most C; no step changes it", fill=MAX_TOKENS
+    "cache_capacities", INT32, ("B", "1", "1"), "slots that each row uses, at most C", fill=MAX_TOKENS
 )
 RECENTS = Tensor("recents", INT64, ("B",), "last tokens of each row, which always stay")
 _COPIED_IN_PLACE_OF = 3
