@@ -57,7 +57,8 @@ OTHER_FORMS: dict[str, dict[str, Any]] = {
     "sliding-window, budgets from the prompt": {"layer_budget": "squeeze-online"},
     "tova, budgets from the prompt": {"layer_budget": "squeeze-online"},
     "streaming-llm, positions of the cache and budgets from the prompt": {
-        "positions": "cache", "layer_budget": "squeeze-online",
+        "positions": "cache",
+        "layer_budget": "squeeze-online",
     },
     "rocketkv, averages": {"pool_kind": "avg"},
     "rocketkv-mt, averages": {"pool_kind": "avg"},

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from kvc_trt.backends.harness import StoredBlock
+from kvc_trt.methods.base.by_row import kept_name
 from kvc_trt.methods.base.graph_context import of_token
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.operators import KVC_DOMAIN
@@ -33,7 +34,8 @@ def stored_blocks(
         if site.parameters.cache_format.keys is None:
             continue
         node, names = _exact_inputs(by_output, of_token(f"{cache}.{site.name}", token, tokens), site)
-        positions = f"indices.{site.name}"
+        untrimmed = kept_name("slot_positions", site.name)
+        positions = untrimmed if untrimmed in by_output else f"indices.{site.name}"
         chosen = node.op_type == STORE_TOKENS.name and positions in by_output
         found.append(StoredBlock(site.cache, *names, positions if chosen else None))
     return found

@@ -39,8 +39,9 @@ def trim_layers(
     assert division is not None, "its budgets are set for each prompt"
     tokens = prompt.lengths if division.of_prompt else emit.Expand([division.most], emit.Shape(prompt.lengths))
     inputs = {"cosines": emit.Concat(*cosines, axis=0), "prompt_lengths": tokens}
-    numbers = {"budget": division.budget, "least": division.least, "most": division.most}
-    budgets = LAYER_BUDGETS.call(emit, inputs, **numbers)["budgets"]
+    budgets = LAYER_BUDGETS.call(emit, inputs, budget=division.budget, least=division.least, most=division.most)[
+        "budgets"
+    ]
     for row, site in enumerate(sites):
         rule = site.parameters
         cache = CacheLayer(emit, layers.config, rule, site.name)

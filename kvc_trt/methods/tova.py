@@ -105,7 +105,6 @@ class LastQueryByRow(BestBesideRecentByRow, LastQuery):
     name = "tova-by-row"
     operators = (COMPACT_TOVA_SCORED,)
     operator_of_turn = COMPACT_TOVA_OF_TURN_BY_ROW
-    operator_of_stored = None
 
     @override
     def run_alone(self, operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:

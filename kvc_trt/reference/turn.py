@@ -45,10 +45,11 @@ class Turn(NamedTuple):
     def row(self, b: int) -> Turn:
         """Return one row of the batch."""
         one, plain = slice(b, b + 1), self.plain_queries
-        batched = ("keys", "values", "lengths", "new_lengths", "positions", "queries", "places", "scores")
-        tables = {name: getattr(self, name) for name in batched}
-        parts = {name: None if table is None else table[one] for name, table in tables.items()}
-        return self._replace(**parts, plain_queries=lambda: plain()[one])
+        return Turn(
+            self.keys[one], self.values[one], self.lengths[one], self.new_lengths[one], self.positions[one],
+            self.queries[one], lambda: plain()[one], self.rotary_tables, self.places[one],
+            None if self.scores is None else self.scores[one],
+        )  # fmt: skip
 
 
 def join(

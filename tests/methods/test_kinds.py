@@ -18,11 +18,10 @@ from kvc_trt.methods.base import discovery
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection, decode_selection
 from kvc_trt.methods.base.isolated_runs import page_bounds
-from kvc_trt.methods.base.operator_runs import prompt_runs, step_runs, turn_runs
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.base.prompt_eviction import PromptEviction, prompt_eviction
-from kvc_trt.methods.base.registry import operators
+from kvc_trt.methods.base.registry import operators, prompt_runs, step_runs, turn_runs
 from kvc_trt.operators.turns.replace import REPLACE_BOUNDS, REPLACE_CACHE
 from kvc_trt.verify.rungs.turn_operators import shared_runs
 

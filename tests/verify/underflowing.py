@@ -15,7 +15,7 @@ from kvc_trt.backends.harness import EngineOperator
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.graph.state import cache_sites
 from kvc_trt.methods.base.isolated_runs import PromptCase, StepCase, TurnCase
-from kvc_trt.methods.base.operator_runs import prompt_runs, step_runs, turn_runs
+from kvc_trt.methods.base.registry import prompt_runs, step_runs, turn_runs
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.policies import PolicyParameters
 from kvc_trt.verify.rungs.operators import model_of

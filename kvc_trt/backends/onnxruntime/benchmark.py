@@ -44,8 +44,8 @@ from kvc_trt.files.cache import scratch_directory
 from kvc_trt.files.held import HeldFile
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.machine import usable_cores
-from kvc_trt.methods.base.operator_runs import prompt_runs
 from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.methods.base.registry import prompt_runs
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.operators import PROMPT_BLOCK

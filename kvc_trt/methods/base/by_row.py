@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from typing_extensions import override
@@ -48,7 +48,6 @@ class SelectionByRow(DecodeSelection):
     @override
     def decode(self, step: StepLayer) -> Value:
         return step.attend(self.operators[0], {RECENTS.name: self.recents(step.emit, step.rule, budgets_of(step))})
-
 
     @property
     @abstractmethod
@@ -199,7 +198,7 @@ class _OfOneRow:
         spare = self.rule.capacity - decode_selection(self.rule.decode_selection).spare_slots
         whole = decode_selection(self.rule.decode_selection).at_budget(self.rule, spare)
         both = (self.alone, whole)
-        numbers = {
+        numbers: dict[str, Array] = {
             CAPACITIES.name: np.array([[[rule.capacity]] for rule in both], np.int32),
             RECENTS.name: np.array([rule.recent for rule in both], np.int64),
             BUDGETS.name: np.array([rule.token_budget for rule in both], np.int64),
@@ -222,7 +221,7 @@ class _OfOneRow:
 def _row_of(case: Case, row: int, slots: int) -> Case:
     """Return one row of a case, in caches of so many slots."""
     one = slice(row, row + 1)
-    tables = {name: table[one] for name, table in vars(case).items() if isinstance(table, np.ndarray)}
-    caches = {name: tables[name][:, :, :slots] for name in ("k_cache", "v_cache")}
-    lengths = np.minimum(tables["cache_lengths"], slots)
-    return replace(case, **{**tables, **caches, "cache_lengths": lengths})
+    tables: dict[str, Any] = {name: table[one] for name, table in vars(case).items() if isinstance(table, np.ndarray)}
+    tables |= {name: tables[name][:, :, :slots] for name in ("k_cache", "v_cache")}
+    tables["cache_lengths"] = np.minimum(tables["cache_lengths"], slots)
+    return replace(case, **tables)

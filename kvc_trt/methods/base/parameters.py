@@ -181,6 +181,13 @@ class PolicyParameters(Constants):
         return Division(self.prompt_budget, self.squeeze_share, self.window, self.most_kept, of_prompt=True)
 
     @property
+    def in_the_mean(self) -> PolicyParameters:
+        """The rule at the mean of the budgets that rows and layers get, where steps evict; otherwise itself."""
+        if self.division is None or not self.evicts_while_decoding:
+            return self
+        return self.keeping(self.division.budget)
+
+    @property
     @override
     def most_kept(self) -> int:
         if self.evicts_while_decoding and self.squeeze_share is not None:

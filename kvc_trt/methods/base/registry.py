@@ -6,17 +6,22 @@ A new method is one new file in this package; nothing is registered by hand.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvc_trt.errors import InputError, did_you_mean
+from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.discovery import objects
 from kvc_trt.methods.base.inputs import OVERRIDES, PolicyInputs, check_inputs, check_integer
 from kvc_trt.methods.base.layer_budget import SETTINGS, with_layer_budget
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
+from kvc_trt.methods.base.prompt_eviction import PromptEviction
 from kvc_trt.methods.base.token_budget import TokenBudget, share_of, tokens_of
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators.schema import Operator
+
+if TYPE_CHECKING:
+    from kvc_trt.methods.base.isolated_runs import PromptRun, StepRun, TurnRun
 
 
 class Description(NamedTuple):
@@ -110,6 +115,24 @@ def operators() -> Mapping[str, Operator]:
     from kvc_trt.operators.registry import OPERATORS
 
     return {**OPERATORS, **objects(Operator)}
+
+
+def prompt_runs() -> Mapping[str, PromptRun]:
+    """Return the isolated run of every operator of an eviction, by name."""
+    kinds = objects(PromptEviction).values()  # type: ignore[type-abstract]
+    return {operator: run for kind in kinds for operator, run in kind.runs().items()}
+
+
+def turn_runs() -> Mapping[str, TurnRun]:
+    """Return the isolated run of every operator that an eviction has for turns alone, by name."""
+    kinds = objects(PromptEviction).values()  # type: ignore[type-abstract]
+    return {operator: run for kind in kinds for operator, run in kind.turn_runs().items()}
+
+
+def step_runs() -> Mapping[str, StepRun]:
+    """Return the isolated run of every operator of a selection, by name."""
+    kinds = objects(DecodeSelection).values()  # type: ignore[type-abstract]
+    return {operator: run for kind in kinds for operator, run in kind.runs().items()}
 
 
 def _place(policy: Policy) -> tuple[int, bool, str]:

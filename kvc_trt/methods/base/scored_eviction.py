@@ -138,8 +138,8 @@ class BestBesideRecentByRow(TrimmedByRow, BestBesideRecent):
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
         operator, rule = self.operators[0].in_format(prompt.rule.cache_format), until_trimmed(prompt.rule)
         names = {one.name: kept_name(one.name, prompt.name) for one in operator.outputs}
-        shares = {"prompt_budget": stored_budget(rule), "recent": rule.recent}
-        prompt.compact(self.operators[0], self.prompt_inputs(prompt), outputs=names, **shares)
+        given, budget = self.prompt_inputs(prompt), stored_budget(rule)
+        prompt.compact(self.operators[0], given, outputs=names, prompt_budget=budget, recent=rule.recent)
 
     @override
     def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:

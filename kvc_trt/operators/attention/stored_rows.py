@@ -16,9 +16,7 @@ from kvc_trt.operators.schema import INT32, INT64, Tensor
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
 
-CAPACITIES = Tensor(
-    "cache_capacities", INT32, ("B", "1", "1"), "slots that each row uses, at most C", fill=MAX_TOKENS
-)
+CAPACITIES = Tensor("cache_capacities", INT32, ("B", "1", "1"), "slots that each row uses, at most C", fill=MAX_TOKENS)
 RECENTS = Tensor("recents", INT64, ("B",), "last tokens of each row, which always stay")
 _COPIED_IN_PLACE_OF = 3
 """A slice is written, then read: with the slots it is cut from, three passes over it."""

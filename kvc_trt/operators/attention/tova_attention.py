@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def _write(emit: Emitter, layout: Layout, *, by_row: bool = False) -> Mapping[str, Value]:
-    """Write the body. A row that uses all its slots drops one entry: the one of least probability, summed over all query
-    heads, that is not among the last `recent` tokens, the last one among equals."""
+    """Write the body. A row that uses all its slots drops one entry: the one of least probability, summed over all
+    query heads, that is not among the last `recent` tokens, the last one among equals."""
     step = AppendedToFree(emit, layout, by_row=by_row)
     output, received = step.attend()
     dropped = step.least(emit.ReduceSum(received, [1]))

@@ -38,7 +38,8 @@ def make_plan(
     """
     model, parameters, itemsize = placement.model, placement.parameters, placement.itemsize
     tokens = parameters.max_sequence_len
-    traffic = row_traffic(model, parameters, itemsize, parameters.max_input_len, parameters.max_output_len)
+    mean = parameters.in_the_mean
+    traffic = row_traffic(model, mean, itemsize, parameters.max_input_len, parameters.max_output_len)
     stored = cache_bytes(model, parameters, itemsize, turns=placement.turns)
     full_row, size = (
         full_cache_bytes(model, tokens, itemsize, parameters.kv_cache),
@@ -65,6 +66,7 @@ def make_plan(
             "bytes_per_element": itemsize,
             "full_bytes_per_row": full_row,
             "compressed_bytes_per_row": stored.total,
+            "used_bytes_per_row": cache_bytes(model, mean, itemsize, turns=placement.turns).total,
             "keys_values_bytes_per_row": stored.keys_values,
             "scales_bytes_per_row": stored.scales,
             "page_bounds_bytes_per_row": stored.page_bounds,

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.methods.base.isolated_runs import page_bounds
+from kvc_trt.operators.attention.stored_rows import CAPACITIES
 from kvc_trt.operators.schema import Tensor, part_names
 from kvc_trt.verify.codes.parts import CACHES, read_parts, stored_parts, unpacked
 
@@ -117,6 +118,8 @@ class StoredTokens:
     """Keys and values, by cache."""
     _where: dict[int, Int64] = field(default_factory=dict)
     """Logical position [B,G,C] of the token in each slot, by cache; -1 in a free one."""
+    _slots: dict[int, list[int]] = field(default_factory=dict)
+    """The slots that each row uses, by cache, where rows have capacities."""
     _free: dict[int, Int64] = field(default_factory=dict)
     """The slot [B,G] that the next token takes, by cache, of those in no order."""
 
@@ -152,6 +155,8 @@ class StoredTokens:
             listed = kept.get(site.cache, np.broadcast_to(first, where.shape))[:, :, :slots]
             where[:, :, : listed.shape[2]] = listed
             self._where[site.cache] = where
+            if (name := f"{CAPACITIES.name}.{site.name}") in state:
+                self._slots[site.cache] = state[name].ravel().tolist()
             if block.positions is None and not site.parameters.keeps_whole:  # what is dropped is stored nowhere
                 positions, keys, values = where, *(picked(table, where) for table in (keys, values))
             self._put(site, positions, keys, values)
@@ -220,14 +225,15 @@ class StoredTokens:
         """Return the slot [B,G] of the next token of a cache that counts `stored` [B] entries."""
         if site.cache in self._free:
             return np.asarray(self._free[site.cache], np.int64)
-        slots = np.array([self._next_slot(site, count) for count in stored], np.int64)
+        slots = np.array([self._next_slot(site, row, count) for row, count in enumerate(stored)], np.int64)
         return np.broadcast_to(slots[:, None], (len(slots), heads))
 
-    def _next_slot(self, site: CacheSite, stored: int) -> int:
-        """Return the slot of the next token of a cache, in order, that has stored so many."""
+    def _next_slot(self, site: CacheSite, row: int, stored: int) -> int:
+        """Return the slot of the next token of one row of a cache, in order, that has stored so many."""
         rule = site.parameters
-        ring = rule.capacity - rule.sinks
-        turned = rule.drops_before_append and stored >= rule.capacity
+        slots = self._slots[site.cache][row] if site.cache in self._slots else rule.capacity
+        ring = slots - rule.sinks
+        turned = rule.drops_before_append and stored >= slots
         return rule.sinks + (stored - rule.sinks) % ring if turned else stored
 
     def _after_turn(
@@ -242,7 +248,7 @@ class StoredTokens:
         where: Int64 = self._where[site.cache].copy()
         for row, (start, count, stored) in enumerate(zip(starts, new, before, strict=True)):
             for token in range(count):
-                where[row, :, self._next_slot(site, stored + token)] = start + token
+                where[row, :, self._next_slot(site, row, stored + token)] = start + token
         return where
 
     def _forget_dropped(self, site: CacheSite, state: Mapping[str, Array]) -> None:

@@ -23,7 +23,7 @@ from kvc_trt.methods.base.isolated_runs import (
     TurnCase,
     float32,
 )
-from kvc_trt.methods.base.operator_runs import prompt_runs, step_runs, turn_runs
+from kvc_trt.methods.base.registry import prompt_runs, step_runs, turn_runs
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.compaction.layer_budgets import LAYER_BUDGETS

@@ -142,9 +142,14 @@ def _layer_budget(plan: Plan) -> str:
         return "layer budgets: measured on calibration prompts when the engine is built; alike here, as their mean is"
     if policy["squeeze_share"] is None:
         return ""
+    room = f"every layer has room for {policy['squeeze_cap']:g} times that"
+    if plan["cache"]["used_bytes_per_row"] == plan["cache"]["compressed_bytes_per_row"]:
+        return f"layer budgets: set for each prompt, {number(policy['prompt_budget'])} tokens of it on average; {room}"
+    cache = plan["cache"]
+    used, allocated = (readable_size(cache[f"{name}_bytes_per_row"]) for name in ("used", "compressed"))
     return (
-        f"layer budgets: set for each prompt, {number(policy['prompt_budget'])} tokens of it on average; "
-        f"every layer has room for {policy['squeeze_cap']:g} times that"
+        f"layer budgets: set for each prompt, {number(policy['token_budget'])} tokens on average; {room}; "
+        f"a row uses {used} of {allocated} allocated"
     )
 
 
