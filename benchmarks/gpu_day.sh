@@ -4,7 +4,7 @@
 #   sh benchmarks/gpu_day.sh                          # all parts
 #   sh benchmarks/gpu_day.sh --out DIR build torch    # these, in this order; what was built before is used
 #   sh benchmarks/gpu_day.sh --emulated LIBRARY       # no GPU: emulated kernels on a CPU, tiny sizes, nothing measured
-#   PY=python3.12 LIMIT=1800 SWEEP="--batches 1 --contexts 32768" sh benchmarks/gpu_day.sh kernels
+#   PY=python3.12 LIMIT=580 SWEEP="--batches 1 --contexts 32768" sh benchmarks/gpu_day.sh kernels
 # One call ends within LIMIT seconds, a part within PART_LIMIT: what takes longer is stopped, what has no time left is
 # not begun, and both are said; call it again with those parts. Results name the GPU and the commit, are written point
 # by point, and are copied to --out after each part. It needs PY with torch and numpy, and what this environment has or
@@ -30,8 +30,8 @@ done
 cd "$(dirname "$0")/.." || exit 3
 PY=${PY:-python3}
 build=$(absolute "${BUILD:-build}")
-limit=${LIMIT:-580}
-part_limit=${PART_LIMIT:-300}
+limit=${LIMIT:-1800}
+part_limit=${PART_LIMIT:-900}
 reports=build/gpu_day
 PYTHONPATH=$(pwd)${PYTHONPATH:+:$PYTHONPATH}
 bundled=""

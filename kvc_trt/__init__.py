@@ -17,11 +17,11 @@ from kvc_trt.version import __version__
 if TYPE_CHECKING:
     from kvc_trt import errors, models, policies
     from kvc_trt.accuracy.request import AccuracyRequest
-    from kvc_trt.api import Engine, build, measure_accuracy, plan
+    from kvc_trt.api import Engine, build, measure_accuracy, plan, tune
     from kvc_trt.runtime import Event, Grammar, Output, Sampling
 else:
     _MODULES = {
-        **dict.fromkeys(("Engine", "build", "measure_accuracy", "plan"), "kvc_trt.api"),
+        **dict.fromkeys(("Engine", "build", "measure_accuracy", "plan", "tune"), "kvc_trt.api"),
         "AccuracyRequest": "kvc_trt.accuracy.request",
         **dict.fromkeys(("Event", "Grammar", "Output", "Sampling"), "kvc_trt.runtime"),
         **{name: f"kvc_trt.{name}" for name in ("errors", "models", "policies")},
@@ -42,6 +42,7 @@ __all__ = [
     "models",
     "plan",
     "policies",
+    "tune",
 ]
 
 

@@ -12,6 +12,8 @@ from typing import TypeAlias
 
 import pytest
 
+REAL_MODEL, ITS_WEIGHT = "smollm2_gguf", 12
+"""The fixture of a real model's file, and how many tests marked `slow` one that takes it is as long as."""
 Values: TypeAlias = Mapping[str, Hashable]
 """The value of each parameter of one test of a product."""
 
@@ -72,13 +74,14 @@ def _values(test: pytest.Function) -> Values:
 def _longest_files_first(items: list[pytest.Item]) -> None:
     """Sort files by their number of tests marked `slow`, so that no process is left with a long one at the end.
 
-    Files that start servers come before all: they wait more than they compute.
+    Files that start servers come before all: they wait more than they compute. One test of a real model counts as many.
     """
     weights: dict[str, tuple[bool, int]] = {}
     for item in items:
         serves, slow = weights.get(_file(item), (False, 0))
         serves = serves or any(item.get_closest_marker(name) for name in ("dynamo", "triton"))
-        weights[_file(item)] = serves, slow + bool(item.get_closest_marker("slow"))
+        length = ITS_WEIGHT if REAL_MODEL in getattr(item, "fixturenames", ()) else 1
+        weights[_file(item)] = serves, slow + length * bool(item.get_closest_marker("slow"))
     items.sort(key=lambda item: weights[_file(item)], reverse=True)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -93,6 +94,17 @@ def _caches(tmp_path_factory) -> Iterator[Path]:
 def _private_cache(_caches, monkeypatch):
     """No test reads or leaves anything in the user's own cache."""
     monkeypatch.setenv("KVC_TRT_CACHE", str(next(_caches) / "kvc-trt"))
+
+
+@pytest.fixture(autouse=True)
+def _short_trials():
+    """Parts of a prefill are tried once: a median over a tenth of a second, which a machine that serves needs, takes an
+    engine of a test longer than its answers. Slices are of other sizes then, and their results the same.
+
+    Set where a test has loaded the module, as few do: the tests of kernels load nothing of that backend.
+    """
+    if trials := sys.modules.get("kvc_trt.backends.onnxruntime.prefill.part_trials"):
+        trials.TRIAL_SECONDS = sys.float_info.min
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvc_trt.backends.torch.model.step import Body, Capturer
+from kvc_trt.backends.torch.model.capturer import Body, Capturer
 from kvc_trt.kernels.library import KernelLibrary
 
 VARIABLE = "KVC_TRT_GPU_TESTS"

@@ -58,16 +58,38 @@ PRODUCT = """
 """
 
 
-@pytest.mark.parametrize(("arguments", "passed", "deselected"), [((), 13, 13), (("--everything",), 26, 0)])
-def test_a_run_takes_the_sample_and_one_of_everything_takes_all(pytester, arguments, passed, deselected):
+@pytest.fixture
+def collecting(pytester):
+    """A project whose tests `tests.collection` chooses and orders."""
     pytester.makeconftest(
         """
         import pytest
         from tests import collection
         pytest_addoption = collection.add_option
         pytest_collection_modifyitems = pytest.hookimpl(trylast=True)(collection.choose)
+
+        @pytest.fixture
+        def smollm2_gguf(): pass
         """
     )
-    pytester.makepyfile(PRODUCT)
-    pytester.makeini("[pytest]\nmarkers =\n    pairwise\n    exhaustive\n    slow\n")
-    pytester.runpytest_inprocess(*arguments).assert_outcomes(passed=passed, deselected=deselected)
+    pytester.makeini("[pytest]\nmarkers =\n    pairwise\n    exhaustive\n    slow\n    dynamo\n    triton\n")
+    return pytester
+
+
+@pytest.mark.parametrize(("arguments", "passed", "deselected"), [((), 13, 13), (("--everything",), 26, 0)])
+def test_a_run_takes_the_sample_and_one_of_everything_takes_all(collecting, arguments, passed, deselected):
+    collecting.makepyfile(PRODUCT)
+    collecting.runpytest_inprocess(*arguments).assert_outcomes(passed=passed, deselected=deselected)
+
+
+def test_files_of_servers_come_first_then_real_models_then_those_with_most_slow_tests(collecting):
+    slow = "import pytest\n@pytest.mark.slow\n"
+    collecting.makepyfile(
+        test_a="def test_quick(): pass",
+        test_b=f"{slow}@pytest.mark.parametrize('n', [1, 2])\ndef test_slow(n): pass",
+        test_c=f"{slow}def test_of_a_real_model(smollm2_gguf): pass",
+        test_d="import pytest\n@pytest.mark.dynamo\ndef test_of_a_server(): pass",
+    )
+    lines = collecting.runpytest_inprocess("--collect-only", "-q").outlines
+    files = [line.partition(".py::")[0] for line in lines if "::" in line]
+    assert files == ["test_d", "test_c", "test_b", "test_b", "test_a"]

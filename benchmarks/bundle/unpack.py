@@ -9,6 +9,7 @@ standard library alone: it runs before anything else can be imported.
 
 from __future__ import annotations
 
+import platform
 import shutil
 import sys
 import zipfile
@@ -16,6 +17,17 @@ from importlib import metadata
 from pathlib import Path
 
 CANNOT = 3
+OLDEST_GLIBC = (2, 34)
+"""What the compiled kernels need: Ubuntu 22.04 or RHEL 9, and later ones."""
+
+
+def too_old() -> str | None:
+    """The error of a machine whose C library is older than that of the kernels; None where it is not."""
+    name, version = platform.libc_ver()
+    if name != "glibc" or tuple(int(part) for part in version.split(".")[:2]) >= OLDEST_GLIBC:
+        return None
+    oldest = ".".join(map(str, OLDEST_GLIBC))
+    return f"the kernels need glibc {oldest} or newer (Ubuntu 22.04, RHEL 9), found {version}; take a newer machine"
 
 
 def fitting(wheels: Path) -> tuple[dict[str, Path], list[str]]:
@@ -67,6 +79,9 @@ def unpack(wheels: Path, folder: Path) -> Path:
 
 def main(arguments: list[str]) -> int:
     wheels, folder = map(Path, arguments)
+    if (problem := too_old()) is not None:
+        print(f"error: {problem}", file=sys.stderr)
+        return CANNOT
     try:
         print(unpack(wheels, folder))
     except LookupError as error:

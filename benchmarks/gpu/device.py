@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,20 @@ from benchmarks.gpu import timing as gpu_timing
 from benchmarks.gpu.timing import Call, Timing
 from kvc_trt.backends.torch.memory import free_bytes
 from kvc_trt.kernels.library import KernelLibrary
+
+
+@dataclass(frozen=True)
+class Bandwidths:
+    """Bytes per second that this GPU's memory reaches: the one denominator of floors, measured and predicted."""
+
+    copied: float
+    """Read and written together: for what writes about as much as it reads."""
+    read: float
+    """For steps, which read."""
+
+    def figures(self) -> dict[str, float]:
+        """As a result names them."""
+        return {"copy_bytes_per_second": self.copied, "read_bytes_per_second": self.read}
 
 
 class Gpu:
@@ -46,6 +61,18 @@ class Gpu:
     def copy_bandwidth(self) -> float:
         """Bytes per second of a copy, read and written together."""
         return gpu_timing.copy_bandwidth()
+
+    def read_bandwidth(self) -> float:
+        """Bytes per second of reading alone."""
+        return gpu_timing.read_bandwidth()
+
+    def bandwidths(self) -> Bandwidths:
+        """Both; what results are set against."""
+        return Bandwidths(self.copy_bandwidth(), self.read_bandwidth())
+
+    def measure_between(self, calls: Sequence[Call], other: Call, samples: int) -> Timing:
+        """Time per call behind another one each. Raises gpu_timing.Throttled."""
+        return gpu_timing.measure_between(calls, other, samples)
 
     def measure(self, calls: Sequence[Call], samples: int) -> Timing:
         """Time per call. Raises gpu_timing.Throttled."""

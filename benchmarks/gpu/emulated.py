@@ -32,6 +32,12 @@ class EmulatedGpu(Gpu):
     def copy_bandwidth(self) -> float:
         return math.inf
 
+    def read_bandwidth(self) -> float:
+        return math.inf
+
+    def measure_between(self, calls: Sequence[Call], other: Call, samples: int) -> Timing:
+        return self.measure([one for call in calls for one in (other, call)], samples)
+
     def measure(self, calls: Sequence[Call], samples: int) -> Timing:
         """Make each call as often as a capture and one replay would."""
         for _ in range(2):
@@ -40,6 +46,7 @@ class EmulatedGpu(Gpu):
         return Timing(math.inf, math.inf, samples, len(calls), "unknown")
 
     def kernel_times(self, calls: Sequence[Call]) -> dict[str, float]:
+        calls[0]()
         return {}
 
     def clocks(self) -> str:

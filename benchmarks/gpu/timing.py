@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ LARGEST_SETS = 256
 SAMPLES = 30
 ATTEMPTS = 3
 COPY_BYTES = 1 << 30
+READ_BYTES = 1 << 32
 # NVML's clocks event reasons that make a timing worthless: hardware and thermal slowdowns, the power brake.
 THROTTLED = {
     0x8: "hardware slowdown",
@@ -102,8 +103,21 @@ def measure(calls: Sequence[Call], samples: int = SAMPLES) -> Timing:
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
+def measure_between(calls: Sequence[Call], other: Call, samples: int = SAMPLES) -> Timing:
+    """Time per call where another one, `other`, comes before each: what it takes alone is subtracted.
+
+    Calls one after the other find their instructions in the caches; in a step, each layer has other kernels between.
+    """
+    both = measure([one for call in calls for one in (other, call)], samples)
+    alone = measure([other] * len(calls), samples)
+    return replace(both, median_us=2 * both.median_us - alone.median_us)
+
+
 def kernel_times(calls: Sequence[Call]) -> dict[str, float]:
-    """Mean microseconds of each kernel in one call, by CUPTI through torch's profiler, in the order of their time."""
+    """Mean microseconds of each kernel in one call, by CUPTI through torch's profiler, in the order of their time.
+
+    Of a kernel that begins early the time contains its wait for the one before: switch that off first.
+    """
     graph = _captured(calls)
     graph.replay()
     torch.cuda.synchronize()
@@ -124,6 +138,14 @@ def copy_bandwidth() -> float:
     source.random_()
     timing = measure([lambda: target.copy_(source)])
     return 2 * COPY_BYTES / (timing.median_us * 1e-6)
+
+
+def read_bandwidth() -> float:
+    """Bytes per second of a sum over four gigabytes, which reads and hardly writes."""
+    source = torch.zeros(READ_BYTES // 4, dtype=torch.float32, device="cuda")
+    result = torch.zeros((), dtype=torch.float32, device="cuda")
+    timing = measure([lambda: torch.sum(source, dim=0, out=result)])
+    return READ_BYTES / (timing.median_us * 1e-6)
 
 
 def device_record() -> dict[str, Any]:

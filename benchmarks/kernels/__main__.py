@@ -6,7 +6,9 @@
 
 One layer of Llama-3.1-8B in bf16 under RocketKV, and the step alone at `--points` under any policy, over caches in a
 format dense attention too; every constant comes from kvc_trt.policies. Calls run in a CUDA graph from a cold L2 cache
-(gpu/timing.py); bytes and floors are formulas (traffic.py), the floor by this GPU's own copy bandwidth. What does not
+(gpu/timing.py); bytes and floors are formulas (traffic.py), the floor by what this GPU's memory reaches: of a copy for
+compaction, of reading for steps. A step is also timed between the products of a layer, which leave the instruction
+caches cold, and without each feature that a switch turns off. What does not
 fit the GPU's memory, and what the GPU throttled, is listed as not measured, with the reason, and what failed as failed;
 the exit status is then 1. The result goes to benchmarks/results/kernels.json, point by point (points.py).
 """
@@ -25,18 +27,21 @@ import torch
 
 from benchmarks.gpu import timing as gpu_timing
 from benchmarks.gpu.choice import add_argument, chosen
-from benchmarks.gpu.device import Gpu
+from benchmarks.gpu.device import Bandwidths, Gpu
 from benchmarks.gpu.points import Results, add_arguments, first_line
+from benchmarks.gpu.timing import Call
 from benchmarks.kernels import calls as kernel_calls
 from benchmarks.kernels.cases import ITEM_BYTES, OPERATIONS, Case, tensor_bytes
 from benchmarks.kernels.sweep import POINTS, count, point
 from benchmarks.kernels.traffic import Traffic, call_traffic
-from kvc_trt.profile.floor import H200
+from kvc_trt.kernels.switches import EARLY_LAUNCH, SWITCHES
+from kvc_trt.profile.accelerators import H200
 
 BATCHES = (1, 8, 32)
 CONTEXTS = (16384, 32768, 65536, 131072)
 BUDGETS = (256, 512, 1024, 2048)
 NEEDS_BUDGET = ("compact", "hybrid")
+STEPS = ("hybrid", "dense")
 BASELINES = tuple(kernel_calls.BASELINES)
 
 
@@ -75,13 +80,14 @@ def points(options: argparse.Namespace) -> Iterator[Point]:
             yield Point("dense", case)
 
 
-def figures(traffic: Traffic, median_us: float, bandwidth: float) -> dict[str, float]:
+def figures(point: Point, traffic: Traffic, median_us: float, bandwidths: Bandwidths) -> dict[str, float]:
     """A time beside what it had to move: achieved bandwidth, floor, and the share of the floor that was reached."""
+    bandwidth = bandwidths.copied if point.operation == "compact" else bandwidths.read
     floor = traffic.floor_microseconds(bandwidth, H200.flops_16bit)
     return {
         "bytes": traffic.bytes,
         "gigabytes_per_second": traffic.bytes / median_us * 1e-3,
-        "share_of_copy_bandwidth": traffic.bytes / median_us * 1e6 / bandwidth,
+        "share_of_bandwidth": traffic.bytes / median_us * 1e6 / bandwidth,
         "floor_us": floor,
         "share_of_floor": floor / median_us,
     }
@@ -95,7 +101,7 @@ def memory_needed(point: Point, sets: int) -> int:
     return sets * tensor_bytes(point.operation, point.case) * (2 if point.name == "hybrid" else 1)
 
 
-def measured(point: Point, gpu: Gpu, bandwidth: float, options: argparse.Namespace) -> Mapping[str, Any]:
+def measured(point: Point, gpu: Gpu, bandwidths: Bandwidths, options: argparse.Namespace) -> Mapping[str, Any]:
     """What an entry of the result holds beside its identity: figures, or the reason why there are none."""
     if reason := kernel_calls.unavailable(point.name):
         return {"not_measured": reason}
@@ -107,7 +113,7 @@ def measured(point: Point, gpu: Gpu, bandwidth: float, options: argparse.Namespa
     try:
         calls = {**kernel_calls.KERNELS, **kernel_calls.BASELINES}[point.name](gpu.library, point.case, sets)
         timing = gpu.measure(calls, options.samples)
-        kernels = gpu.kernel_times(calls) if options.kernel_times else {}
+        further = {} if point.name in BASELINES else more_times(point, gpu, calls, options)
     except gpu_timing.Throttled as error:
         return {"not_measured": f"the GPU was throttled: {error}"}
     except torch.OutOfMemoryError as error:
@@ -117,22 +123,39 @@ def measured(point: Point, gpu: Gpu, bandwidth: float, options: argparse.Namespa
         if point.name not in BASELINES:
             raise
         return {"not_measured": first_line(error)}
-    return gpu.publishable({**asdict(timing), **figures(traffic, timing.median_us, bandwidth), "kernels_us": kernels})
+    return gpu.publishable({**asdict(timing), **figures(point, traffic, timing.median_us, bandwidths), **further})
+
+
+def more_times(point: Point, gpu: Gpu, calls: Sequence[Call], options: argparse.Namespace) -> dict[str, Any]:
+    """Microseconds of each kernel, of a step between products, and of a step without each feature of the library."""
+    found: dict[str, Any] = {}
+    if options.kernel_times:
+        with EARLY_LAUNCH.off(gpu.library):  # a kernel's time would contain its wait for the one before
+            found["kernels_us"] = gpu.kernel_times(calls)
+    if point.name in STEPS:
+        product = kernel_calls.product(gpu.device, point.case, narrow=gpu.emulated)
+        found["between_products_us"] = gpu.measure_between(calls, product, options.samples).median_us
+    if point.name in STEPS and options.switches:
+        found["without_us"] = {}
+        for switch in (one for one in SWITCHES if one.of_library):
+            with switch.off(gpu.library):
+                found["without_us"][switch.name] = gpu.measure(calls, options.samples).median_us
+    return found
 
 
 def sweep(gpu: Gpu, options: argparse.Namespace) -> Results:
     """The whole result, written as it grows."""
-    bandwidth = gpu.copy_bandwidth()
+    bandwidths = gpu.bandwidths()
     head = {
         "device": gpu.record(),
-        **gpu.publishable({"copy_bytes_per_second": bandwidth}),
+        **gpu.publishable(bandwidths.figures()),
         "dtype": options.dtype,
         "l2": "cold",
         "cuda_graph": True,
     }
     print(gpu.name)
     results = Results(options.output, head, gpu, resume=options.resume, seconds=options.point_seconds)
-    measuring = ((one.identity, partial(measured, one, gpu, bandwidth, options)) for one in points(options))
+    measuring = ((one.identity, partial(measured, one, gpu, bandwidths, options)) for one in points(options))
     results.measure("results", measuring, _line)
     return results
 
@@ -157,6 +180,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--samples", type=count, default=30, help="replays of each graph")
     parser.add_argument("--kernel-times", action=argparse.BooleanOptionalAction, default=True,
                         help="also the time of every kernel, by torch's profiler")  # fmt: skip
+    parser.add_argument("--switches", action=argparse.BooleanOptionalAction, default=True,
+                        help="also steps without each feature that a switch turns off")  # fmt: skip
     parser.add_argument("--output", default="kernels", help="benchmarks/results/OUTPUT.json")
     add_argument(parser)
     add_arguments(parser)

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu.timing import Call
-from benchmarks.kernels.cases import HEAD_SIZE, Case
+from benchmarks.kernels.cases import HEAD_SIZE, MODEL, Case
 from kvc_trt.kernels.library import CompactResult, KernelLibrary, empty_outputs
 from kvc_trt.kernels.ops import numbers_of
 from kvc_trt.kernels.stored_parts import parts_of
@@ -45,6 +45,14 @@ def compact(library: KernelLibrary, case: Case, sets: int) -> list[Call]:
         return lambda: library.compact(queries, keys, values, lengths, **numbers, out=out)
 
     return [call() for _ in range(sets)]
+
+
+def product(device: torch.device, case: Case, *, narrow: bool = False) -> Call:
+    """The largest product of a layer, gate and up, for the rows of a step; `narrow` where nothing is measured."""
+    inner, width = (64, 32) if narrow else (2 * MODEL.intermediate_size, MODEL.hidden_size)
+    dtype = torch.bfloat16
+    matrix, rows = (torch.zeros(size, width, dtype=dtype, device=device) for size in (inner, case.batch))
+    return lambda: rows @ matrix.T
 
 
 def hybrid(library: KernelLibrary, case: Case, sets: int) -> list[Call]:

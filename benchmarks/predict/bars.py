@@ -9,7 +9,8 @@ from typing import Any
 from benchmarks.kernels.cases import FP8, IN_FORMAT, MODEL, NEW_TOKENS, Case
 from benchmarks.predict.hardware import COPY_SHARE, EDGE_MICROSECONDS
 from kvc_trt.methods.base.parameters import DEFAULT
-from kvc_trt.profile.floor import ACCELERATORS, Accelerator, StepCost, floor_seconds
+from kvc_trt.profile.accelerators import HOPPER, Accelerator
+from kvc_trt.profile.floor import StepCost, floor_seconds
 from kvc_trt.profile.model_size import prefill_operations, weight_bytes
 from kvc_trt.profile.traffic import row_traffic
 
@@ -47,7 +48,7 @@ class Bar:
 
 def bars(snapshot: Snapshot) -> Iterator[Bar]:
     """Every bar at the cases of the snapshot, on every GPU."""
-    for gpu in ACCELERATORS:
+    for gpu in HOPPER:
         for call in snapshot["calls"]:
             of_call = {"hybrid": _step_bars, "dense": _dense_bars, "compact": _compaction_bars}[call["operation"]]
             yield from (_format_bars if call["policy"] in IN_FORMAT.values() else of_call)(snapshot, call, gpu)
@@ -67,10 +68,13 @@ def _step_bars(snapshot: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator
 
 
 def floor_of_step(case: Case, gpu: Accelerator) -> float:
-    """The floor of the whole model's step in microseconds."""
+    """The floor of the whole model's step in microseconds, at the bandwidth that the GPU's memory is taken to reach.
+
+    Measurements are set against what it is found to reach (`benchmarks.gpu.device.Bandwidths`), not what is published.
+    """
     cache = row_traffic(MODEL, case.parameters, case.item_bytes, case.prompt, NEW_TOKENS // 2)
     cost = StepCost(weight_bytes(MODEL, "bf16").per_step, cache.bytes)
-    return 1e6 * floor_seconds(cost, case.batch, gpu.bandwidth)
+    return 1e6 * floor_seconds(cost, case.batch, COPY_SHARE * gpu.bandwidth)
 
 
 def predicted_step(case: Case, gpu: Accelerator, attention: float) -> float:
@@ -83,7 +87,7 @@ def predicted_step(case: Case, gpu: Accelerator, attention: float) -> float:
 def _dense_bars(_: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator[Bar]:
     case = _case(call)
     if case.batch * case.context >= 65536:
-        share = 100 * call["gpus"][gpu.name]["share_of_floor"]
+        share = 100 * call["gpus"][gpu.name]["share_of_floor"] / COPY_SHARE
         yield Bar("dense attention, share of its floor", case_text(call), gpu.name, 85, False, "%", share, KERNELS)
 
 

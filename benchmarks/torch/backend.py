@@ -39,9 +39,12 @@ from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.backends.torch.model.elementwise import compiled
 from kvc_trt.backends.torch.model.weights import TorchWeights, joined_names
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.kernels.switches import DEVICE_SAMPLING, SWITCHES
 from kvc_trt.methods.base.parameters import DEFAULT
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import expected_tensors
+from kvc_trt.runtime import Sampling
+from kvc_trt.runtime.sampling.sampler import Sampler
 
 BATCHES, CONTEXTS, BUDGETS = (1, 8, 32), (32768, 131072), (256, 512, 1024, 2048)
 BASELINES = tuple(torch_baselines.BASELINES)
@@ -91,20 +94,49 @@ def fill(executor: TorchExecutor, entries: Sequence[int]) -> None:
                 row.copy_(made[0])
 
 
-def step_seconds(executor: TorchExecutor, cell: Cell, steps: int) -> list[float]:
-    """Seconds per step of each of GROUPS groups of steps: greedy, always at the same length, fed what came back."""
+def step_seconds(
+    executor: TorchExecutor, cell: Cell, steps: int, *, groups: int = GROUPS, warm_up: int = WARM_UP_STEPS
+) -> list[float]:
+    """Seconds per step of each group of steps: greedy, always at the same length, fed what came back."""
     positions = np.full(cell.batch, cell.position, np.int64)
     lengths = np.repeat(np.array(cell.entries, np.int64)[:, None], cell.batch, axis=1)
     tokens = np.arange(cell.batch, dtype=np.int64)
-    for _ in range(WARM_UP_STEPS):
+    for _ in range(warm_up):
         tokens = np.maximum(executor.decode_greedy(tokens, positions, lengths), 0)
     times = []
-    for _ in range(GROUPS):
+    for _ in range(groups):
         started = time.perf_counter()
         for _ in range(steps):
             tokens = np.maximum(executor.decode_greedy(tokens, positions, lengths), 0)
         times.append((time.perf_counter() - started) / steps)
     return times
+
+
+def drawn_step_seconds(executor: TorchExecutor, cell: Cell, steps: int) -> float:
+    """Seconds per step whose tokens are drawn by the device, under temperature and top-p."""
+    sampling = Sampling(temperature=0.8, top_p=0.95, seed=0)
+    rules = [Sampler(sampling).rules(cell.model.vocab_size)] * cell.batch
+    positions = np.full(cell.batch, cell.position, np.int64)
+    lengths = np.repeat(np.array(cell.entries, np.int64)[:, None], cell.batch, axis=1)
+    tokens, times = np.zeros(cell.batch, np.int64), []
+    for _ in range(2):  # the first one warms up
+        started = time.perf_counter()
+        for _ in range(steps):
+            executor.decode_drawn(tokens, positions, lengths, rules)
+        times.append((time.perf_counter() - started) / steps)
+    return times[-1]
+
+
+def without_each(executor: TorchExecutor, gpu: Gpu, cell: Cell, steps: int) -> dict[str, float]:
+    """Milliseconds per step without each feature that a switch turns off; steps are captured anew."""
+    found = {}
+    for switch in (one for one in SWITCHES if one is not DEVICE_SAMPLING):
+        with switch.off(gpu.library):
+            executor.forget_steps()
+            few = {"groups": 1, "warm_up": 0} if gpu.emulated else {}  # nothing is measured
+            found[switch.name] = 1e3 * median(step_seconds(executor, cell, steps, **few))
+    executor.forget_steps()
+    return found
 
 
 def open_cell(cell: Cell, weights: TorchWeights) -> TorchExecutor:
@@ -119,7 +151,9 @@ def open_cell(cell: Cell, weights: TorchWeights) -> TorchExecutor:
     return executor
 
 
-def measured(cell: Cell, weights: TorchWeights, gpu: Gpu, bandwidth: float, steps: int) -> dict[str, Any]:
+def measured(
+    cell: Cell, weights: TorchWeights, gpu: Gpu, bandwidth: float, steps: int, *, switches: bool
+) -> dict[str, Any]:
     """What an entry of the result holds beside its identity: figures, or the reason why there are none."""
     if reason := torch_baselines.unavailable(cell.name, cell.parameters.layer_capacity(0)):
         return {"not_measured": reason}
@@ -131,6 +165,14 @@ def measured(cell: Cell, weights: TorchWeights, gpu: Gpu, bandwidth: float, step
         executor = open_cell(cell, weights)
         times = step_seconds(executor, cell, steps)
         clocks = gpu.clocks()
+        further = (
+            {}
+            if cell.name in BASELINES
+            else {
+                "drawn_step_ms": 1e3 * drawn_step_seconds(executor, cell, steps),
+                "step_ms_without": without_each(executor, gpu, cell, steps) if switches else {},
+            }
+        )
     except UnsupportedEnvironment as error:
         return {"not_measured": error.message}
     except torch.OutOfMemoryError as error:
@@ -148,7 +190,7 @@ def measured(cell: Cell, weights: TorchWeights, gpu: Gpu, bandwidth: float, step
     return gpu.publishable({
         **figures(cell, seconds, bandwidth), "spread": (third - first) / seconds, "clocks": clocks,
         "cuda_graph": graph is None, **({} if graph is None else {"no_graph_because": graph}),
-        "state_bytes": executor.state_bytes(),
+        "state_bytes": executor.state_bytes(), **further,
     })  # fmt: skip
 
 
@@ -172,7 +214,7 @@ def decode_point(
     """One cell; a sparse one carries the ceiling, and the speed-up over the fastest dense one among those `before`."""
     if time.monotonic() > options.until:
         return {"not_measured": OUT_OF_TIME}
-    found = measured(cell, weights, gpu, bandwidth, options.steps)
+    found = measured(cell, weights, gpu, bandwidth, options.steps, switches=options.switches)
     if "step_ms" in found and cell.budget is not None:
         found |= against_dense(cell, found["step_ms"] / 1e3, fastest_dense(before, cell))
     return found
@@ -257,6 +299,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prefill-budget", type=count, default=512, help="token budget of the prefill that compacts")
     parser.add_argument("--dtype", choices=list(FORMATS), default="bfloat16")
     parser.add_argument("--steps", type=count, default=20, help=f"decode steps in each of {GROUPS} groups")
+    parser.add_argument("--switches", action=argparse.BooleanOptionalAction, default=True,
+                        help="also steps without each feature that a switch turns off")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell after so long")
     parser.add_argument("--output", default="torch_backend", help="benchmarks/results/OUTPUT.json")
     add_argument(parser)
@@ -269,7 +313,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     gpu = chosen(options)
-    bandwidth = gpu.copy_bandwidth()
+    bandwidths = gpu.bandwidths()
     print(gpu.name)
     gpu.release()
     model, dtype = (NARROW, "float32") if gpu.emulated else (MODEL, options.dtype)
@@ -278,14 +322,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "device": gpu.record(),
         "model": "two narrow layers with the heads of llama3.1-8b" if gpu.emulated else "llama3.1-8b, random weights",
         "dtype": options.dtype,
-        **gpu.publishable({"copy_bytes_per_second": bandwidth}),
+        **gpu.publishable(bandwidths.figures()),
     }
     results = Results(options.output, head, gpu, resume=options.resume, seconds=options.point_seconds)
     if "prefill" in options.parts:
         results.measure("prefill", prefill_points(weights, gpu, options, model), prefill_line)
     if "decode" in options.parts:
         entries = results.entries("decode")
-        results.measure("decode", decode_points(weights, gpu, bandwidth, options, model, entries), line)
+        results.measure("decode", decode_points(weights, gpu, bandwidths.read, options, model, entries), line)
     print(results.path)
     return results.status
 

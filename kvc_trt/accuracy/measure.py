@@ -172,9 +172,9 @@ def measure(
 
     A cell is appended whenever it has more answers, so that a run that was interrupted goes on within a group. Groups
     that can use the same engines are asked one after another. `variants` begins with full. After `until` on the
-    monotonic clock nothing new is asked, and what is there is returned: cells may have fewer answers, or be missing.
-    InputError for questions that cannot be asked of this model at all; a policy that has no engine of some budget is a
-    cell that says why.
+    monotonic clock no further answer is begun, and what is there is returned: cells may have fewer answers, or be
+    missing. InputError for questions that cannot be asked of this model at all; a policy that has no engine of some
+    budget is a cell that says why.
     """
     _check_lengths(model, groups)
     vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size, model.template)
@@ -227,11 +227,13 @@ def _ask_all(
         return results.cells.get(key_of(group, variant))
 
     def asked(variant: Variant, last: int, full: Cell | None, whole: WholeCache | None) -> None:
+        if _over(until):
+            return
         for cell in measured.more(variant, known(variant), last, full, whole):
             before = _missing(known(variant), count)
             (results.keep if _missing(cell, last) else results.append)(cell)
             advance(before - _missing(cell, count))
-            if ended.is_set():
+            if ended.is_set() or _over(until):
                 return
 
     pool = ThreadPoolExecutor(model.workers)
@@ -243,13 +245,15 @@ def _ask_all(
             if not waiting or _over(until):
                 continue
             model.announce([baseline, *others] if measured.follows else waiting, measured.room)
-            whole = pool.submit(measured.whole, baseline, first, last).result() if measured.follows else None
+            new = max(first, min(cell.samples if (cell := known(one)) else 0 for one in waiting))
+            whole = pool.submit(measured.whole, baseline, new, last).result() if measured.follows else None
             if baseline in waiting:
                 pool.submit(asked, baseline, last, None, whole).result()
             full = known(baseline)
             for one in [pool.submit(asked, variant, last, full, whole) for variant in others]:
                 one.result()
-            results.settle()
+            if not _over(until):  # cells may lack answers, and what is kept of them stays
+                results.settle()
     except BaseException as error:
         ended.set()
         # Who ends the command does not wait for the question that is being answered, which may take minutes.

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.models import ModelConfig
     from kvc_trt.policies import PolicyParameters
+    from kvc_trt.profile.requests.load import LoadSettings
     from kvc_trt.runtime import Context, Event, Output, Scheduler, Session
     from kvc_trt.runtime.chat.conversation import Conversation
     from kvc_trt.verify.proofs.report import ProofReport
@@ -81,6 +82,7 @@ class Engine:
         prefill_precision: PrefillPrecision = "f32",
         prefix_bytes: int = 0,
         speculate: str | None = None,
+        warm_up: bool = False,
         proofs: bool = False,
         sealed: bool = False,
         progress: Progress | None = None,
@@ -90,7 +92,8 @@ class Engine:
         `backend` None runs it where it was built for, `threads` None on all cores. `prefill_precision`
         "bf16" computes prefill in bfloat16, faster on processors that multiply it; decode stays in float32.
         `prefix_bytes` are for what prompts have in common (see `share`). `speculate` "ngram", or "ngram:4" for drafts
-        of four tokens, checks several tokens at once where the text repeats itself; answers stay the same. With
+        of four tokens, checks several tokens at once where the text repeats itself; answers stay the same.
+        `warm_up` does at once what the first requests would wait for (on a GPU, compiling and capturing steps). With
         `proofs`, answers can be asked for with a proof of what the caches kept and read (docs/proof.md), which makes
         the graphs write it out. With `sealed`, the files are copied to memory that nobody can write, the engine's size
         in all (docs/security.md). Raises InputError for an engine that is not intact or cannot run there, with the
@@ -103,6 +106,7 @@ class Engine:
             prefill_precision=prefill_precision,
             prefix_bytes=prefix_bytes,
             speculation=None if speculate is None else Speculation.parse(speculate),
+            warm_up=warm_up,
             proofs=proofs,
         )
         return cls(directory, options, progress=progress)
@@ -483,6 +487,36 @@ class Engine:
             options=self._options,
         )
         return profile_engine(self.directory, request, self._progress)
+
+    def profile_requests(
+        self,
+        requests: int,
+        *,
+        input_len: str | int | None = None,
+        output_len: str | int | None = None,
+        data: StrPath | None = None,
+        **load: Unpack[LoadSettings],
+    ) -> dict[str, Any]:
+        """Answer many requests at once with the engine, and with its dense twin in the same memory.
+
+        `input_len` and `output_len` are N, "MIN:MAX" or "normal:MEAN,STD" tokens (None: the engine's longest); `data`
+        is a file of prompts (docs/data.md) in place of random token ids. `load` are the other fields of
+        `kvc_trt.profile.requests.load.Load`, such as `concurrency`. The result holds plain values under the names of
+        `vllm bench serve`: latencies in milliseconds, rates per second, sizes in bytes (docs/profile.md). Raises
+        InputError, UnsupportedEnvironment where the caches do not fit into memory, and a request's own error.
+        """
+        from kvc_trt.profile.requests.lengths import Lengths
+        from kvc_trt.profile.requests.load import Load
+        from kvc_trt.profile.requests.run import profile_requests
+
+        asked = Load(
+            requests,
+            input_len=None if input_len is None else Lengths.parse(input_len),
+            output_len=None if output_len is None else Lengths.parse(output_len),
+            data=as_path(data),
+            **load,
+        )
+        return profile_requests(self.directory, asked, self._progress, self._options)
 
     def close(self) -> None:
         """Give back what runs the engine and its files; the next question checks those that it needs, and loads it."""

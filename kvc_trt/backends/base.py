@@ -89,6 +89,10 @@ class Backend(BuildBackend):
         """
         raise InputError(f"backend {self.name} runs no engines in memory")
 
+    def program_benchmark(self, model: ModelConfig, options: RunOptions) -> Benchmark:
+        """Return what profiling needs of engines in memory, if `runs_programs`; `model` has the type of activations."""
+        raise InputError(f"backend {self.name} runs no engines in memory")
+
     def harness(self, engine: EngineDirectory, options: RunOptions) -> Harness:
         """Return what verification needs of an engine on this backend."""
         raise InputError(f"backend {self.name} runs no engines", hint=self.instead)

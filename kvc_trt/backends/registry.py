@@ -18,6 +18,7 @@ from kvc_trt.engine import EngineDirectory
 from kvc_trt.errors import InputError, UnsupportedEnvironment, did_you_mean
 from kvc_trt.progress import NullProgress
 from kvc_trt.runtime import Session
+from kvc_trt.runtime.executor import WarmingExecutor
 
 if TYPE_CHECKING:
     from kvc_trt.backends.base import Backend
@@ -144,7 +145,7 @@ def session_of(
     )
     with (progress or NullProgress()).task("loading the engine", None):
         executor.load()
-    return Session(
+    session = Session(
         executor,
         engine.tokenizer,
         max_batch_size,
@@ -155,6 +156,9 @@ def session_of(
         lists=lists,
         progress=progress,
     )
+    if options.warm_up and isinstance(executor, WarmingExecutor):
+        executor.warm_up(progress or NullProgress(), drafts=options.speculation is not None)
+    return session
 
 
 def _giving_proofs(chosen: Backend, engine: EngineDirectory) -> Backend:

@@ -29,6 +29,8 @@ class RunOptions:
     """Memory for contexts of texts that prompts have in common."""
     speculation: Speculation | None = None
     """How drafts are made; None makes none."""
+    warm_up: bool = False
+    """Compile and capture steps of every number of rows when the engine is opened, not when a request needs them."""
     proofs: bool = False
     """Requests can ask for a KV proof, so the graphs write out what the caches keep and read."""
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "serve": "Answer OpenAI's API with engines, on this machine.",
     "verify": "Check an engine against the PyTorch reference, from single ops up to tasks.",
     "profile": "Measure an engine's speed and memory beside the floor and the dense twin.",
+    "tune": "Choose a policy, budget and cache format for a memory limit, by your own prompts.",
     "plan": "Predict cache size, traffic and the floor; needs neither weights nor a GPU.",
     "context": "Store what an engine keeps of a prompt, or show what such a file holds.",
     "inspect": "Check an engine's integrity and show what it holds.",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 import cloup
 
 from kvc_trt.backends.run_options import PREFILL_PRECISIONS
+from kvc_trt.errors import InputError
 from kvc_trt.methods.base.token_budget import PERCENT
+from kvc_trt.profile.requests.lengths import Lengths
+from kvc_trt.sizes import bandwidth_of, bytes_of
 
 
 class Counts(click.ParamType):  # type: ignore[type-arg]  # generic only in recent versions of click
@@ -79,23 +82,47 @@ class TokensOrPercent(click.ParamType):  # type: ignore[type-arg]  # as above
             self.fail(f"{value!r} is neither a number of tokens nor a percentage such as 20%", parameter, context)
 
 
+class TokenLengths(click.ParamType):  # type: ignore[type-arg]  # as above
+    """A distribution of lengths in tokens."""
+
+    name = "N|MIN:MAX|normal:MEAN,STD"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        """The text of the distribution; fails for anything else."""
+        try:
+            return Lengths.parse(value).text
+        except InputError as error:
+            self.fail(error.message, parameter, context)
+
+
 class Bandwidth(click.ParamType):  # type: ignore[type-arg]  # as above
     """Bytes per second, written as 12.5GB/s, 900 MB/s or 100Gbit/s; units are powers of 1000."""
 
     name = "N(kB|MB|GB|TB|Mbit|Gbit)/s"
 
-    _UNITS: ClassVar = {
-        "B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "Mbit": 1e6 / 8, "Gbit": 1e9 / 8, "Tbit": 1e12 / 8,
-    }  # fmt: skip
-
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
         """The bytes per second; fails for anything else."""
         if not isinstance(value, str):
             return float(value)
-        found = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([A-Za-z]+)/s\s*", value)
-        if found is None or found[2] not in self._UNITS or float(found[1]) == 0:
+        found = bandwidth_of(value)
+        if found is None:
             self.fail(f"{value!r} is not a bandwidth such as 12.5GB/s or 100Gbit/s", parameter, context)
-        return float(found[1]) * self._UNITS[found[2]]
+        return found
+
+
+class Bytes(click.ParamType):  # type: ignore[type-arg]  # as above
+    """Bytes, written as 2GiB, 192 MiB, 1.5GB or a plain number."""
+
+    name = "N(MiB|GiB|MB|GB|..)"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> int:
+        """The bytes; fails for anything else, and for less than one."""
+        if not isinstance(value, str):
+            return int(value)
+        found = bytes_of(value)
+        if found is None:
+            self.fail(f"{value!r} is not a size such as 2GiB, 192MiB or 1.5GB", parameter, context)
+        return found
 
 
 class NumberOr(click.ParamType):  # type: ignore[type-arg]  # as above

@@ -94,6 +94,14 @@ class CLibrary:
         """Start to read `count` bytes from the address `first` on into the L2 cache, a hint; both multiples of 16."""
         self._call("kvc_prefetch", ctypes.byref(PrefetchParameters(bytes=count, first=first)), ctypes.c_void_p(stream))
 
+    def read_switches(self) -> None:
+        """Let the library read the switches of the environment again (`kvc_trt.kernels.switches`)."""
+        self._bind("kvc_read_switches", None)()
+
+    def set_active_clusters(self, count: int) -> None:
+        """Set how many clusters the emulation's GPU holds at once, for sizes not asked before; 0 is its own number."""
+        self._bind("kvc_emulation_set_active_clusters", None)(ctypes.c_int64(count))
+
     def set_schedule(self, order: str, seed: int = 0) -> None:
         """Set the order in which the emulation runs blocks and threads; a result that depends on it lacks a barrier."""
         if self.executor != "emulation":

@@ -1,10 +1,16 @@
-"""Call the kernels with torch tensors. They are checked first: to the C ABI a wrong shape is a wild read."""
+"""Call the kernels with torch tensors. They are checked first: to the C ABI a wrong shape is a wild read.
+
+All checks but that of addresses depend on shapes, strides, types and numbers alone. Calls that agree in these are
+checked once; later ones take the filled struct of the first and set addresses (`PreparedCall`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,8 +48,33 @@ class CompactResult(NamedTuple):
     indices: Tensor
 
 
+@dataclass(frozen=True)
+class PreparedCall:
+    """What all calls of one operator share whose tensors and numbers agree in everything but addresses."""
+
+    operator: Operator
+    """Kept, since signatures name it by its address."""
+    operation: str
+    struct: type[Parameters]
+    filled: bytes
+    """The struct with its numbers; addresses are 0."""
+    outputs: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+    """Those that the call makes: name, shape, type."""
+    extents: tuple[tuple[str, int, bool], ...]
+    """Of each input: its name, the bytes from its first to its last, and if the call writes it."""
+    workspace_bytes: int
+
+
+MOST_PREPARED = 1024
+"""Calls that a library keeps prepared: an engine has a few for each number of rows, prompts one for each length."""
+
+
 class KernelLibrary(CLibrary):
     """A kernel library that is called with torch tensors."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        super().__init__(path)
+        self._prepared: dict[Any, PreparedCall] = {}
 
     def compact(self, *tensors: Tensor, out: CompactResult | None = None, **arguments: Tensor | int) -> CompactResult:
         """Run KvcCompact (see `compute`); `out` receives the results in the caller's tensors.
@@ -79,6 +110,10 @@ class KernelLibrary(CLibrary):
         attribute `cache_format` the tensors are those of `operator.in_format`. `out` are tensors that receive outputs.
         Raises ValueError for a tensor or number that does not fit, KernelError if the library refuses the call.
         """
+        signature = None if out is not None else _signature(operator, arguments, without)
+        prepared = None if signature is None else self._prepared.get(signature)
+        if prepared is not None:
+            return self._repeat(prepared, arguments)
         if operator.by_length and operator.by_length[0].name in arguments:
             arguments = {**arguments, BY_LENGTH.name: 1}
         assert operator.kernel is not None
@@ -103,14 +138,46 @@ class KernelLibrary(CLibrary):
         for stride in kernel.strides:
             fields[stride.name] = inputs[kernel.strided[0]].stride(stride.axis)
         addresses = {name: value.data_ptr() for name, value in (inputs | outputs).items()}
-        self.run(kernel.operation, struct_of(operator)(**fields, **addresses), first.device)
+        params = struct_of(operator)(**fields, **addresses)
+        workspace_bytes = self.workspace_bytes(kernel.operation, params)
+        self._launch(kernel.operation, params, workspace_bytes, first.device)
+        if signature is not None:
+            if len(self._prepared) >= MOST_PREPARED:
+                self._prepared.clear()
+            written = {tensor.name for tensor in own.state}
+            self._prepared[signature] = PreparedCall(
+                operator, kernel.operation, struct_of(operator), bytes(struct_of(operator)(**fields)),
+                tuple((name, tuple(value.shape), value.dtype) for name, value in outputs.items()),
+                tuple((name, _extent(value), name in written) for name, value in inputs.items()),
+                workspace_bytes,
+            )  # fmt: skip
+        return outputs
+
+    def _repeat(self, prepared: PreparedCall, arguments: Mapping[str, Tensor | int]) -> dict[str, Tensor]:
+        """Make a call like one that was checked: only addresses can be wrong, where tensors share memory."""
+        params, spans = prepared.struct.from_buffer_copy(prepared.filled), []
+        device = torch.device("cpu")
+        for name, extent, written in prepared.extents:
+            value = arguments[name]
+            assert isinstance(value, Tensor)
+            address, device = value.data_ptr(), value.device
+            setattr(params, name, address)
+            spans.append((address, address + extent, written, name))
+        _check_spans(spans)
+        outputs = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape, dtype in prepared.outputs}
+        for name, made in outputs.items():
+            setattr(params, name, made.data_ptr())
+        self._launch(prepared.operation, params, prepared.workspace_bytes, device)
         return outputs
 
     def run(self, operation: str, params: Parameters, device: torch.device) -> None:
         """Call with a workspace from torch on the device's current stream. The struct's pointers are not checked."""
-        workspace = torch.empty(self.workspace_bytes(operation, params), dtype=torch.uint8, device=device)
+        self._launch(operation, params, self.workspace_bytes(operation, params), device)
+
+    def _launch(self, operation: str, params: Parameters, workspace_bytes: int, device: torch.device) -> None:
+        workspace = torch.empty(workspace_bytes, dtype=torch.uint8, device=device)
         with _current(device) as stream:
-            self.call(operation, params, workspace.data_ptr(), workspace.numel(), stream)
+            self.call(operation, params, workspace.data_ptr(), workspace_bytes, stream)
 
     def _check_device(self, value: Tensor) -> None:
         if value.device.type != self.device_type:
@@ -233,11 +300,41 @@ def _check_separate(
                 raise ValueError(f"{name} and {other} overlap in memory; expected separate tensors")
 
 
+def _check_spans(spans: list[tuple[int, int, bool, str]]) -> None:
+    """Raise ValueError if a span (first byte, byte after the last, written, name) that is written overlaps another.
+
+    In the order of addresses, a span overlaps one before it if it begins before the furthest end so far.
+    """
+    ends = {False: (0, ""), True: (0, "")}
+    for first, end, written, name in sorted(spans):
+        for other_written, (other_end, other) in ends.items():
+            if first < other_end and (written or other_written):
+                raise ValueError(f"{other} and {name} overlap in memory; expected separate tensors")
+        ends[written] = max(ends[written], (end, name))
+
+
+def _signature(operator: Operator, arguments: Mapping[str, Tensor | int], without: Collection[str]) -> Any:
+    """Return everything on which the checks of a call depend but addresses, to be compared; None to check anew."""
+    parts: list[Any] = [id(operator), *sorted(without)]
+    for name, value in arguments.items():
+        if isinstance(value, Tensor):
+            if value.layout != torch.strided or value.is_neg():
+                return None
+            parts += (name, value.shape, value.stride(), value.dtype, value.device)
+        else:
+            parts += (name, value)
+    return tuple(parts)
+
+
 def _span(value: Tensor) -> tuple[int, int]:
     """Return the address of the first byte and the address after the last."""
+    return value.data_ptr(), value.data_ptr() + _extent(value)
+
+
+def _extent(value: Tensor) -> int:
+    """Return the bytes from a tensor's first to its last."""
     steps = zip(value.shape, value.stride(), strict=True)
-    elements = 1 + sum((size - 1) * stride for size, stride in steps)
-    return value.data_ptr(), value.data_ptr() + elements * value.element_size()
+    return (1 + sum((size - 1) * stride for size, stride in steps)) * value.element_size()
 
 
 @contextlib.contextmanager

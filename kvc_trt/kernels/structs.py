@@ -60,6 +60,7 @@ class EmulatedLaunch(ctypes.Structure):
         ("barriers", ctypes.c_uint64),
         ("cluster_barriers", ctypes.c_uint64),
         ("cluster_blocks", ctypes.c_uint64),
+        ("prefers_shared_memory", ctypes.c_uint64),
     )
 
 

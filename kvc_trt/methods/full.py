@@ -81,4 +81,5 @@ FULL = Policy(
     resolve=resolve,
     overrides=EVERY_POLICY,
     published=Formula(lambda c: 1.0, lambda c: 1.0),
+    candidate=True,
 )

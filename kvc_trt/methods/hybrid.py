@@ -337,4 +337,5 @@ HYBRID = Policy(
     selection=BEST_OF_PAGES,
     resolve=resolve,
     overrides=(*SELECTION, *EVERY_POLICY),
+    candidate=True,
 )

@@ -99,4 +99,5 @@ KEYDIFF = Policy(
     selection=DENSE,
     resolve=resolve,
     overrides=("prompt_budget", *EVERY_POLICY),
+    candidate=True,
 )

@@ -52,4 +52,5 @@ PYRAMIDKV = Policy(
     selection=DENSE,
     resolve=resolve,
     overrides=(*EVICTION, *EVERY_POLICY),
+    candidate=True,
 )

@@ -55,4 +55,5 @@ SNAPKV_GQA = Policy(
     resolve=resolve,
     overrides=(*EVICTION, *EVERY_POLICY),
     published=TABLE_1,
+    candidate=True,
 )

@@ -270,4 +270,5 @@ STREAMING_LLM = Policy(
     selection=RING,
     resolve=resolve,
     overrides=("sinks", "recent", "positions", *EVERY_POLICY),
+    candidate=True,
 )

@@ -139,4 +139,5 @@ TOVA = Policy(
     selection=LEAST_ATTENDED,
     resolve=resolve,
     overrides=("recent", *EVERY_POLICY),
+    candidate=True,
 )

@@ -1,4 +1,4 @@
-"""Line and point charts as SVG text, without a library: two logarithmic axes, series with markers, a tooltip each.
+"""Line and point charts as SVG text, without a library: axes, series with markers, names and a tooltip for each point.
 
 A chart is drawn for half a page and grows with it, so that its letters stay legible on a narrow screen.
 """
@@ -9,9 +9,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import TypeAlias
 
-from kvc_trt.pages.scale import Scale
+from kvc_trt.pages.scale import LinearScale, Scale
 
+Axis: TypeAlias = "Scale | LinearScale"
 WIDTH, HEIGHT = 460, 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 14, 46
 _LINE = 19
@@ -37,6 +39,10 @@ class Series:
     """Ends of error bars above the points, if there are any."""
     titles: Sequence[str] = ()
     """The text that a pointer over each point shows."""
+    names: Sequence[str] = ()
+    """Short texts beside the points, set so that they do not hide each other."""
+    downward: Sequence[float] = ()
+    """Ends of error bars below the points, if there are any."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ class Chart:
     format_y: Callable[[float], str] = field(default=lambda value: f"{value:,g}")
     y_values: Sequence[float] = ()
     """Further values that the vertical axis has to reach."""
+    y_range: tuple[float, float] | None = None
+    """The ends of a linear vertical axis; None: it is logarithmic, around the values."""
     label: str = ""
     """For readers that do not see it."""
     legend: bool = False
@@ -62,8 +70,13 @@ class Chart:
         across = [x for series in self.series for x, _ in series.points]
         upward = [y for series in self.series for y in [*(y for _, y in series.points), *series.upward]]
         x = Scale.around(across, _LEFT, WIDTH - _RIGHT)
-        y = Scale.around([*upward, *self.y_values], HEIGHT - _BOTTOM, _TOP)
-        body = "".join([*self._axes(x, y), *(part for series in self.series for part in _drawn(series, x, y))])
+        y: Axis
+        if self.y_range is None:
+            y = Scale.around([*upward, *self.y_values], HEIGHT - _BOTTOM, _TOP)
+        else:
+            y = LinearScale(*self.y_range, HEIGHT - _BOTTOM, _TOP)
+        drawn = (part for series in self.series for part in _drawn(series, x, y))
+        body = "".join([*self._axes(x, y), *drawn, *_names(self.series, x, y)])
         height, legend = HEIGHT, ""
         if self.legend:
             legend = "".join(_legend(self.series))
@@ -74,7 +87,7 @@ class Chart:
             f'<rect width="{WIDTH}" height="{height}" fill="white"/>{body}{legend}</svg>'
         )
 
-    def _axes(self, x: Scale, y: Scale) -> Iterator[str]:
+    def _axes(self, x: Axis, y: Axis) -> Iterator[str]:
         bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
         for value in self.x_ticks or x.ticks():
             at = x(value)
@@ -106,7 +119,7 @@ def _text(x: float, y: float, text: str, anchor: str, colour: str) -> str:
 _DASHES = {"solid": "", "dashed": ' stroke-dasharray="7 4"', "dotted": ' stroke-dasharray="2 4"'}
 
 
-def _drawn(series: Series, x: Scale, y: Scale) -> Iterator[str]:
+def _drawn(series: Series, x: Axis, y: Axis) -> Iterator[str]:
     """Draw the line, the error bars, then the markers with their titles."""
     places = [(x(across), y(up)) for across, up in series.points]
     if series.line is not None and len(places) > 1:
@@ -114,13 +127,63 @@ def _drawn(series: Series, x: Scale, y: Scale) -> Iterator[str]:
         width = 2 if series.marker else 1.5
         dashes = _DASHES[series.line]
         yield f'<path d="M{path}" fill="none" stroke="{series.colour}" stroke-width="{width}"{dashes}/>'
-    for (across, up), end in zip(places, series.upward, strict=False):
-        top = y(end)
-        yield f'<path d="M{across:.1f} {up:.1f}V{top:.1f}m-4 0h8" fill="none" stroke="{series.colour}"/>'
+    for ends in (series.upward, series.downward):
+        for (across, up), end in zip(places, ends, strict=False):
+            yield f'<path d="M{across:.1f} {up:.1f}V{y(end):.1f}m-4 0h8" fill="none" stroke="{series.colour}"/>'
     if series.marker is not None:
         titles = [*series.titles, *[series.name] * (len(places) - len(series.titles))]
         for (across, up), title in zip(places, titles, strict=True):
             yield f"<g>{_marker(series.marker, across, up, series.colour)}<title>{escape(title)}</title></g>"
+
+
+_SMALL = 11
+"""Size of the letters of points' names; a digit is about 0.6 of it wide."""
+_RADIUS = 6
+"""Room of a marker."""
+_DIRECTIONS = [(math.cos(angle), math.sin(angle)) for angle in (turn * math.pi / 6 for turn in range(-1, 11))]
+_DISTANCES = (12, 20, 30, 42)
+Box = tuple[float, float, float, float]
+
+
+def _names(series: Sequence[Series], x: Axis, y: Axis) -> Iterator[str]:
+    """Draw the names of points where they hide neither markers nor each other, with a line to the point if it is far.
+
+    A name that finds no place is left out: the tooltip has it.
+    """
+    points = [(one, x(across), y(up)) for one in series if one.marker for across, up in one.points]
+    taken: list[Box] = [(across - _RADIUS, up - _RADIUS, across + _RADIUS, up + _RADIUS) for _, across, up in points]
+    for one in reversed(series):  # the last ones are drawn over the others
+        for name, (across, up) in zip(one.names, one.points, strict=False):
+            at = x(across), y(up)
+            box = _free_place(name, at, taken)
+            if box is not None:
+                taken.append(box)
+                left, middle = box[0] + 1, (box[1] + box[3]) / 2
+                far = math.hypot((box[0] + box[2]) / 2 - at[0], middle - at[1]) > _DISTANCES[1]
+                if far:
+                    end = min(max(at[0], box[0]), box[2])
+                    line = f"M{at[0]:.1f} {at[1]:.1f}L{end:.1f} {middle:.1f}"
+                    yield f'<path d="{line}" stroke="{_SOFT}" stroke-width=".6"/>'
+                yield (
+                    f'<text x="{left:.1f}" y="{middle + 4:.1f}" font-size="{_SMALL}" fill="{one.colour}" '
+                    f'font-weight="600">{escape(name)}</text>'
+                )
+
+
+def _free_place(name: str, at: tuple[float, float], taken: Sequence[Box]) -> Box | None:
+    wide, high = 0.6 * _SMALL * len(name) + 2, _SMALL
+    for distance in _DISTANCES:
+        for across, down in _DIRECTIONS:
+            middle = at[0] + across * (distance + wide / 2 - 4), at[1] + down * distance
+            box = middle[0] - wide / 2, middle[1] - high / 2, middle[0] + wide / 2, middle[1] + high / 2
+            inside = box[0] >= _LEFT and box[2] <= WIDTH and box[1] >= 0 and box[3] <= HEIGHT - _BOTTOM
+            if inside and not any(_overlap(box, other) for other in taken):
+                return box
+    return None
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 _POLYGONS = {"s": (4, 45, 5.6), "D": (4, 0, 6.0), "^": (3, -90, 6.0), "v": (3, 90, 6.0)}

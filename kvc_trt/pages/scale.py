@@ -1,4 +1,4 @@
-"""The axes of a chart: values to positions, and which values are labelled."""
+"""The axes of a chart, logarithmic or linear: values to positions, and which values are labelled."""
 
 from __future__ import annotations
 
@@ -42,3 +42,26 @@ class Scale:
             if len(inside) >= _FEW_LABELS:
                 break
         return inside[:: max(1, -(-len(inside) // _MANY_LABELS))]
+
+
+@dataclass(frozen=True)
+class LinearScale:
+    """A linear axis from `low` to `high` over positions `start` to `stop`."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+
+    def __call__(self, value: float) -> float:
+        """Return the position of a value; one outside lies at the nearer end."""
+        inside = min(max(value, self.low), self.high)
+        return self.start + (inside - self.low) / (self.high - self.low) * (self.stop - self.start)
+
+    def ticks(self) -> list[float]:
+        """Return round values on the axis: multiples of 1, 2 or 5 times a power of ten."""
+        step = 10.0 ** math.floor(math.log10((self.high - self.low) / _FEW_LABELS))
+        while (self.high - self.low) / step > _MANY_LABELS:
+            step *= 2.5 if f"{step:e}".startswith("2") else 2
+        first = math.ceil(self.low / step - 1e-9)
+        return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)]

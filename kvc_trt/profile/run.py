@@ -48,7 +48,7 @@ def profile_engine(engine: EngineDirectory, request: ProfileRequest, progress: P
     memory = memory_rows(sweep.rows)
     result: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
-        "engine": _describe(engine),
+        "engine": engine_record(engine),
         "machine": {**machine_record(), **benchmark.describe()},
         "request_info": _request_info(request),
         "performance": [_pick(row, _PERFORMANCE) for row in rows],
@@ -88,7 +88,8 @@ def _pick(row: dict[str, Any], names: tuple[str, ...], suffix: str | None = None
     return {name: row[name] for name in (*wanted, *timings)}
 
 
-def _describe(engine: EngineDirectory) -> dict[str, Any]:
+def engine_record(engine: EngineDirectory) -> dict[str, Any]:
+    """Return what a result says of its engine."""
     return {
         "directory": engine.path.name,
         "model": engine.build.model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,14 @@ from kvc_trt.models.weights import count_parameters
 
 if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
+    from kvc_trt.progress import Progress
+    from kvc_trt.runtime.logprobs import TokenLogprobs
+    from kvc_trt.runtime.sampling.draw_rules import DrawRules
 
 NOT_FINITE = -1
-"""Returned instead of a best token when a row's logits hold a NaN or their largest is infinite."""
+"""Returned instead of a token when a row's logits hold a NaN or their largest is infinite."""
+NONE_ALLOWED = -2
+"""Returned instead of a token when a row's rules allow none."""
 
 SMALL_MODEL = 20_000_000
 """A model with fewer parameters runs on one thread: more would only wait for each other."""
@@ -110,6 +115,20 @@ class Prefilled:
     """The rows' state tensors, in the executor's own form."""
 
 
+class Drawn(NamedTuple):
+    """A token that an executor has drawn itself; the logits stay where they are."""
+
+    token: int
+    """NOT_FINITE or NONE_ALLOWED if there is none."""
+    logprobs: TokenLogprobs | None = None
+
+
+NO_DRAW = Drawn(NOT_FINITE)
+"""Stands for a draw that no rule was given for."""
+Answer: TypeAlias = NDArray[np.float32] | Drawn
+"""The model's output for one token: logits [vocab], or the token that was drawn from them."""
+
+
 @dataclass(frozen=True)
 class CheckedDraft:
     """The result of a pass over the tokens of a draft."""
@@ -118,6 +137,16 @@ class CheckedDraft:
     """[tokens, rows, vocab]: after each token; valid until the next pass."""
     undo: list[Any]
     """Per row, what `take_back` needs besides the caches."""
+
+
+@dataclass(frozen=True)
+class DrawnDraft:
+    """The result of a pass over the tokens of a draft whose executor draws tokens itself."""
+
+    answers: Sequence[Sequence[Answer]]
+    """[rows][tokens]: after each token; logits are valid until the next pass."""
+    undo: list[Any]
+    """Per row, as in a `CheckedDraft`."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +244,34 @@ class GreedyExecutor(Executor, Protocol):
 
 
 @runtime_checkable
+class DrawingExecutor(Executor, Protocol):
+    """An executor that draws tokens itself, so that their logits need not be copied to the host."""
+
+    @property
+    def draws(self) -> bool:
+        """False if it is not to be asked to draw: tokens are then drawn on the host."""
+
+    def decode_drawn(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64],
+        rules: Iterable[DrawRules | None],
+    ) -> list[Answer]:  # fmt: skip
+        """Like `decode`, but draw each row's next token by its rules; None asks for its logits, valid until the next
+        call.
+
+        The rules are looked at after the step has begun: what they take to make passes beside it. For rules that are
+        too large for its buffers, an executor returns logits too.
+        """
+
+
+@runtime_checkable
+class WarmingExecutor(Executor, Protocol):
+    """An executor that prepares something when it is needed first."""
+
+    def warm_up(self, progress: Progress, *, drafts: bool) -> None:
+        """Prepare it now, after `allocate`, for every number of rows; with `drafts`, also for passes over them."""
+
+
+@runtime_checkable
 class ClosingExecutor(Executor, Protocol):
     """An executor with processes of its own, which end when it is closed and not only when it is collected."""
 
@@ -260,6 +317,24 @@ class DraftExecutor(Executor, Protocol):
 
         `cache_lengths` [caches] counts the tokens stored before the pass. The state is then as if only the kept ones
         had been fed; entries past a row's end do not count.
+        """
+
+
+@runtime_checkable
+class DrawingDraftExecutor(DraftExecutor, Protocol):
+    """An executor that draws tokens itself in passes over drafts too."""
+
+    @property
+    def draws(self) -> bool:
+        """As `DrawingExecutor.draws`."""
+
+    def check_draft_drawn(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64],
+        rules: Iterable[Sequence[DrawRules | None]],
+    ) -> DrawnDraft:  # fmt: skip
+        """Like `check_draft`, but draw by rules, one for each of the first tokens of each row: [rows][tokens].
+
+        After a token without a rule comes NO_DRAW.
         """
 
 

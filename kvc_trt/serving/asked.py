@@ -12,6 +12,7 @@ from kvc_trt.serving.models import Answer, Models, Served
 from kvc_trt.serving.protocol.body import json_object
 from kvc_trt.serving.protocol.choices import Choice, Part
 from kvc_trt.serving.protocol.documents import Documents
+from kvc_trt.serving.protocol.errors import refused
 from kvc_trt.serving.protocol.fields import Endpoint
 from kvc_trt.serving.protocol.model import ServedModel
 from kvc_trt.serving.protocol.prompts import read_prompts
@@ -37,10 +38,12 @@ class Asked:
         model, engine = models.find(request.model)
         asked = cls(request, model, engine)
         try:
-            for place, prompt in enumerate(read_prompts(request, model)):
+            prompts = read_prompts(request, model)
+            _check_possible(request, len(prompts), engine)
+            for place, prompt in enumerate(prompts):
                 for index in range(request.n):
                     answer = request.of_answer(prompt.token_ids, index, prompt.grammar)
-                    asked._answers.append(engine.take(answer))
+                    asked._answers.append(engine.take(answer, priority=-request.priority))
                     reader = model.tool_format.reader(request.tools, prompt.rendered, request.rules.grammar)
                     found = len(asked._choices)
                     asked._choices.append(
@@ -87,6 +90,8 @@ class Asked:
             try:
                 async for event in answer:
                     found.put_nowait(choice.push(event))
+                    if choice.wants_no_more:
+                        answer.finish()
                 found.put_nowait(None)
             except Exception as error:
                 found.put_nowait(error)
@@ -107,3 +112,17 @@ class Asked:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _check_possible(request: ApiRequest, prompts: int, engine: Served) -> None:
+    """Raise ApiError for more answers than rows and queue ever have room for, and for a salt that would be ignored."""
+    if request.is_salted and engine.shares_prompts:
+        raise refused("cache_salt: this server shares the beginnings of prompts whoever sends them", "cache_salt")
+    count, most = request.n * prompts, engine.most_answers
+    if most is not None and count > most:
+        found = f"{count} answers ({request.n} to each of {prompts} prompts)" if prompts > 1 else f"{count} answers"
+        raise refused(
+            f"n: {found} are more than this server ever has room for, which is {most} with those that wait: ask for "
+            "fewer, or in several requests",
+            "n",
+        )

@@ -61,6 +61,8 @@ class ServedEngine:
         session = self._scheduler.session
         self._cache_bytes = session.executor.state_bytes()
         self._row_bytes = self._cache_bytes // session.max_batch_size
+        self.shares_prompts = settings.prefix_bytes > 0
+        """True if a prompt may begin with what the caches hold of another one."""
         self._scheduler.start()
 
     @classmethod
@@ -78,6 +80,7 @@ class ServedEngine:
             backend=settings.backend,
             threads=settings.threads,
             prefix_bytes=settings.prefix_bytes,
+            warm_up=True,
             proofs=settings.kv_proofs,
             sealed=settings.sealed,
         )
@@ -88,6 +91,11 @@ class ServedEngine:
                 hint="export it again: kvc-trt export --help",
             )
         return cls(engine, settings)
+
+    @property
+    def most_answers(self) -> int:
+        """Answers that may run and wait at once."""
+        return self._scheduler.most_requests
 
     def submit(self, request: ServedRequest, *, priority: int = 0, seconds: float | None = None) -> Answer:
         """Take a request and return its answer, to be followed at once or later.

@@ -21,6 +21,9 @@ class Answer(Protocol):
     def __aiter__(self) -> AsyncIterator[Event]:
         """Yield its events as they come."""
 
+    def finish(self) -> None:
+        """Let it end soon, with what it has said."""
+
     def cancel(self) -> None:
         """End it."""
 
@@ -28,8 +31,16 @@ class Answer(Protocol):
 class Served(Protocol):
     """An engine, here or remote, that answers requests for one model."""
 
-    def take(self, request: Request) -> Answer:
-        """Take a request whose prompt has been read; ServingError for one that is refused."""
+    @property
+    def most_answers(self) -> int | None:
+        """Answers that may run and wait at once; None where nobody here knows."""
+
+    @property
+    def shares_prompts(self) -> bool:
+        """True if a prompt may begin with what the caches hold of another one."""
+
+    def take(self, request: Request, *, priority: int = 0) -> Answer:
+        """Take a request whose prompt has been read; one of higher priority joins first. ServingError if refused."""
 
     async def begin(self, answers: Sequence[Any]) -> None:
         """Wait until nothing refuses these answers any more; ServingError where something does."""

@@ -10,10 +10,12 @@
 namespace kvc::emulation {
 namespace {
 
-// Dynamic shared memory that kernels were allowed, by kernel and device.
+// What kernels were allowed and have asked for, by kernel and device.
 struct Allowed {
     std::mutex mutex;
-    std::map<std::pair<const Kernel*, int>, size_t> bytes;
+    std::map<std::pair<const Kernel*, int>, size_t> bytes;  // dynamic shared memory
+    std::map<std::pair<const Kernel*, int>, bool> most_shared;
+    int64_t active_clusters = 0;
 };
 
 Allowed& allowed() {
@@ -72,6 +74,17 @@ size_t allowed_dynamic_bytes(const Launch& launch, size_t static_bytes) {
 
 }  // namespace
 
+bool prefers_shared_memory(const Kernel* kernel, int device) {
+    const std::lock_guard lock(allowed().mutex);
+    const auto found = allowed().most_shared.find({kernel, device});
+    return found != allowed().most_shared.end() && found->second;
+}
+
+void set_active_clusters(int64_t count) {
+    const std::lock_guard lock(allowed().mutex);
+    allowed().active_clusters = count;
+}
+
 SharedLimits check_launch(const Launch& launch) {
     check_sizes(launch);
     check_cluster(launch);
@@ -104,6 +117,20 @@ SharedMemorySizes shared_memory_of(const char*, KernelEntry entry, int device) {
 int multiprocessors_of(const char*, int device) { return kDevices[device].multiprocessors; }
 
 bool waits_for_previous_launch(const char*, KernelEntry, int device) { return kDevices[device].early_launches; }
+
+// One block on a multiprocessor: how many more there is room for depends on registers too.
+int64_t active_clusters(const char*, KernelEntry, dim3, size_t, unsigned cluster_blocks, int device) {
+    const std::lock_guard lock(emulation::allowed().mutex);
+    if (emulation::allowed().active_clusters != 0) return emulation::allowed().active_clusters;
+    const int of_group = kDevices[device].multiprocessors / kDevices[device].groups;
+    return int64_t{of_group / static_cast<int>(cluster_blocks)} * kDevices[device].groups;
+}
+
+void prefer_shared_memory(const char* kernel, KernelEntry entry, bool most) {
+    const int device = current_device(kernel);
+    const std::lock_guard lock(emulation::allowed().mutex);
+    emulation::allowed().most_shared[{entry, device}] = most;
+}
 
 void allow_dynamic_shared(const char* kernel, KernelEntry entry, size_t bytes) {
     const int device = current_device(kernel);

@@ -15,10 +15,12 @@ struct Device {
     bool early_launches;       // true where a launch may begin before the one before it has ended
     int multiprocessors;
     unsigned cluster_blocks;  // the most blocks of a cluster, on every such GPU; 1 where there are no clusters
+    int groups;               // of multiprocessors, about equal in size; a cluster lies in one
 };
 
-inline constexpr std::array<Device, 3> kDevices = {
-    {{"sm_80", 163 * 1024, false, 108, 1}, {"sm_90a", 227 * 1024, true, 132, 8}, {"sm_100", 227 * 1024, true, 148, 8}}};
+inline constexpr std::array<Device, 3> kDevices = {{{"sm_80", 163 * 1024, false, 108, 1, 7},
+                                                    {"sm_90a", 227 * 1024, true, 132, 8, 8},
+                                                    {"sm_100", 227 * 1024, true, 148, 8, 8}}};
 
 // The same on all three devices.
 inline constexpr size_t kSharedByDefault = 48 * 1024;  // of a block whose kernel was not allowed more
@@ -42,6 +44,12 @@ struct SharedLimits {
     size_t static_bytes;  // as nvcc counts them; for a test's kernel, the most that nvcc would accept
     size_t bytes;         // static and dynamic together
 };
+
+// True if the kernel has asked for as much shared memory as a multiprocessor of the device can have.
+bool prefers_shared_memory(const Kernel* kernel, int device);
+
+// The clusters that every device holds from now on, instead of what follows from its size; 0 undoes it.
+void set_active_clusters(int64_t count);
 
 // Throws LaunchError where a device refuses the launch.
 SharedLimits check_launch(const Launch& launch);

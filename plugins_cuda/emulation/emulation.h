@@ -22,6 +22,9 @@ KVC_API KvcStatus kvc_emulation_set_schedule(int32_t order, uint64_t seed);
 /* "sm_80" (until another is chosen), "sm_90a" or "sm_100". Holds for every later launch of the process. */
 KVC_API KvcStatus kvc_emulation_set_device(const char* architecture);
 
+/* The clusters that a GPU holds at once, as one with smaller groups of multiprocessors; 0 for those of the chosen GPU. */
+KVC_API void kvc_emulation_set_active_clusters(int64_t count);
+
 /* With 1, launches are checked and recorded, and no kernel runs: nothing is read or written. 0 runs them again. */
 KVC_API void kvc_emulation_set_checks_only(int32_t checks_only);
 
@@ -31,14 +34,15 @@ typedef struct KvcEmulationLaunch {
     uint32_t block[3];
     uint64_t static_shared_bytes; /* as nvcc counts them; for a test's kernel, the most that any block declared */
     uint64_t dynamic_shared_bytes;
-    uint64_t switches;         /* times that a thread was resumed: the cost of emulating the launch */
-    uint32_t registers;        /* of a thread, as nvcc counts them; 0 for a test's kernel */
-    uint32_t begins_early;     /* 1 where the launch may begin before the one before it has ended */
-    uint64_t products;         /* mma.sync of all warps */
-    uint64_t exchanges;        /* shuffles and votes of all warps */
-    uint64_t barriers;         /* __syncthreads of all blocks */
-    uint64_t cluster_barriers; /* of all blocks: a barrier of a cluster counts once for each of its blocks */
-    uint64_t cluster_blocks;   /* blocks of a cluster; 1 without clusters */
+    uint64_t switches;              /* times that a thread was resumed: the cost of emulating the launch */
+    uint32_t registers;             /* of a thread, as nvcc counts them; 0 for a test's kernel */
+    uint32_t begins_early;          /* 1 where the launch may begin before the one before it has ended */
+    uint64_t products;              /* mma.sync of all warps */
+    uint64_t exchanges;             /* shuffles and votes of all warps */
+    uint64_t barriers;              /* __syncthreads of all blocks */
+    uint64_t cluster_barriers;      /* of all blocks: a barrier of a cluster counts once for each of its blocks */
+    uint64_t cluster_blocks;        /* blocks of a cluster; 1 without clusters */
+    uint64_t prefers_shared_memory; /* 1 where the kernel has asked for as much as a multiprocessor can have */
 } KvcEmulationLaunch;
 
 /* Copies the launches since the last clear, oldest first, into records[0..capacity); returns how many there were.

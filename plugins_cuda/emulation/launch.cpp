@@ -48,6 +48,7 @@ KvcEmulationLaunch& begin_record(Executor& all, const Launch& launch) {
     record.dynamic_shared_bytes = launch.dynamic_shared_bytes;
     record.begins_early = launch.begins_early;
     record.cluster_blocks = launch.cluster_blocks;
+    record.prefers_shared_memory = prefers_shared_memory(launch.kernel, launch.device);
     if (const auto resources = resources_of(*launch.kernel, launch.device)) {
         record.static_shared_bytes = resources->static_shared_bytes;
         record.registers = static_cast<uint32_t>(resources->registers);
@@ -122,6 +123,8 @@ KvcStatus kvc_emulation_set_device(const char* architecture) {
     executor().device = static_cast<int>(found - kDevices.begin());
     return KVC_OK;
 }
+
+void kvc_emulation_set_active_clusters(int64_t count) { set_active_clusters(count); }
 
 void kvc_emulation_set_checks_only(int32_t checks_only) {
     const std::lock_guard lock(executor().mutex);

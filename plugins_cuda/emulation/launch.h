@@ -42,9 +42,12 @@ int current_device(const char* kernel);
 SharedMemorySizes shared_memory_of(const char* kernel, KernelEntry entry, int device);
 bool waits_for_previous_launch(const char* kernel, KernelEntry entry, int device);
 int multiprocessors_of(const char* kernel, int device);
+int64_t active_clusters(const char* kernel, KernelEntry entry, dim3 block, size_t dynamic_shared_bytes,
+                        unsigned cluster_blocks, int device);
 
 // These throw LaunchError where a device would refuse a call, and where the kernel makes a mistake.
 void allow_dynamic_shared(const char* kernel, KernelEntry entry, size_t bytes);
+void prefer_shared_memory(const char* kernel, KernelEntry entry, bool most);
 void launch_kernel(const char* kernel, KernelEntry entry, dim3 grid, dim3 block, size_t dynamic_shared_bytes,
                    unsigned cluster_blocks, cudaStream_t, bool begins_early, const void* params);
 

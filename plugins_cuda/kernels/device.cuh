@@ -113,6 +113,12 @@ inline void allow_dynamic_shared(const char* kernel, KernelEntry entry, size_t b
     check(kernel, cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
 }
 
+// With `most`, as much shared memory as a multiprocessor can have; otherwise what the driver chooses.
+inline void prefer_shared_memory(const char* kernel, KernelEntry entry, bool most) {
+    const int share = most ? cudaSharedmemCarveoutMaxShared : cudaSharedmemCarveoutDefault;
+    check(kernel, cudaFuncSetAttribute(entry, cudaFuncAttributePreferredSharedMemoryCarveout, share));
+}
+
 // Code for sm_80 does not wait, even where the driver compiles it for a later device.
 inline bool waits_for_previous_launch(const char* kernel, KernelEntry entry, int) {
     cudaFuncAttributes attributes{};
@@ -123,6 +129,24 @@ inline bool waits_for_previous_launch(const char* kernel, KernelEntry entry, int
 inline int multiprocessors_of(const char* kernel, int device) {
     int count = 0;
     check(kernel, cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+    return count;
+}
+
+// Clusters of the kernel that the current device holds at once: their blocks lie in one of its groups of
+// multiprocessors, and groups differ in size from chip to chip. The kernel was allowed these bytes.
+inline int64_t active_clusters(const char* kernel, KernelEntry entry, dim3 block, size_t dynamic_shared_bytes,
+                               unsigned cluster_blocks, int) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {cluster_blocks, 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(cluster_blocks);
+    config.blockDim = block;
+    config.dynamicSmemBytes = dynamic_shared_bytes;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int count = 0;
+    check(kernel, cudaOccupancyMaxActiveClusters(&count, entry, &config));
     return count;
 }
 

@@ -138,15 +138,19 @@ size_t attention_bytes(int32_t stages) {
     return sizeof(float) * kAttentionWarps * warp_floats<T, kHeadSize, Formats>(stages);
 }
 
-/// Tiles that a warp copies ahead. Two where blocks are so few that each has a multiprocessor (132 on an H100 or H200)
-/// to itself: then all reads of a row of two rounds are under way at once. Otherwise one, so that two blocks share a
-/// multiprocessor. Results do not depend on the number.
+/// Tiles that a warp copies ahead. Two where blocks are so few that each has a multiprocessor to itself: then all reads
+/// of a row of two rounds are under way at once. Otherwise one, so that two blocks share a multiprocessor. Results do
+/// not depend on the number.
 template <class T, int kHeadSize, class Formats>
 int32_t stages_for(const dim3& grid) {
-    constexpr uint64_t kMultiprocessors = 132;
+    constexpr const char* kName = "sparse_attention";
     constexpr size_t kMostBytes = 128 * 1024;
     const bool fits = attention_bytes<T, kHeadSize, Formats>(2) <= kMostBytes;
-    return fits && uint64_t{grid.x} * grid.y * grid.z <= kMultiprocessors ? 2 : 1;
+    if (!fits || !is_on(Switch::kRing)) {
+        return 1;
+    }
+    const int multiprocessors = platform::multiprocessors_of(kName, platform::current_device(kName));
+    return uint64_t{grid.x} * grid.y * grid.z <= static_cast<uint64_t>(multiprocessors) ? 2 : 1;
 }
 
 /// Queues the attention of rows whose caches are in a format (src/attention_in_format.cu).

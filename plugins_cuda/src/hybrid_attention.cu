@@ -20,11 +20,10 @@ namespace kvc {
 namespace {
 
 // Vectors of a staged row of page_scores, which fix the pages of a block. With longer rows fewer blocks copy the
-// prepared query; below kEnoughBlocks blocks (one per multiprocessor of an H100 or H200, 132) parallel blocks are worth
-// more. docs/kernels/decode-selection.md compares limits. Scores do not depend on the length.
+// prepared query; below one block per multiprocessor, parallel blocks are worth more. docs/kernels/decode-selection.md
+// compares limits. Scores do not depend on the length.
 constexpr int kLongestRow = 64;
 constexpr int kShortestRow = 16;
-constexpr int64_t kEnoughBlocks = 132;
 constexpr int kMostSharedBytes = 64 * 1024;
 
 // The parts of the workspace.
@@ -105,9 +104,11 @@ int staged_bytes(const KvcHybridAttentionParams& p, int row_vectors) {
 
 template <class T, int kHeads, class Bound>
 void choose_row_vectors(const KvcHybridAttentionParams& p, PageScoresParams<Bound>& params) {
+    constexpr const char* kName = "page_scores";
+    const int64_t enough = platform::multiprocessors_of(kName, platform::current_device(kName));
     for (params.row_vectors = kLongestRow; params.row_vectors > kShortestRow; params.row_vectors /= 2) {
         const int64_t blocks = int64_t{p.batch} * p.kv_heads * ceil_div(params.pages, params.chunk());
-        if (blocks >= kEnoughBlocks && staged_bytes<T, kHeads, Bound>(p, params.row_vectors) <= kMostSharedBytes) {
+        if (blocks >= enough && staged_bytes<T, kHeads, Bound>(p, params.row_vectors) <= kMostSharedBytes) {
             return;
         }
     }

@@ -10,10 +10,13 @@
 #pragma once
 
 #include "kernels/platform.cuh"
+#include "src/switches.h"
 
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <utility>
 
 namespace kvc {
@@ -50,6 +53,26 @@ private:
     std::array<std::atomic<uint64_t>, kDevices> allowed_{};
 };
 
+/// Asks once per device that a kernel finds a multiprocessor with as much shared memory as it can have.
+///
+/// A multiprocessor divides its memory anew only while it is idle. Left to itself, the driver chooses a division for each
+/// kernel by its own needs, and blocks of a launch that begins early could not join those of the one before it.
+class PreferredCarveout {
+public:
+    void ask(const char* kernel, platform::KernelEntry entry, int device) {
+        const bool most = is_on(Switch::kCarveout);
+        const int wanted = most ? kAsked : kLeftAlone;
+        if (device < kDevices && asked_[device].exchange(wanted, std::memory_order_acq_rel) == wanted) {
+            return;
+        }
+        platform::prefer_shared_memory(kernel, entry, most);
+    }
+
+private:
+    static constexpr int kAsked = 1, kLeftAlone = 2;
+    std::array<std::atomic<int>, kDevices> asked_{};
+};
+
 /// True if the code of a kernel for a device waits for the launch before it.
 class WaitingCode {
 public:
@@ -68,6 +91,26 @@ public:
 private:
     static constexpr uint64_t kUnknown = 0, kWaits = 1, kDoesNot = 2;
     std::array<std::atomic<uint64_t>, kDevices> found_{};
+};
+
+/// The clusters of a kernel that a device holds at once, by the dynamic shared memory of a block.
+class ActiveClusters {
+public:
+    /// Asks the device once for each size. The kernel was allowed that much shared memory.
+    int64_t of(const char* kernel, platform::KernelEntry entry, dim3 block, size_t dynamic_shared_bytes,
+               unsigned cluster_blocks, int device) {
+        const std::lock_guard lock(mutex_);
+        const auto [found, is_new] = counts_.try_emplace({device, dynamic_shared_bytes}, 0);
+        if (is_new) {
+            found->second =
+                platform::active_clusters(kernel, entry, block, dynamic_shared_bytes, cluster_blocks, device);
+        }
+        return found->second;
+    }
+
+private:
+    std::mutex mutex_;
+    std::map<std::pair<int, size_t>, int64_t> counts_;
 };
 
 /// The caller's stream in one call of the C ABI.
@@ -93,15 +136,34 @@ bool has_later_code(const char* name, int device) {
     return waiting_code.on(name, platform::kernel_entry<kKernel>(), device);
 }
 
+/// Makes sure that blocks of kKernel may have so much dynamic shared memory. Throws LaunchError where they cannot.
+template <auto kKernel>
+void allow_shared_memory(const char* name, int device, size_t dynamic_shared_bytes) {
+    static AllowedSharedMemory shared_memory;
+    shared_memory.require(name, platform::kernel_entry<kKernel>(), device, dynamic_shared_bytes);
+}
+
+/// How many clusters of kKernel the device holds at once.
+template <auto kKernel>
+int64_t active_clusters(const char* name, int device, dim3 block, size_t dynamic_shared_bytes,
+                        unsigned cluster_blocks) {
+    static ActiveClusters counts;
+    allow_shared_memory<kKernel>(name, device, dynamic_shared_bytes);
+    const platform::KernelEntry entry = platform::kernel_entry<kKernel>();
+    return counts.of(name, entry, block, dynamic_shared_bytes, cluster_blocks, device);
+}
+
 /// Queues one launch of kKernel in clusters of `cluster_blocks` along x. Throws LaunchError if the runtime refuses.
 template <auto kKernel, class Params = decltype(parameters_of(kKernel))>
 void launch(const char* name, dim3 grid, dim3 block, size_t dynamic_shared_bytes, Stream& stream,
             const std::type_identity_t<Params>& params, unsigned cluster_blocks = 1) {
-    static AllowedSharedMemory shared_memory;
+    static PreferredCarveout carveout;
     const platform::KernelEntry entry = platform::kernel_entry<kKernel>();
     const int device = platform::current_device(name);
-    shared_memory.require(name, entry, device, dynamic_shared_bytes);
-    const bool begins_early = stream.follows_own_launch() && has_later_code<kKernel>(name, device);
+    allow_shared_memory<kKernel>(name, device, dynamic_shared_bytes);
+    carveout.ask(name, entry, device);
+    const bool may_begin_early = stream.follows_own_launch() && is_on(Switch::kEarlyLaunch);
+    const bool begins_early = may_begin_early && has_later_code<kKernel>(name, device);
     platform::launch_kernel(name, entry, grid, block, dynamic_shared_bytes, cluster_blocks, stream.handle(),
                             begins_early, &params);
 }

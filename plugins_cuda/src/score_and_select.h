@@ -15,7 +15,8 @@ struct ClusterRule {
 
     int32_t row_vectors;  // 0 where clusters may not be used
 
-    /// A function of sizes and device. Pages of a block fit in a staged row; a block has a multiprocessor of its own.
+    /// A function of sizes and device. Pages of a block fit in a staged row; a block has a multiprocessor of its own,
+    /// and all clusters run at once: a second round would take as long as the first.
     template <class T, int kHeads, class Bound>
     static ClusterRule of(const KvcHybridAttentionParams& p, int32_t pages) {
         constexpr const char* kName = "score_and_select";
@@ -25,14 +26,19 @@ struct ClusterRule {
         while (row < vectors) {
             row *= 2;
         }
-        if (row > kLongestRow ||
-            cluster_layout<T, kHeads, Bound>(row, p.top_r, group_of(p), p.head_size, pages).total > kMostSharedBytes) {
+        if (row > kLongestRow || !is_on(Switch::kClusters)) {
             return {0};
         }
+        const size_t bytes = cluster_layout<T, kHeads, Bound>(row, p.top_r, group_of(p), p.head_size, pages).total;
         const int device = platform::current_device(kName);
-        const int64_t blocks = int64_t{p.batch} * p.kv_heads * kClusterBlocks;
-        const bool fits = blocks <= platform::multiprocessors_of(kName, device);
-        return {fits && has_later_code<score_and_select<T, kHeads, Bound>>(kName, device) ? row : 0};
+        const int64_t clusters = int64_t{p.batch} * p.kv_heads;
+        if (bytes > kMostSharedBytes || clusters * kClusterBlocks > platform::multiprocessors_of(kName, device) ||
+            !has_later_code<score_and_select<T, kHeads, Bound>>(kName, device)) {
+            return {0};
+        }
+        const int64_t most = active_clusters<score_and_select<T, kHeads, Bound>>(kName, device, dim3(kScoreThreads),
+                                                                                 bytes, kClusterBlocks);
+        return {clusters <= most ? row : 0};
     }
 };
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvc_trt import policies
+from kvc_trt.accuracy.answerers import policy_engines
 from kvc_trt.accuracy.answerers.answerer import (
     MOST_ROWS,
     QUESTIONS_BYTES,
@@ -234,3 +235,15 @@ def test_a_task_that_asks_once_has_no_second_question():
     with pytest.raises(InputError, match="task lines asks one question") as caught:
         question_groups(["two-records", "lines"], [512], ["second-question"])
     assert caught.value.hint == "tasks: two-needles, two-records"
+
+
+def test_few_engines_stay_loaded_and_answer_as_before(tiny, key_value, monkeypatch):
+    asked, room = questions(tiny, key_value, "query-aware", samples=2), Room(LENGTH - 5, 5)
+    variants = [Variant(policy, 32) for policy in ("tova", "hybrid", "rocketkv")]
+    tiny.announce(variants, room)
+    first = [tiny.open(one, room) for one in variants]
+    expected = [one.answer(asked.flat, 5) for one in first]
+    monkeypatch.setattr(policy_engines, "MOST_LOADED", 2)
+    again = [tiny.open(one, room) for one in variants]
+    assert [one is other for one, other in zip(first, again, strict=True)] == [True, True, False]
+    assert [one.answer(asked.flat, 5) for one in again] == expected

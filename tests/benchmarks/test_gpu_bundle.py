@@ -203,3 +203,18 @@ def test_the_emulation_is_refused_as_a_gpus_library(emulated_library, monkeypatc
 @pytest.fixture
 def emulated_library() -> KernelLibrary:
     return KernelLibrary(build.emulation())
+
+
+@pytest.mark.parametrize(
+    ("found", "refused"), [(("glibc", "2.31"), True), (("glibc", "2.34"), False), (("musl", ""), False)]
+)
+def test_a_machine_with_an_older_glibc_is_told_first(found, refused, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("platform.libc_ver", lambda: found)
+    if not refused:
+        assert unpack.too_old() is None
+        return
+    assert unpack.main([str(tmp_path), str(tmp_path / "site")]) == unpack.CANNOT
+    told = capsys.readouterr().err
+    assert told == (
+        "error: the kernels need glibc 2.34 or newer (Ubuntu 22.04, RHEL 9), found 2.31; take a newer machine\n"
+    )

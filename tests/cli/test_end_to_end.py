@@ -11,6 +11,7 @@ import pytest
 
 from kvc_trt.tasks.key_value import generate
 
+pytestmark = pytest.mark.slow
 CONTEXT, PAIRS = 512, 8
 
 
@@ -98,7 +99,6 @@ def test_a_prompt_that_cannot_be_answered_is_refused(kvc_trt, engine, arguments,
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
 def test_verify_passes_and_finds_tampering(kvc_trt, engine, tmp_path):
     import shutil
 
@@ -114,7 +114,6 @@ def test_verify_passes_and_finds_tampering(kvc_trt, engine, tmp_path):
         assert "weights.safetensors was changed" in kvc_trt(command, copy, *more, code=2).stderr
 
 
-@pytest.mark.slow
 def test_profile_measures_both_engines(kvc_trt, engine):
     arguments = ["--contexts", 256, "--batch", 1, "--steps", 5, "--prefills", 1]
     answer = json.loads(kvc_trt("profile", engine, *arguments, "--json").stdout)

@@ -73,3 +73,61 @@ def test_a_damaged_engine_is_refused(tiny_engine, capfd):
     weights.write_bytes(content)
     assert run(["profile", str(tiny_engine), *QUICK]) == 2
     assert "weights.safetensors was changed" in capfd.readouterr().err
+
+
+MANY = ["--requests", "3", "--concurrency", "2", "--input-len", "20:60", "--output-len", "3", "--threads", "1"]
+
+
+def test_many_requests_at_once(tiny_engine, tmp_path, capfd):
+    files = ["--csv", str(tmp_path / "runs.csv"), "-o", str(tmp_path / "out")]
+    assert run(["profile", str(tiny_engine), *MANY, "--repeats", "2", *files]) == 0
+    text = capfd.readouterr().out
+    for expected in (
+        "throughput (measured; medians of 2 runs",
+        "first token",
+        "per output token",
+        "end to end",
+        "findings",
+    ):
+        assert expected in text
+    result = json.loads((tmp_path / "out" / "requests.json").read_text())
+    assert [row["side"] for row in result["rows"]] == ["engine", "dense"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["requests.csv", "requests.json"]
+    with (tmp_path / "runs.csv").open(newline="") as file:
+        assert [line["side"] for line in csv.DictReader(file)] == ["engine", "dense", "dense", "engine"]
+
+
+def test_many_requests_as_json_with_prompts_of_ones_own(chat_engine, tmp_path, capfd):
+    data = tmp_path / "own.jsonl"
+    lines = [{"context": "a b c", "question": "d ?"}, {"messages": [{"role": "user", "content": "a b"}]}]
+    data.write_text("\n".join(map(json.dumps, lines)))
+    few = ["--requests", "3", "--data", str(data), "--output-len", "2", "--repeats", "1", "--warmup", "0"]
+    assert run(["profile", str(chat_engine), *few, "--threads", "1", "--json"]) == 0
+    result = json.loads(capfd.readouterr().out)
+    assert result["request_info"]["prompts"].startswith("own.jsonl, 2 lines, SHA-256 ")
+    assert result["rows"][0]["total_output_tokens"] == 6
+    data.write_text(json.dumps({"context": "a " * 400, "question": "b"}))
+    assert run(["profile", str(chat_engine), *few]) == 2
+    assert "own.jsonl line 1: a prompt of" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--concurrency", "2"], "--concurrency goes with --requests"),
+        (["--requests", "0"], "'--requests': 0 is not in the range"),
+        (["--requests", "2", "--steps", "3"], "--steps goes without --requests"),
+        (["--requests", "2", "--png", "x.png"], "--png draws steps"),
+        (["--requests", "2", "--input-len", "5:3"], "the smaller one first"),
+        (["--requests", "2", "--input-len", "257"], "this engine takes 1 to 256 tokens"),
+        (["--requests", "2", "--request-rate", "0"], "'--request-rate': 0.0 is not in the range"),
+        (["--requests", "2", "--data", "none.jsonl"], "cannot read none.jsonl"),
+        (["--requests", "2", "--data", "none.jsonl", "--input-len", "4"], "input_len and data"),
+    ],
+)
+def test_mistakes_about_requests_are_one_line(tiny_engine, arguments, expected, capfd):
+    assert run(["profile", str(tiny_engine), *arguments]) == 2
+    captured = capfd.readouterr()
+    assert expected in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""

@@ -33,6 +33,7 @@ def taken(session):
     return context
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), in_formats(POLICIES))
 def test_a_row_that_was_stored_goes_on_bit_for_bit(policy, form, make_program, tmp_path):
     """After a prompt, in an answer and after a turn: steps and turns read what they would have read."""
@@ -59,6 +60,7 @@ def test_a_row_that_was_stored_goes_on_bit_for_bit(policy, form, make_program, t
     goes_on()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), in_formats(POLICIES, 1, DIFFERENT))
 def test_two_prompts_share_a_prefix_as_it_was_stored(policy, form, make_program):
     """Both go on from the same codes, beside each other, as each does after the context alone."""
@@ -74,6 +76,7 @@ def test_two_prompts_share_a_prefix_as_it_was_stored(policy, form, make_program)
     assert [output.reused_tokens for output in shared] == [200, 200]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), in_formats(POLICIES, 2, DIFFERENT))
 def test_a_scheduler_answers_several_as_each_alone(policy, form, make_program):
     """Prompts in slices, rows that join and leave, one that starts from a context, and a conversation that waits."""

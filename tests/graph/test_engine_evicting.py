@@ -67,6 +67,7 @@ def check_caches(engine, result, cache, prompts, step):
             assert_close(values, layer.values[row, :, :m])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINES)
 def test_logits_and_what_stays_equal_the_reference(make_engine, name):
     """Prompts above, at and below the budget; every row loses tokens in the end."""

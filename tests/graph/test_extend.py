@@ -109,6 +109,7 @@ def check(engine: SmallEngine, result: dict, logits: torch.Tensor, cache: Refere
             np.testing.assert_allclose(result[f"v_cache.{site.name}"], layer.values.numpy(), atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [*KEEPING, *COMPACTING, *ONE_AT_A_TIME])
 def test_turns_equal_the_reference(engines, policy):
     engine = engines(policy)
@@ -151,6 +152,7 @@ def test_many_tokens_at_once_are_as_many_steps(engines, policy):
                 np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [*KEEPING, *COMPACTING, *ONE_AT_A_TIME])
 def test_prompt_and_turn_are_one_prompt_where_nothing_was_evicted(engines, policy):
     engine = engines(policy, **({"token_budget": 450} if policy != "snapkv" else {"token_budget": 900}))
@@ -210,6 +212,7 @@ def test_any_conversation(engines, policy, prompts, turns, steps):
         check(engine, result, logits, cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["rocketkv", "snapkv", "keydiff", "h2o", "tova", "streaming-llm"])
 def test_two_hundred_turns_stay_within_the_budget(engines, policy):
     engine = engines(policy, max_input_len=8000, max_output_len=8, token_budget=64 if policy != "snapkv" else 96)

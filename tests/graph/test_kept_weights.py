@@ -41,6 +41,7 @@ def test_engine_weights_are_the_files_values_bit_for_bit(variant, tmp_path):
     assert GraphWeights(path).quantised
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_are_those_of_transformers_but_for_the_rounded_input(variant, tmp_path, capfd):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")

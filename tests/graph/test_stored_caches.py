@@ -63,6 +63,7 @@ def prefilled(weights, parameters, *, turns=False):
     return found, {tensor.name: tensor for tensor in state_tensors(LLAMA, parameters, opened.dtype, turns=turns)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), CASES)
 def test_what_auto_keeps_is_stored_in_the_format(policy, form, weights):
     parameters = parameters_of(policy)
@@ -84,6 +85,7 @@ def test_what_auto_keeps_is_stored_in_the_format(policy, form, weights):
             np.testing.assert_array_equal(found[f"bounds.{layer}"], bounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), TURNS)
 def test_a_turn_stores_its_tokens_and_moves_the_others(policy, form, weights):
     """The first layer's keys and values depend on no cache: those of every token are what `full` keeps."""

@@ -211,3 +211,44 @@ def test_the_emulation_refuses_a_field_by_its_name(emulation):
         emulation.hybrid_attention(**case.arguments())
     assert caught.value.status == Status.INVALID_PARAMETER
     assert math.isnan(case.k_cache[0, 0, 30, 0].item()), "a refused step has written"
+
+
+def test_a_call_like_one_before_passes_its_own_addresses(double, calls):
+    """Shapes and numbers were checked by the first one: the others differ in addresses alone."""
+    cases = [step_case(lengths=[30, 7], capacity=40, page=3, top_r=5, top_k=9, token_budget=11) for _ in range(2)]
+    passed, outputs = [], []
+    double.hybrid_attention(**cases[0].arguments())
+    prepared = len(double._prepared)
+    for case in cases:
+        output, selected = double.hybrid_attention(**case.arguments())
+        passed.append(calls.params(struct_of(HYBRID_ATTENTION)))
+        outputs.append(output)
+        addresses = {name: getattr(case, name).data_ptr() for name in ("query", "k_new", "k_cache", "bounds")}
+        addresses |= {"output": output.data_ptr(), "selected": selected.data_ptr()}
+        assert {name: passed[-1][name] for name in addresses} == addresses
+        assert (calls.workspace_bytes.value, bool(calls.workspace.value)) == (WORKSPACE_BYTES, True)
+    numbers = ("struct_bytes", "dtype", "batch", "heads", "capacity", "top_k", "selected_width", "page_size")
+    assert len({tuple(one[name] for name in numbers) for one in passed}) == 1
+    assert len(double._prepared) == prepared
+    assert {(one.shape, one.dtype) for one in outputs} == {(outputs[0].shape, outputs[0].dtype)}
+
+
+@pytest.mark.parametrize("wrong", ["shared", "shape", "type", "number", "strides"])
+def test_a_call_like_one_before_is_still_checked(wrong, double, calls):
+    case = step_case(lengths=[30, 7], capacity=40, page=3, top_r=5, top_k=9, token_budget=11)
+    double.hybrid_attention(**case.arguments())
+    before, given = calls.count.value, case.arguments()
+    if wrong == "shared":
+        given["v_cache"] = given["k_cache"]
+    elif wrong == "shape":
+        given["query"] = given["query"][:, :, :-1].contiguous()
+    elif wrong == "type":
+        given["k_new"] = given["k_new"].double()
+    elif wrong == "number":
+        given["page_size"] = 2**40
+    else:
+        given["v_new"] = strided(given["v_new"])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"overlap|expected"):
+            double.hybrid_attention(**given)
+    assert calls.count.value == before

@@ -43,6 +43,7 @@ def test_code_of_one_instruction_set_is_never_merged_with_that_of_another(librar
     assert shared == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", sorted(path.name for path in KERNELS.glob("*.cpp") if path.name != "choice.cpp"))
 def test_nor_is_it_where_the_compiler_inlines_nothing(source: str, tmp_path: Path) -> None:
     made = tmp_path / "made.o"

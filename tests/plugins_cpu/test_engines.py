@@ -80,6 +80,7 @@ def test_answers_are_the_bodies_answers(
             assert_close(found["state"][name], buffer, name=f"{name}, {instructions}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), IN_A_FORMAT)
 def test_logits_from_stored_caches_are_the_bodies_logits(
     make_program: Callable[..., Program], policy: str, form: str, library: Path, monkeypatch: pytest.MonkeyPatch
@@ -149,6 +150,7 @@ def turned(program: Program, threads: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", TAKING_TURNS)
 def test_turns_are_the_bodies_turns(
     make_program: Callable[..., Program], policy: str, library: Path, monkeypatch: pytest.MonkeyPatch
@@ -163,6 +165,7 @@ def test_turns_are_the_bodies_turns(
             assert_close(found[name], expected, name=f"{name}, {instructions}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), [one for one in IN_A_FORMAT if one[0] in TAKING_TURNS])
 def test_turns_over_stored_caches_are_the_bodies_turns(
     make_program: Callable[..., Program], policy: str, form: str, library: Path, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,7 @@ def test_a_step_reads_what_is_stored_and_stores_its_token(
     steps.check_step(found, name, form, step, lengths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoiled", [np.nan, -np.inf])
 @EVERY_FORMAT
 @pytest.mark.parametrize("name", ["hybrid", "hybrid, bounds in fp8"])

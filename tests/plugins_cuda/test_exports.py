@@ -14,11 +14,26 @@ from kvc_trt.kernels.rotated import LIBRARY_OPERATORS
 ROOT = Path(__file__).resolve().parents[2]
 CONTROL = {
     f"kvc_emulation_{name}"
-    for name in ("set_schedule", "set_device", "set_checks_only", "launches", "clear_launches", "executions")
+    for name in (
+        "set_schedule",
+        "set_device",
+        "set_checks_only",
+        "set_active_clusters",
+        "launches",
+        "clear_launches",
+        "executions",
+    )
 }
 OPERATIONS = {one.kernel.operation for one in LIBRARY_OPERATORS if one.kernel is not None}
-ABI = {"kvc_abi_version", "kvc_executor", "kvc_prefetch", *OPERATIONS, *(f"{one}_workspace" for one in OPERATIONS)}
-"""Two functions of the library, a hint, and two of every operation."""
+ABI = {
+    "kvc_abi_version",
+    "kvc_executor",
+    "kvc_prefetch",
+    "kvc_read_switches",
+    *OPERATIONS,
+    *(f"{one}_workspace" for one in OPERATIONS),
+}
+"""Three functions of the library, a hint, and two of every operation."""
 
 
 def exported(library: Path) -> set[str]:

@@ -54,8 +54,14 @@ def test_a_row_alone_has_the_bits_of_the_batch(
 
 
 @pytest.mark.slow
-@FP8
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "fp8"),
+    [
+        *((dtype, False) for dtype in DTYPES),
+        (torch.bfloat16, True),
+        *(pytest.param(dtype, True, marks=pytest.mark.exhaustive) for dtype in DTYPES if dtype != torch.bfloat16),
+    ],
+)
 def test_larger_chunks_of_a_larger_batch_change_nothing(library: KernelLibrary, dtype: torch.dtype, fp8: bool) -> None:
     """Blocks take more pages where there are enough of them; the scores keep their bits."""
     vector = 16 if fp8 else 4 if dtype == torch.float32 else 8

@@ -7,9 +7,11 @@ import mmap
 
 import numpy as np
 import pytest
+import torch
 
 from kvc_trt.kernels.c_library import ARCHITECTURES, KernelError
 from kvc_trt.kernels.library import KernelLibrary
+from tests.gpu import Gpu
 from tests.plugins_cuda.toys import aligned
 
 
@@ -40,6 +42,23 @@ def test_memory_may_end_where_it_ends(emulation: KernelLibrary, count: int) -> N
 def protect(page: int, how: int) -> None:
     """Change the permitted accesses to one page of memory."""
     assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), ctypes.c_int(how)) == 0
+
+
+@pytest.mark.gpu
+def test_a_gpu_takes_the_hint_outside_a_capture_and_inside(gpu: Gpu) -> None:
+    """Nothing can be seen of it but that no byte changes and no launch is refused."""
+    values = torch.arange(1 << 20, dtype=torch.int32).to(gpu.device)
+    on_gpu = gpu.device == "cuda"
+
+    def ahead() -> tuple[torch.Tensor, ...]:
+        stream = torch.cuda.current_stream().cuda_stream if on_gpu else None
+        gpu.library.prefetch(values.data_ptr(), values.nbytes, stream)
+        return (values.sum(),)
+
+    (before,) = ahead()
+    replay, (after,) = gpu.captured(ahead)
+    replay()
+    assert int(before) == int(after) == (1 << 20) * ((1 << 20) - 1) // 2
 
 
 @pytest.mark.parametrize("schedule", ["forward", "reverse", "shuffled"])

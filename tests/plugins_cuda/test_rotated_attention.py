@@ -106,7 +106,7 @@ def either(request: pytest.FixtureRequest, emulation: KernelLibrary) -> Iterator
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_any_step(either: KernelLibrary, dtype: torch.dtype, data: st.DataObject) -> None:

@@ -14,7 +14,7 @@ from kvc_trt.backends.benchmark import CopyBandwidth
 from kvc_trt.backends.registry import benchmark_for
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.backends.torch.benchmark import TimedDecoder
-from kvc_trt.cli.profile import _profile_text
+from kvc_trt.cli.text.profile import profile_text
 from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.machine import place
@@ -66,7 +66,7 @@ def test_a_profile_has_the_form_of_any_other(result, engine):
         assert row["median_ttft_ms"] == pytest.approx(row["prefill_ms"] + row["compaction_ms"])
     assert {row["compaction_ms"] > 0 for row in result["rows"] if row["side"] == "engine"} == {True}
     assert json.loads(json.dumps(result, allow_nan=False)) == result
-    assert csv_bytes(result)
+    assert csv_bytes(result["rows"])
     assert png_bytes(result)[:4] == b"\x89PNG"
 
 
@@ -75,7 +75,7 @@ def test_a_cpu_is_not_taken_for_a_gpu(result):
     assert (machine["torch_device"], machine["kernels"], machine["threads"]) == ("cpu", "reference operators", 1)
     assert "gpu" not in machine
     assert "no figure here is one of a GPU" in result["findings"][0]
-    assert "in float32 around the reference operators, not a GPU" in _profile_text(result)
+    assert "in float32 around the reference operators, not a GPU" in profile_text(result)
 
 
 def test_a_gpu_is_named_in_place_of_the_processor():

@@ -119,7 +119,7 @@ def test_a_greedy_row_is_taken_if_it_keeps_its_logits():
     (row,) = session.add([Request(PROMPT)])
     assert session.take(row).logical_length == 20
     session.step()
-    with pytest.raises(ValueError, match="only its best token on the host; expected a request with keep_logits"):
+    with pytest.raises(ValueError, match="only its next token on the host; expected a request with keep_logits"):
         session.take(row)
     session = session_of(kind=FakeGreedyExecutor)
     (row,) = session.add([Request(PROMPT, keep_logits=True)])

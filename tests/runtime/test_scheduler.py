@@ -240,3 +240,53 @@ def test_a_context_that_cannot_be_kept_is_an_error_of_its_request_alone():
         ticket.result(0)
     assert other.result(0).token_ids == tokens_alone(other.request)
     assert one.session.free == 2
+
+
+def test_a_caller_who_wants_no_more_gets_what_has_come_with_the_next_token():
+    one = scheduler()
+    request, other = Request([1, 2, 3], max_new_tokens=20), Request([7] * 5, max_new_tokens=20)
+    short, whole = one.submit(request), one.submit(other)
+    while len(short._events) < 3:
+        one.advance()
+    short.finish()
+    one.advance()
+    output = short.result(0)
+    assert output.finish_reason == "interrupted"
+    assert output.token_ids == tokens_alone(request)[:4]
+    assert [event.token_id for event in short] == list(output.token_ids)
+    assert len(output.physical_lengths) > 0
+    finish(one)
+    assert whole.result(0).token_ids == tokens_alone(other)
+    assert one.session.free == 2
+    assert one.metrics()["ended"] == {"interrupted": 1, "capacity": 1}
+    short.finish()
+    assert short.result(0) is output
+
+
+def test_a_row_that_stays_waits_for_a_turn_when_its_answer_is_finished():
+    one = scheduler(executor=FakeTurnExecutor())
+    ticket = one.submit(Request([1, 2, 3], max_new_tokens=20, stay=True))
+    one.advance()
+    ticket.finish()
+    finish(one)
+    assert ticket.result(0).finish_reason == "interrupted"
+    again = one.ask(ticket, [4, 5], max_new_tokens=2)
+    finish(one)
+    assert len(again.result(0).token_ids) == 2
+
+
+def test_an_executor_that_fails_to_move_a_finished_row_ends_its_rows():
+    one = scheduler()
+    tickets = [one.submit(Request([seed], max_new_tokens=20)) for seed in (1, 2)]
+    while not all(ticket._events for ticket in tickets):
+        one.advance()
+
+    def fail(*_):
+        raise RuntimeError("the device is gone")
+
+    one.session.executor.move = fail
+    tickets[0].finish()
+    finish(one)
+    with pytest.raises(RequestFailed, match="the device is gone"):
+        tickets[0].result(0)
+    assert one.session.rows == ()

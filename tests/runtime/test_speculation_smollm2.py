@@ -13,6 +13,8 @@ from tests.runtime.test_speculation import Always
 
 pytestmark = pytest.mark.slow
 TOKENS = 32
+USUAL = {"rocketkv": (*COPIES[1:], QUESTIONS[0]), "full": (COPIES[0], QUESTIONS[0])}
+"""Texts that copy, under the policy's budget too, and one that does not. `make test-everything` takes all."""
 
 
 @pytest.fixture(scope="module", params=["rocketkv", "full"])
@@ -38,8 +40,8 @@ def gap_at(session, prompt, place):
 
 def test_greedy_answers_are_those_of_steps(path, monkeypatch, record_property, pytestconfig):
     plain = Engine.open(path)
-    all_texts = path.name == "rocketkv" or pytestconfig.option.everything
-    prompts = [plain.chat_prompt(text) for text in ((*COPIES, *QUESTIONS) if all_texts else (COPIES[0], QUESTIONS[0]))]
+    texts = (*COPIES, *QUESTIONS) if pytestconfig.option.everything else USUAL[path.name]
+    prompts = [plain.chat_prompt(text) for text in texts]
     rules = {"max_new_tokens": TOKENS, "ignore_eos": True}
     expected = [plain.generate(prompt, **rules).token_ids for prompt in prompts]
     monkeypatch.setattr(drafting, "Payoff", Always)  # every draft is checked, whether it saves time or not

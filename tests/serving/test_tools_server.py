@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import pytest
+
+from kvc_trt.runtime import Grammar
+from kvc_trt.serving.protocol.tools import ToolFormat
 
 WEATHER = {
     "type": "function",
@@ -188,3 +192,24 @@ def test_refusals_name_the_field(client, fields, param, message):
         ask(client, **fields)
     assert raised.value.body["param"] == param
     assert message in raised.value.body["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_ends_after_its_only_call(client, monkeypatch, stream):
+    """A model that would go on for ever is stopped; the tokens that it writes meanwhile are no part of the answer."""
+    call = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>\n'
+    grammar = Grammar.regex(re.escape(call + call) + "[a-z]{1000,}")
+    monkeypatch.setattr(ToolFormat, "constrained", lambda *_: grammar)
+    options = {"tools": TOOLS, "parallel_tool_calls": False, "max_tokens": 400}
+    if stream:
+        *chunks, last = ask(client, stream=True, stream_options={"include_usage": True}, **options)
+        named = [one.function.name for chunk in chunks for one in chunk.choices[0].delta.tool_calls or ()]
+        reason, usage = chunks[-1].choices[0].finish_reason, last.usage
+    else:
+        answer = ask(client, **options)
+        named = [one.function.name for one in answer.choices[0].message.tool_calls]
+        assert answer.choices[0].message.content is None
+        reason, usage = answer.choices[0].finish_reason, answer.usage
+    assert list(filter(None, named)) == ["clock"]
+    assert reason == "tool_calls"
+    assert usage.completion_tokens < 400

@@ -61,6 +61,7 @@ def assert_passes(engine):
     assert ("bounds unlike those of codes" in names) == engine.parameters.has_pages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), rotated(("rocketkv", "h2o", "sparq", "streaming-llm"), 0))
 def test_a_right_engine_passes(policy, form, make_engine, parameters_for):
     parameters = parameters_for(policy, kv_cache=form)
@@ -182,6 +183,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mutate", "policy", "form", "named"), MUTANTS, ids=[one[0].__name__ for one in MUTANTS])
 def test_a_mutant_is_noticed_in_its_operators_and_in_the_engine(
     mutate, policy, form, named, make_engine, parameters_for, monkeypatch

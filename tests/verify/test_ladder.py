@@ -90,6 +90,7 @@ def test_an_honest_engine_of_any_method_passes(policy, make_engine, parameters_f
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "caught_by"),
     [

@@ -292,7 +292,7 @@ def test_a_real_model(smollm2_gguf, tmp_path):
     engine = Engine.open(directory, proofs=True)
     words = "The quick brown fox jumps over the lazy dog, and the code of the day is 7319. " * 15
     prompt = engine.chat_prompt(f"{words[:1200]}\n\nWhat is the code of the day?")
-    output = engine.generate(prompt, max_new_tokens=16, kv_proof="lists")
+    output = engine.generate(prompt, max_new_tokens=6, kv_proof="lists")
     write_proof(tmp_path / "proof.json", output.kv_proof)
     report = engine.replay(tmp_path / "proof.json")
     assert report.passed, report.problems

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.program import Program, policy_program
-from kvc_trt.engine.resolution.calibration import calibrated
+from kvc_trt.engine.resolution.calibration import Cosines, calibrated
 from kvc_trt.engine.resolution.model_choice import ModelChoice, ModelSource, choose_model, open_source
 from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, compute_dtype, host_weights, with_defaults
 from kvc_trt.errors import InputError
@@ -25,7 +27,7 @@ from kvc_trt.files.cache import scratch_directory
 from kvc_trt.files.held import HeldFile
 from kvc_trt.graph.weights import EngineWeights, GraphWeights, write_weights
 from kvc_trt.machine import usable_cores
-from kvc_trt.models.config import longest_sequence
+from kvc_trt.models.config import ModelConfig, longest_sequence
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.runtime.executor import threads_for
@@ -39,19 +41,78 @@ if TYPE_CHECKING:
 
 COPIED_WEIGHTS = 64 << 20
 """Size of quantised weights up to which engines stay open: each copies them for its decode."""
+MOST_LOADED = 32
+"""Engines whose graphs stay loaded. All are asked in turn, again and again, so it is the last one before that goes: the
+first ones, which are asked next, are still there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenModel:
+    """A model whose checkpoint was found and whose weights nobody has read yet."""
+
+    choice: ModelChoice
+    source: ModelSource
+    weights: str
+    """Their format in engines, fp32 to int4."""
+    given: Mapping[str, str]
+    """The model and, if it was named, the checkpoint, as a build takes them."""
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        """The architecture, with the type in which engines compute."""
+        return dataclasses.replace(self.choice.config, dtype=compute_dtype(self.weights))
+
+    @cached_property
+    def _tokenizer_file(self) -> Path | None:
+        return next((path for path in self.source.tokenizer_files if path.name == "tokenizer.json"), None)
+
+    @cached_property
+    def tokenizer(self) -> TaskTokenizer | None:
+        """The model's tokenizer; None for a model of token ids."""
+        return None if self._tokenizer_file is None else load_task_tokenizer(str(self._tokenizer_file))
+
+    @cached_property
+    def template(self) -> Template | None:
+        """The model's chat template, if it has one."""
+        return None if self._tokenizer_file is None else ChatTemplate.load(self._tokenizer_file.parent)
+
+    def describe(self) -> dict[str, Any]:
+        """The model, its checkpoint and the kind of weights."""
+        return {
+            "model": self.choice.name,
+            "checkpoint": self.source.weights.fingerprint(),
+            "weights": self.weights,
+            "backend": program_backend().name,
+        }
+
+    def build(self, variant: Variant, room: Room) -> BuildConfig:
+        """The settings of a build of the variant's engine. InputError for settings that no policy has."""
+        budget = {} if variant.token_budget is None else {"token_budget": variant.token_budget}
+        given = {
+            **self.given,
+            "policy": variant.name,
+            "max_input_len": room.max_input_len,
+            "max_output_len": room.max_output_len,
+            **budget,
+            **variant.settings,
+        }
+        if room.turn_tokens:
+            given["max_conversation_len"] = room.max_input_len + room.max_output_len + room.turn_tokens
+        return validated(BuildConfig, given, str(variant))
+
+    def resolved(self, variant: Variant, room: Room) -> ResolvedBuild:
+        """The numbers of that engine, without layer budgets that are measured. InputError where there is none."""
+        return ResolvedBuild(with_defaults(self.build(variant, room), self.choice), self.config)
 
 
 class PolicyEngines:
     """A model whose weights are on the disk once; `open_model` makes one."""
 
-    def __init__(self, choice: ModelChoice, source: ModelSource, weights: str, directory: Path) -> None:
-        self._choice, self._source, self._weights = choice, source, weights
-        threads = threads_for(choice.config)
+    def __init__(self, chosen: ChosenModel, directory: Path) -> None:
+        self._chosen = chosen
+        self.config, self.tokenizer, self.template = chosen.config, chosen.tokenizer, chosen.template
+        threads = threads_for(chosen.config)
         self._file = HeldFile(directory / WEIGHTS_FILE)
-        self.config = dataclasses.replace(choice.config, dtype=compute_dtype(weights))
-        files = [path for path in source.tokenizer_files if path.name == "tokenizer.json"]
-        self.tokenizer: TaskTokenizer | None = load_task_tokenizer(str(files[0])) if files else None
-        self.template: Template | None = ChatTemplate.load(files[0].parent) if files else None
         self._backend = program_backend()
         self._runner = self._backend.program_runner(
             directory, RunOptions(threads=threads or usable_cores()), share_prefill=True
@@ -61,56 +122,65 @@ class PolicyEngines:
         self._stays_open = not copied or self._file.size <= COPIED_WEIGHTS
         self._prefills = Prefills()
         self._open: dict[tuple[Variant, Room], Answerer] = {}
+        self._asked: dict[tuple[Variant, Room], None] = {}
+        """Those that were opened to be asked, the latest last."""
+        self._resolved: dict[tuple[Variant, Room], PolicyParameters] = {}
+        self._cosines: Cosines = {}
+        self._opening = threading.Lock()
 
     def describe(self) -> dict[str, Any]:
         """The model, its checkpoint and the kind of weights."""
-        return {
-            "model": self._choice.name,
-            "checkpoint": self._source.weights.fingerprint(),
-            "weights": self._weights,
-            "backend": self._backend.name,
-        }
+        return self._chosen.describe()
 
     def announce(self, variants: Sequence[Variant], room: Room) -> None:
         """All other engines are closed; these say what they will read of prefill."""
         self._prefills.forget()
-        self._open = {key: answerer for key, answerer in self._open.items() if key[1] == room and key[0] in variants}
+        wanted = {(variant, room) for variant in variants}
+        self._open = {key: answerer for key, answerer in self._open.items() if key in wanted}
+        self._asked = {key: None for key in self._asked if key in wanted}
         self._runner.forget()
         for variant in variants:
             with contextlib.suppress(InputError):
-                self.open(variant, room)
+                self._answerer(variant, room)
 
     def open(self, variant: Variant, room: Room) -> Answerer:
-        """An engine in memory; the reference where the policy has none."""
-        if (variant, room) in self._open:
-            return self._open[variant, room]
-        if not self._stays_open:
-            self._open.clear()
-        parameters = self._resolve(variant, room)
-        turns = room.turn_tokens > 0
-        answerer = self._reference(parameters) if parameters.selection.oracle else self._engine(parameters, turns)
-        self._open[variant, room] = answerer
-        return answerer
+        """An engine in memory; the reference where the policy has none. MOST_LOADED of them stay open."""
+        with self._opening:
+            found = self._answerer(variant, room)
+            self._asked.pop((variant, room), None)
+            self._asked[variant, room] = None
+            while len(self._asked) > MOST_LOADED:
+                before = list(self._asked)[-2]
+                del self._asked[before]
+                self._open.pop(before, None)
+            return found
+
+    def _answerer(self, variant: Variant, room: Room) -> Answerer:
+        """The answerer of a variant; its graphs are loaded when it is first asked."""
+        if (variant, room) not in self._open:
+            if not self._stays_open:
+                self._open.clear()
+            parameters = self.parameters(variant, room)
+            turns = room.turn_tokens > 0
+            made = self._reference(parameters) if parameters.selection.oracle else self._engine(parameters, turns)
+            self._open[variant, room] = made
+        return self._open[variant, room]
+
+    def parameters(self, variant: Variant, room: Room) -> PolicyParameters:
+        """The variant's numbers as a build resolves them, with layer budgets measured where it asks for them."""
+        if (variant, room) not in self._resolved:
+            resolved = self._chosen.resolved(variant, room)
+            measured = calibrated(resolved, self._chosen.source, NullProgress(), known=self._cosines)
+            self._resolved[variant, room] = measured.parameters
+        return self._resolved[variant, room]
+
+    def program(self, variant: Variant, room: Room) -> Program:
+        """The graphs of the variant's engine."""
+        return self._program(self.parameters(variant, room), room.turn_tokens > 0)
 
     def row_bytes(self, variant: Variant, room: Room) -> int:
         """Bytes of cache that an engine allocates for one sequence. InputError where there is none of that budget."""
-        return _row_bytes(self._program(self._resolve(variant, room), room.turn_tokens > 0))
-
-    def _resolve(self, variant: Variant, room: Room) -> PolicyParameters:
-        """As a build resolves it, with layer budgets measured where the variant asks for them."""
-        budget = {} if variant.token_budget is None else {"token_budget": variant.token_budget}
-        given = {
-            "model": self._choice.name,
-            "policy": variant.name,
-            "max_input_len": room.max_input_len,
-            "max_output_len": room.max_output_len,
-            **budget,
-            **variant.settings,
-        }
-        if room.turn_tokens:
-            given["max_conversation_len"] = room.max_input_len + room.max_output_len + room.turn_tokens
-        config = with_defaults(validated(BuildConfig, given, str(variant)), self._choice)
-        return calibrated(ResolvedBuild(config, self.config), self._source, NullProgress()).parameters
+        return _row_bytes(self.program(variant, room))
 
     def _engine(self, parameters: PolicyParameters, turns: bool) -> Answerer:
         program = self._program(parameters, turns)
@@ -142,11 +212,25 @@ def open_model(
 
     Raises InputError for an unknown model or a checkpoint that is not the model's.
     """
+    with loaded_model(choose(model, checkpoint=checkpoint, weights=weights), progress=progress) as loaded:
+        yield loaded
+
+
+def choose(model: str, *, checkpoint: str | None = None, weights: str = "auto") -> ChosenModel:
+    """Find a model and its checkpoint. Raises InputError as `open_model` does."""
     config = BuildConfig(model=model, checkpoint=checkpoint)
     choice, source = open_source(choose_model(model, checkpoint), config)
-    kind = host_weights(choice) if weights == "auto" else weights
-    length = longest_sequence(choice.config)
+    given = {"model": model} if checkpoint is None else {"model": model, "checkpoint": checkpoint}
+    return ChosenModel(choice, source, host_weights(choice) if weights == "auto" else weights, given)
+
+
+@contextlib.contextmanager
+def loaded_model(chosen: ChosenModel, *, progress: Progress | None = None) -> Iterator[PolicyEngines]:
+    """Write the weights of a model once, for as long as it is used."""
+    choice, length = chosen.choice, longest_sequence(chosen.choice.config)
     with scratch_directory("accuracy") as directory:
         path = directory / WEIGHTS_FILE
-        write_weights(choice.config, source.weights, path, weights=kind, length=length, progress=progress)
-        yield PolicyEngines(choice, source, kind, directory)
+        write_weights(
+            choice.config, chosen.source.weights, path, weights=chosen.weights, length=length, progress=progress
+        )
+        yield PolicyEngines(chosen, directory)

@@ -116,9 +116,13 @@ class OnnxRuntimeBackend(Backend):
 
     @override
     def benchmark(self, engine: EngineDirectory, options: RunOptions) -> OnnxRuntimeBenchmark:
+        return self.program_benchmark(engine.model, options)
+
+    @override
+    def program_benchmark(self, model: ModelConfig, options: RunOptions) -> OnnxRuntimeBenchmark:
         from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
 
-        return OnnxRuntimeBenchmark(options, engine.model.dtype)
+        return OnnxRuntimeBenchmark(options, model.dtype)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

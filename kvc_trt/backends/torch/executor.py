@@ -7,7 +7,7 @@ kernels (emulated, or their reference) inside a whole model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,21 +21,25 @@ from kvc_trt.backends.torch import memory
 from kvc_trt.backends.torch.device import choose_device, from_numpy, kernel_device, say_if_slow, to_numpy, warn_once
 from kvc_trt.backends.torch.model import elementwise
 from kvc_trt.backends.torch.model.bounds import rebuild_bounds, stays_in_page
+from kvc_trt.backends.torch.model.capturer import Capturer
 from kvc_trt.backends.torch.model.decoder import OBSERVABLE, DenseAttention, PromptResult, TorchDecoder
-from kvc_trt.backends.torch.model.step import Capturer, StaticStep, rows_captured
+from kvc_trt.backends.torch.model.step import StaticStep, rows_captured
 from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.backends.torch.policy_path import policy_path
 from kvc_trt.engine.program import Program, engine_program
 from kvc_trt.graph.state import CacheSite, cache_sites, parts_in_step
 from kvc_trt.graph.weights import HEAD, EngineWeights
 from kvc_trt.kernels.stored_parts import read_parts
+from kvc_trt.kernels.switches import DEVICE_SAMPLING
 from kvc_trt.operators.schema import part_names
 from kvc_trt.operators.tensors import K_CACHE
-from kvc_trt.runtime.executor import CheckedDraft, ExecutorBase, Extended, Prefilled
+from kvc_trt.runtime.executor import Answer, CheckedDraft, DrawnDraft, ExecutorBase, Extended, Prefilled
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.methods.base.parameters import PolicyParameters
+    from kvc_trt.progress import Progress
+    from kvc_trt.runtime.sampling.draw_rules import DrawRules
 
 __all__ = ["TorchExecutor", "kernel_device"]
 
@@ -76,7 +80,7 @@ class TorchExecutor(ExecutorBase):
         self._expose, self._weights, self._dense_attention = frozenset(expose), weights, dense_attention
         self._prefill_tokens, self._decoder_class, self._twin_of = prefill_tokens, decoder_class, twin_of
         self._buffers: dict[str, Tensor] = {}
-        self._steps: dict[int, StaticStep] = {}
+        self._steps: dict[tuple[int, int], StaticStep] = {}
         if options.threads is not None:
             torch.set_num_threads(options.threads)
 
@@ -110,6 +114,11 @@ class TorchExecutor(ExecutorBase):
             return Capturer(self.device, "the host waits for lengths in steps that run as PyTorch operations")
         return Capturer(self.device, "inner values of every step are to be kept" if self._expose else None)
 
+    @property
+    def draws(self) -> bool:
+        """True on a GPU, unless the environment leaves draws to the host; on a CPU the host's sampler is faster."""
+        return self.device.type == "cuda" and DEVICE_SAMPLING.is_on
+
     def load(self) -> None:
         """Read the weights now, so that the first prompt does not wait for it."""
         assert self.decoder is not None
@@ -133,9 +142,10 @@ class TorchExecutor(ExecutorBase):
         """Allocate the state buffers, one tensor each. UnsupportedEnvironment if they do not fit."""
         self._buffers, self._steps = {}, {}
         state, model = self.program.state, self.program.model
-        needed = memory.cache_bytes(state, max_batch_size) + memory.step_bytes(
-            model, max_batch_size, self._dtype.itemsize
-        )
+        fed = max_batch_size * (1 + self._limits.draft_tokens)
+        needed = memory.cache_bytes(state, max_batch_size) + memory.step_bytes(model, fed, self._dtype.itemsize)
+        if self.draws:
+            needed += memory.drawing_bytes(model, fed)
         memory.require(needed, f"the caches of {max_batch_size} rows need", self.device, SMALLER)
         self._buffers = {
             tensor.name: torch.full(
@@ -143,6 +153,29 @@ class TorchExecutor(ExecutorBase):
             )
             for tensor in state
         }
+
+    def warm_up(self, progress: Progress, *, drafts: bool) -> None:
+        """Compile and capture the steps of every number of rows, and what they draw most often; nothing on a CPU.
+
+        Captures share scratch memory: the largest comes first, and the others take no more.
+        """
+        if not self.capturer.captures:
+            return
+        most = len(next(iter(self._buffers.values())))
+        numbers = sorted({rows_captured(rows, most) for rows in range(1, most + 1)}, reverse=True)
+        widths = (1, 1 + self._limits.draft_tokens) if drafts else (1,)
+        with progress.task("compiling and capturing steps", len(numbers) * len(widths)) as advance:
+            for count in widths:
+                for rows in numbers:
+                    with memory.said(f"a step of {rows} rows", self.device, SMALLER):
+                        step = self._static_step(rows, count)
+                        if self.draws:
+                            step.prepare_draws()
+                    advance(1)
+
+    def forget_steps(self) -> None:
+        """Let the next calls capture their steps anew, under the switches that hold then."""
+        self._steps = {}
 
     def state_bytes(self) -> int:
         """Return the size of the allocated state buffers in bytes."""
@@ -197,6 +230,17 @@ class TorchExecutor(ExecutorBase):
         """
         return self._step(tokens, positions, cache_lengths).best(len(tokens))
 
+    def decode_drawn(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64],
+        rules: Iterable[DrawRules | None],
+    ) -> list[Answer]:  # fmt: skip
+        """Like `decode`, but draw each row's token by its rules on the device, for None return its logits.
+
+        Rules are looked at while the device runs the step.
+        """
+        step = self._step(tokens, positions, cache_lengths)
+        return [answer for (answer,) in step.drawn([rule] for rule in rules)]
+
     def extend(
         self, first_row: int, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], positions: NDArray[np.int64],
         cache_lengths: NDArray[np.int64],
@@ -207,6 +251,9 @@ class TorchExecutor(ExecutorBase):
         rows = slice(first_row, first_row + len(lengths))
         state = {name: buffer[rows] for name, buffer in self._buffers.items()}
         given = self._moved(input_ids), self._moved(positions), lengths.tolist(), cache_lengths.tolist()
+        count, stored = input_ids.shape[1], int(cache_lengths.max())
+        needed = memory.turn_bound(self.program, len(lengths), count, stored, itemsize=self._dtype.itemsize)
+        memory.require(needed, f"a turn of {len(lengths)} x {count} tokens needs", self.device, "take shorter turns")
         with memory.said(f"a turn of {len(lengths)} x {input_ids.shape[1]} tokens", self.device, "take shorter turns"):
             logits, after = self.decoder.extend(*given, state, all_logits=self._limits.all_logits)
         found = logits.cpu().numpy()
@@ -217,14 +264,22 @@ class TorchExecutor(ExecutorBase):
     def check_draft(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
     ) -> CheckedDraft:
-        """Run a pass over `tokens` [1 + draft_tokens, rows] of the first rows in place; no graph is captured."""
-        rows = tokens.shape[1]
-        state = {name: buffer[:rows] for name, buffer in self._buffers.items()}
-        given = self._moved(tokens), self._moved(positions), self._moved(cache_lengths)
+        """Run a pass over `tokens` [1 + draft_tokens, rows] of the first rows in place."""
+        undo = self._undo(len(positions))
+        return CheckedDraft(self._step(tokens, positions, cache_lengths).logits(len(positions)), undo)
+
+    def check_draft_drawn(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64],
+        rules: Iterable[Sequence[DrawRules | None]],
+    ) -> DrawnDraft:  # fmt: skip
+        """Like `check_draft`, but draw the tokens after each one on the device, by rules [rows][tokens]."""
+        undo = self._undo(len(positions))
+        return DrawnDraft(self._step(tokens, positions, cache_lengths).drawn(rules), undo)
+
+    def _undo(self, rows: int) -> list[Any]:
+        """Return of each row what `take_back` needs besides the caches: sums over entries, under some policies."""
         sums = [f"{name}.{site.name}" for site in self._sites for name in site.parameters.selection.sums]
-        undo = [{name: to_numpy(state[name][row]).copy() for name in sums} for row in range(rows)]
-        logits = self.decoder.check_draft(*given, state)
-        return CheckedDraft(logits.float().cpu().numpy(), undo)
+        return [{name: to_numpy(self._buffers[name][row]).copy() for name in sums} for row in range(rows)]
 
     def take_back(self, row: int, undo: Any, cache_lengths: NDArray[np.int64], kept: int) -> None:
         """Undo the steps of the latest pass of a row except the first `kept`."""
@@ -263,16 +318,22 @@ class TorchExecutor(ExecutorBase):
     def _step(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
     ) -> StaticStep:
-        """Queue one step. On a GPU a graph may have more rows than the step; on a CPU the numbers are equal."""
-        rows = len(tokens)
+        """Queue one step of tokens [rows] or [count,rows]. On a GPU a graph may have more rows than it feeds."""
+        rows, count = len(positions), 1 if tokens.ndim == 1 else len(tokens)
         if self.capturer.captures:
             rows = rows_captured(rows, len(next(iter(self._buffers.values()))))
         with memory.said(f"a step of {rows} rows", self.device, SMALLER):
-            if rows not in self._steps:
-                self._steps[rows] = StaticStep(self.decoder, self._buffers, rows, self.device, self.capturer)
-            self._steps[rows].run(tokens, positions, cache_lengths)
-        self._runs += 1
-        return self._steps[rows]
+            step = self._static_step(rows, count)
+            step.run(tokens, positions, cache_lengths)
+        self._runs += count == 1
+        return step
+
+    def _static_step(self, rows: int, count: int) -> StaticStep:
+        """Return the step of so many rows and tokens of each, which is captured when it is needed first."""
+        if (rows, count) not in self._steps:
+            made = StaticStep(self.decoder, self._buffers, rows, self.device, self.capturer, count=count)
+            self._steps[rows, count] = made
+        return self._steps[rows, count]
 
     def _require_prefill(self, rows: int, length: int) -> None:
         needed = memory.prefill_bound(self.program, rows, length, itemsize=self._dtype.itemsize)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 FLOAT, INT64 = 4, 8
 PREFILL_BLOCK = 8192
 """Tokens per block of projections and feed-forward, enough to keep a GPU busy."""
+TURN_BLOCK = 1024
+"""Queries of a turn that attend together where there is no flash kernel."""
 
 
 def weight_bytes(model: ModelConfig, itemsize: int, *, own_head: bool) -> int:
@@ -110,10 +112,30 @@ def prefill_bound(program: Program, rows: int, length: int, *, itemsize: int) ->
     return needed
 
 
+def turn_bound(program: Program, rows: int, count: int, stored: int, *, itemsize: int) -> int:
+    """Return the bytes of a turn of `rows` x `count` tokens after at most `stored` entries, row by row in a layer.
+
+    The row's stored and new keys and values are copied, once for attention and once for their compaction; where there
+    is no flash kernel, scores and mask of a block of queries come besides.
+    """
+    model, entries = program.model, stored + count
+    activations = prefill_bytes(model, (), rows, count, itemsize=itemsize)
+    pairs = 2 * model.num_key_value_heads * model.head_size * entries * (itemsize + FLOAT)
+    together = min(count, TURN_BLOCK) if itemsize == FLOAT else 0
+    scores = 2 * model.num_attention_heads * together * entries * FLOAT
+    every = rows * count * model.vocab_size * (FLOAT + itemsize) if program.limits.all_logits else 0
+    return activations + 2 * pairs + scores + every
+
+
 def step_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
     """Return the bytes of a step: its buffers and its logits (twice: the product and the copy for the host)."""
     inner = rows * (3 * model.intermediate_size + 8 * model.hidden_size) * itemsize
     return rows * (2 + model.num_hidden_layers) * INT64 + 2 * rows * model.vocab_size * FLOAT + inner
+
+
+def drawing_bytes(model: ModelConfig, rows: int) -> int:
+    """Return the bytes of draws for so many rows: tables of the vocabulary's size, at most nine of 8 bytes at once."""
+    return 9 * rows * model.vocab_size * INT64
 
 
 def free_bytes(device: torch.device) -> int:

@@ -33,9 +33,16 @@ LARGEST_CALIBRATION = 64 << 20
 _ONE_PER_LINE = "--set calibration=FILE, one prompt per line"
 
 
-def calibrated(resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> ResolvedBuild:
+Cosines = dict[str, list[float]]
+"""By the prompts that they were measured on: the mean cosine of every layer, which no policy has a part in."""
+
+
+def calibrated(
+    resolved: ResolvedBuild, source: ModelSource, progress: Progress, *, known: Cosines | None = None
+) -> ResolvedBuild:
     """Return `resolved` with its layer budgets, measured on the reference unless they are already recorded.
 
+    `known` holds what was measured of the same model, and gets what is measured now.
     Raises InputError for layer budgets without prompts to measure on, and for prompts without layer budgets.
     """
     config = resolved.config
@@ -44,12 +51,30 @@ def calibrated(resolved: ResolvedBuild, source: ModelSource, progress: Progress)
     if config.layer_budget != "squeeze" or config.layer_budgets is not None:
         return resolved
     prompts = _prompts(resolved, source)
-    budgets = measure(resolved, source, prompts, progress)
+    budgets = measure(resolved, source, prompts, progress, known={} if known is None else known)
     return resolved.changed(config.model_copy(update={"layer_budgets": budgets}))
 
 
-def measure(resolved: ResolvedBuild, source: ModelSource, prompts: list[list[int]], progress: Progress) -> list[int]:
+def measure(
+    resolved: ResolvedBuild, source: ModelSource, prompts: list[list[int]], progress: Progress, *, known: Cosines
+) -> list[int]:
     """Return the budgets of all layers from the mean cosines over `prompts`; weights are read once, layer by layer."""
+    rule, key = resolved.parameters, str(prompts)
+    if key not in known:
+        known[key] = _cosines(resolved, source, prompts, progress)
+    found = squeeze(
+        known[key][rule.skip_layers :],
+        uniform_budget(rule),
+        share=resolved.config.squeeze_share or DEFAULT_SHARE,
+        minimum=min(smallest_budget(rule), uniform_budget(rule)),
+        maximum=largest_budget(rule),
+    )
+    if found.unplaced:
+        progress.note(f"layer budgets: {found.unplaced} tokens found no layer with room")
+    return [uniform_budget(rule)] * rule.skip_layers + list(found.budgets)
+
+
+def _cosines(resolved: ResolvedBuild, source: ModelSource, prompts: list[list[int]], progress: Progress) -> list[float]:
     import torch
 
     from kvc_trt.reference.decoder import ReferenceDecoder
@@ -61,16 +86,8 @@ def measure(resolved: ResolvedBuild, source: ModelSource, prompts: list[list[int
     batch = batch_of(prompts)
     with progress.task(f"layer budgets: {len(prompts)} calibration prompts", None):
         cosines = decoder.layer_cosines(torch.from_numpy(batch.input_ids), torch.from_numpy(batch.prompt_lengths))
-    found = squeeze(
-        cosines.mean(dim=1)[rule.skip_layers :].tolist(),
-        uniform_budget(rule),
-        share=resolved.config.squeeze_share or DEFAULT_SHARE,
-        minimum=min(smallest_budget(rule), uniform_budget(rule)),
-        maximum=largest_budget(rule),
-    )
-    if found.unplaced:
-        progress.note(f"layer budgets: {found.unplaced} tokens found no layer with room")
-    return [uniform_budget(rule)] * rule.skip_layers + list(found.budgets)
+    found: list[float] = cosines.mean(dim=1).tolist()
+    return found
 
 
 def _prompts(resolved: ResolvedBuild, source: ModelSource) -> list[list[int]]:

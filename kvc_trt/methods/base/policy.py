@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Formula:
     """Published formulas of a method: storage and traffic as fractions of dense, given the compression c."""
 
-    storage: Callable[[float], float]
+    storage: Callable[[float], float] | None
+    """None where the published one is of another division of the budget."""
     traffic: Callable[[float], float]
 
 
@@ -41,10 +42,15 @@ class Policy:
     """Names of the numbers that a user can set."""
     split: str | None = None
     """The only supported division of the budget between two stages."""
+    divides: bool = False
+    """True if the budget is divided between two stages, by `split`."""
     fixed: Mapping[str, int] = field(default_factory=dict)
     """Numbers fixed by the policy's name: only the user can change them, not a model's defaults."""
     turn: str | None = None
     """The effect of a turn of a conversation, if `PromptEviction.turn` does not say all of it."""
+    candidate: bool = False
+    """True if `kvc-trt tune` tries it where no policies are named: of those that differ by a number one is enough, and
+    one that takes seconds to read a prompt is for whoever names it."""
     published: Formula | None = None
     """Its formulas in RocketKV's Table 1 (arXiv 2502.14051)."""
 

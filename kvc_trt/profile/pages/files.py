@@ -17,9 +17,8 @@ STYLE = {"engine": (COLOURS[0], "o"), "dense": (COLOURS[1], "s")}
 """Colour and marker of each side, in every picture."""
 
 
-def csv_bytes(result: Mapping[str, Any]) -> bytes:
-    """Return one line per context, batch and side; fields that were not measured are empty."""
-    rows = result["rows"]
+def csv_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return one line per row of a result; fields that were not measured are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()

@@ -22,8 +22,7 @@ def findings(result: Result) -> list[str]:
     """Return sentences about speed, floor, compaction, memory and the quality of the measurement."""
     rows = result["rows"]
     checks = (
-        _stand_in(result["machine"]),
-        _without_kernels(result["machine"]),
+        measured_on(result["machine"]),
         _speed(result),
         _floor(result),
         _compaction(rows),
@@ -34,12 +33,10 @@ def findings(result: Result) -> list[str]:
     return [sentence for check in checks for sentence in check]
 
 
-def _stand_in(machine: Mapping[str, Any]) -> Iterator[str]:
+def measured_on(machine: Mapping[str, Any]) -> Iterator[str]:
+    """Say where a processor stood in for a GPU, and which operators had no kernels."""
     if what := machine.get("stands_in"):
         yield f"measured on {what}: this is slow, and no figure here is one of a GPU"
-
-
-def _without_kernels(machine: Mapping[str, Any]) -> Iterator[str]:
     if what := machine.get("without_kernels"):
         yield str(what)
 

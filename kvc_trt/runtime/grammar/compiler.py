@@ -64,7 +64,8 @@ class Grammars:
 
     def matcher(self, grammar: Grammar, ends: Collection[int], what: str) -> Matcher:
         """Return the state of an answer that `ends` [token ids] end; InputError as `check` raises it."""
-        return Matcher(self._matcher(grammar, what).deep_copy(), self._vocab_size, ends, what)
+        state = self._matcher(grammar, what).deep_copy()
+        return Matcher(state, self._vocab_size, ends, self._vocabulary[0].special, what)
 
     def _matcher(self, grammar: Grammar, what: str) -> LLMatcher:
         if (found := self._kept(grammar)) is not None:  # a row that joins does not wait for another's grammar

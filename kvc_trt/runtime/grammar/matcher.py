@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from copy import copy
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,17 @@ if TYPE_CHECKING:
 class Matcher:
     """The state of one answer. `ends` [token ids] end it, and are allowed where the grammar may end.
 
+    Those of them that are `special` tokens, which write no text, are allowed where the grammar names them too.
+
     `state` is of a vocabulary with one token more than `vocab_size`, which stands for the ends.
     """
 
-    def __init__(self, state: LLMatcher, vocab_size: int, ends: Collection[int], what: str) -> None:
+    def __init__(
+        self, state: LLMatcher, vocab_size: int, ends: Collection[int], special: Collection[int], what: str
+    ) -> None:
         self._state, self._vocab_size, self._what = state, vocab_size, what
         self._ends = np.array(sorted(end for end in ends if 0 <= end < vocab_size), np.int64)
+        self._may_be_named = np.isin(self._ends, list(special))
 
     @property
     def is_complete(self) -> bool:
@@ -38,7 +44,7 @@ class Matcher:
             np.bool_
         )
         allowed = mask[:-1]
-        allowed[self._ends] = mask[-1]
+        allowed[self._ends] = mask[-1] | (allowed[self._ends] & self._may_be_named)
         return allowed
 
     def advance(self, token: int) -> None:
@@ -56,6 +62,12 @@ class Matcher:
         """Return the tokens that come next whatever the model says, up to an end: a grammar may name one itself."""
         tokens = self._state.compute_ff_tokens()
         return list(takewhile(lambda token: token < self._vocab_size and token not in self._ends, tokens))
+
+    def copy(self) -> Matcher:
+        """Return a matcher that stands where this one does and can be told of other tokens."""
+        other = copy(self)
+        other._state = self._state.deep_copy()
+        return other
 
     def begin_answer(self) -> None:
         """Begin another answer under the same grammar."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError
@@ -50,6 +51,12 @@ class Banned:
     def begin_answer(self) -> None:
         """Begin another answer, which has its own first tokens."""
         self._answered = 0
+
+    def copy(self) -> Banned:
+        """Return bans that stand where these do and can be told of other tokens."""
+        other = copy(self)
+        other._text = self._text.copy()
+        return other
 
     def token_ids(self) -> list[int]:
         """Return the tokens that are banned now; some may be there twice."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.runtime.request import Sampling
+from kvc_trt.runtime.sampling.token_bits import TokenBits, Words
 
 
 class Penalties:
@@ -23,7 +25,7 @@ class Penalties:
         self._sampling = sampling
         self._repeats = sampling.repetition_penalty != 1.0
         self._counts_answer = sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
-        self._read: set[int] = set()
+        self._read = TokenBits()
         self._answered: Counter[int] = Counter()
 
     @property
@@ -34,7 +36,7 @@ class Penalties:
     def read(self, token_ids: Iterable[int]) -> None:
         """Take note of tokens that the text has now."""
         if self._repeats:
-            self._read.update(token_ids)
+            self._read.add(token_ids)
 
     def answered(self, token_id: int) -> None:
         """Take note of a token of the answer."""
@@ -48,11 +50,26 @@ class Penalties:
     def apply(self, logits: NDArray[np.float32]) -> None:
         """Change `logits` [vocab] in place."""
         if self._read:
-            ids = np.fromiter(self._read, np.int64, len(self._read))
+            ids = self._read.ids()
             found = logits[ids]
             penalty = self._sampling.repetition_penalty
             logits[ids] = np.where(found < 0, found * penalty, found / penalty)
         if self._answered:
-            ids = np.fromiter(self._answered.keys(), np.int64, len(self._answered))
-            counts = np.fromiter(self._answered.values(), np.float32, len(self._answered))
-            logits[ids] -= self._sampling.frequency_penalty * counts + self._sampling.presence_penalty
+            ids, subtracted = self.subtracted()
+            logits[ids] -= subtracted
+
+    def subtracted(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return the tokens of the answer, and what presence and frequency penalty subtract from each."""
+        ids = np.fromiter(self._answered.keys(), np.int64, len(self._answered))
+        counts = np.fromiter(self._answered.values(), np.float32, len(self._answered))
+        return ids, self._sampling.frequency_penalty * counts + self._sampling.presence_penalty
+
+    def read_words(self, count: int) -> Words | None:
+        """Return so many words of the tokens that the repetition penalty changes; None if there are none."""
+        return self._read.words(count) if self._read else None
+
+    def copy(self) -> Penalties:
+        """Return penalties that stand where these do and can be told of other tokens."""
+        other = copy(self)
+        other._read, other._answered = self._read.copy(), self._answered.copy()
+        return other

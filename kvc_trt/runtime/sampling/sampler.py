@@ -6,23 +6,50 @@ top-p and min-p make of the rest what is drawn from.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
+from kvc_trt.runtime.executor import NONE_ALLOWED
 from kvc_trt.runtime.grammar.matcher import Matcher
 from kvc_trt.runtime.logprobs import best_ids
 from kvc_trt.runtime.request import Sampling
 from kvc_trt.runtime.sampling.banned import Banned
+from kvc_trt.runtime.sampling.draw_rules import DrawRules
 from kvc_trt.runtime.sampling.penalties import Penalties
+from kvc_trt.runtime.sampling.token_bits import packed, words_of
+
+
+class Uniforms:
+    """The random numbers of one row, one for each token that is drawn. Numbers to come can be looked at beforehand."""
+
+    def __init__(self, seed: int | None) -> None:
+        self._random = np.random.default_rng(seed)
+        self._known: deque[float] = deque()
+
+    def look(self, ahead: int = 0) -> float:
+        """Return the number of the next draw, or of one after it."""
+        while len(self._known) <= ahead:
+            self._known.append(self._random.random())
+        return self._known[ahead]
+
+    def take(self) -> float:
+        """Return the number of the next draw, which has then been made."""
+        found = self.look()
+        self._known.popleft()
+        return found
 
 
 class Sampler:
     """Draws the tokens of one row from its own random numbers and its own text, so other rows do not change the result.
 
     The row tells it what its text is: `read` for each token that was fed, `begin_answer` where another answer begins.
+    `choose` draws from logits on the host. An executor may draw by `rules` instead, with the same random number, and
+    the row then tells the result (`take`): both give the same token but for the rounding of sums.
     """
 
     def __init__(
@@ -34,7 +61,10 @@ class Sampler:
         label: str = "row",
     ) -> None:
         self._sampling = sampling
-        self._random = np.random.default_rng(sampling.seed)
+        self._uniforms = Uniforms(sampling.seed)
+        self._ahead: int | None = None
+        """The draws that are only supposed to have been made; None of a sampler whose draws were all made."""
+        self._owns_matcher = True
         self._banned = banned or Banned()
         biases = biases or {}
         self._biased = np.fromiter(biases.keys(), np.int64, len(biases))
@@ -82,11 +112,49 @@ class Sampler:
     def choose(self, logits: NDArray[np.float32]) -> int:
         """Return the next token id, given `logits` [vocab] that are finite or -inf; they are not changed."""
         token = self._draw(self._adjusted(logits) if self._changes_logits else logits)
+        self.take(token)
+        return token
+
+    def take(self, token: int) -> None:
+        """Take note of the token that was drawn next; InputError for NONE_ALLOWED, which is none."""
+        if token == NONE_ALLOWED:
+            raise self._nothing_allowed()
+        if self._sampling.temperature > 0.0:
+            if self._ahead is None:
+                self._uniforms.take()
+            else:
+                self._ahead += 1
         self._banned.answered()
         self._penalties.answered(token)
         if self._matcher is not None:
+            if self._ahead is not None and not self._owns_matcher:
+                self._matcher, self._owns_matcher = self._matcher.copy(), True
             self._matcher.advance(token)
-        return token
+
+    def ahead(self) -> Sampler:
+        """Return a sampler that stands where this one does: what it is told of is only supposed to follow."""
+        other = copy(self)
+        other._ahead = self._ahead or 0
+        other._banned, other._penalties = self._banned.copy(), self._penalties.copy()
+        other._owns_matcher = False  # most are asked for the very next token alone
+        return other
+
+    def rules(self, vocab_size: int, logprobs: int | None = None) -> DrawRules:
+        """Return the rules of the next draw, for an executor that draws itself. InputError as `choose` raises it."""
+        ids, subtracted = self._penalties.subtracted()
+        biased, zeros = self._biased, np.zeros
+        allowed = self._allowed(vocab_size)
+        sampling = self._sampling
+        return DrawRules(
+            sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.repetition_penalty,
+            self._uniforms.look(self._ahead or 0) if sampling.temperature > 0.0 else 0.0,
+            changed=np.concatenate([biased, ids]),
+            added=np.concatenate([self._biases, zeros(len(ids), np.float32)]),
+            subtracted=np.concatenate([zeros(len(biased), np.float32), subtracted]),
+            read=self._penalties.read_words(words_of(vocab_size)),
+            allowed=None if allowed is None else packed(allowed),
+            logprobs=logprobs,
+        )  # fmt: skip
 
     @property
     def _changes_logits(self) -> bool:
@@ -96,21 +164,34 @@ class Sampler:
         adjusted: NDArray[np.float32] = logits.copy()
         adjusted[self._biased] += self._biases
         self._penalties.apply(adjusted)
-        forbidden = np.zeros(len(logits), np.bool_) if self._matcher is None else ~self._matcher.allowed()
-        forbidden[self._banned.token_ids()] = True
-        adjusted[forbidden] = -np.inf
+        allowed = self._allowed(len(logits))
+        if allowed is None:
+            allowed = np.ones(len(logits), np.bool_)
+        adjusted[~allowed] = -np.inf
         if np.isneginf(adjusted.max()):  # the model excludes all others, and a ban still holds, so all these are equal
-            adjusted[~forbidden] = 0.0
-            if forbidden.all():
-                raise InputError(f"{self._label}: bans leave no token that the grammar allows")
+            adjusted[allowed] = 0.0
+            if not allowed.any():
+                raise self._nothing_allowed()
         return adjusted
+
+    def _allowed(self, vocab_size: int) -> NDArray[np.bool_] | None:
+        """Return [vocab]: True for each token that may be drawn next; None if all may."""
+        banned = self._banned.token_ids()
+        if self._matcher is None and not banned:
+            return None
+        allowed = np.ones(vocab_size, np.bool_) if self._matcher is None else self._matcher.allowed()
+        allowed[banned] = False
+        return allowed
+
+    def _nothing_allowed(self) -> InputError:
+        return InputError(f"{self._label}: bans leave no token that the grammar allows")
 
     def _draw(self, logits: NDArray[np.float32]) -> int:
         if self._sampling.temperature == 0.0:
             return int(np.argmax(logits))
         ids, probabilities = candidates(logits, self._sampling)
         cumulative = np.cumsum(probabilities)
-        drawn = int(np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right"))
+        drawn = int(np.searchsorted(cumulative, self._uniforms.look() * cumulative[-1], side="right"))
         # A product that was rounded up to the sum is past the last token that has a probability.
         return int(ids[drawn if drawn < len(ids) else np.flatnonzero(probabilities)[-1]])
 

@@ -83,6 +83,8 @@ class Scheduler:
             memory=memory,
             clock=clock,
         )
+        self.most_requests = (session.max_batch_size if max_rows is None else max_rows) + queue_limit
+        """Requests that may run and wait at once."""
         self._conversations = conversations
         self._next_number = 0
         self._thread: threading.Thread | None = None

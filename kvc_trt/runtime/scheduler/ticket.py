@@ -75,10 +75,12 @@ class Ticket:
         self.priority, self.deadline, self.arrived = priority, deadline, arrived
         self.cancelled = False
         """True once the caller has cancelled it."""
+        self.finished = False
+        """True once the caller wants no more of the answer."""
         self.context: Context | None = None
         """The caches' content after the prompt was read, if the request says `keep_context`."""
-        self.last_token: float | None = None
-        """Time of its latest token, on the scheduler's clock."""
+        self.token_times: list[float] = []
+        """When each token of the answer was there, on the scheduler's clock; `arrived` is the request's own time."""
         self._cancel = cancel
         self._events: list[Event] = []
         self._error: Exception | None = None
@@ -97,6 +99,13 @@ class Ticket:
         Does nothing if the request has ended already.
         """
         self._cancel(self)
+
+    def finish(self) -> None:
+        """Let the answer end with its next token: its output, whose reason is interrupted, is what has come until then.
+
+        Does nothing if the request has ended already.
+        """
+        self.finished = True
 
     def __iter__(self) -> Iterator[Event]:
         """Yield its events from the first on, and wait for more until it has ended."""

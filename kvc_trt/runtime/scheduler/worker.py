@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvc_trt.errors import Cancelled, DeadlineMissed, KvcError, RequestFailed, describe
 from kvc_trt.runtime.request import Event
@@ -229,8 +229,9 @@ class Worker:
             self._end_lost(error)
             return True
         self._end_failed(failed)
-        for event in events:
-            self._deliver(event)
+        for event in self._cut(events):
+            if event.row in self.running:  # unless the executor has failed to move it
+                self._deliver(event)
         if self.running:
             try:
                 failed = self._session.advance_each()
@@ -242,6 +243,20 @@ class Worker:
                 self._metrics.steps += 1
                 self._end_failed(failed)
         return True
+
+    def _cut(self, events: list[Event]) -> list[Event]:
+        """Return the events; the last one of an answer of which its caller wants no more has its output."""
+        last = {event.row: place for place, event in enumerate(events)}
+        for row, place in last.items():
+            if events[place].output is None and self.running[row].finished:
+                try:
+                    events[place] = replace(events[place], output=self._session.end_answer(row))
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:
+                    self._end_lost(error)
+                    break
+        return events
 
     def _end_failed(self, failed: Failures) -> None:
         """End the requests whose own rows have failed and left."""
@@ -265,11 +280,11 @@ class Worker:
                 if ticket.request.stay:
                     self._waiting.parked.add(event.row, ticket, now)
         self._metrics.generated_tokens += 1
-        if ticket.last_token is None:
-            self._metrics.seconds_to_first_token.observe(now - ticket.arrived)
+        if ticket.token_times:
+            self._metrics.seconds_per_token.observe(now - ticket.token_times[-1])
         else:
-            self._metrics.seconds_per_token.observe(now - ticket.last_token)
-        ticket.last_token = now
+            self._metrics.seconds_to_first_token.observe(now - ticket.arrived)
+        ticket.token_times.append(now)
         ticket.push(event)
 
     def _leave(self, row: int) -> Ticket:

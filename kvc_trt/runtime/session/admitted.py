@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +12,10 @@ from kvc_trt.errors import InputError, describe
 from kvc_trt.proof import Recorder
 from kvc_trt.runtime.answer_rules import RULES
 from kvc_trt.runtime.context import Context
-from kvc_trt.runtime.executor import Limits, Prefilled
+from kvc_trt.runtime.executor import Answer, Limits, Prefilled
 from kvc_trt.runtime.kinds import listed
 from kvc_trt.runtime.request import Request, check_token_ids
 from kvc_trt.runtime.sampling.banned import TokenIds
-
-Answer: TypeAlias = NDArray[np.float32] | int
-"""The model's output for one token: logits [vocab], or for a greedy row only the best token."""
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from kvc_trt.errors import InputError, describe
 from kvc_trt.runtime.context import Array, Context, Packing
-from kvc_trt.runtime.executor import Limits
+from kvc_trt.runtime.executor import Drawn, Limits
 from kvc_trt.runtime.session.admitted import Admitted
 from kvc_trt.runtime.session.prefixes import PrefixTable
 from kvc_trt.runtime.session.row import Row
@@ -104,8 +104,8 @@ class ContextStore:
 
         ValueError for a row whose logits stay on the device.
         """
-        if isinstance(row.answer, int):
-            raise ValueError(f"{row.label} has only its best token on the host; expected a request with keep_logits")
+        if isinstance(row.answer, Drawn):
+            raise ValueError(f"{row.label} has only its next token on the host; expected a request with keep_logits")
         lengths = tuple(row.cache_lengths.tolist())
         return Context(
             fingerprint=self.packing.fingerprint,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvc_trt.errors import InputError
-from kvc_trt.runtime.executor import DraftExecutor, Executor
+from kvc_trt.runtime.executor import Answer, DraftExecutor, DrawingDraftExecutor, Executor
 from kvc_trt.runtime.request import Event
 from kvc_trt.runtime.session.row import Row
 from kvc_trt.runtime.speculation.drafts import Draft
@@ -37,6 +37,7 @@ class Drafting:
                 hint=f"--speculate {NGRAM}:{limits.draft_tokens}, or build the engine with --draft-tokens {asked}",
             )
         self._executor, self._timings = executor, timings
+        self._drawing = executor if isinstance(executor, DrawingDraftExecutor) and executor.draws else None
         self._tokens, self._fed = asked, 1 + limits.draft_tokens
         self._balance = Payoff()
         executor.load_drafts()
@@ -67,11 +68,19 @@ class Drafting:
         positions = np.array([row.position for row in rows], np.int64)
         lengths = np.stack([row.cache_lengths for row in rows], axis=1)
         start = time.perf_counter()
-        checked = self._executor.check_draft(np.array(tokens, np.int64).T.copy(), positions, lengths)
+        given = np.array(tokens, np.int64).T.copy(), positions, lengths
+        answers: Sequence[Sequence[Answer]]
+        if self._drawing is None:
+            checked = self._executor.check_draft(*given)
+            answers, undo = [list(of_row) for of_row in checked.logits.swapaxes(0, 1)], checked.undo
+        else:
+            rules = (row.draw_rules(own) for row, own in zip(rows, tokens, strict=True))
+            drawn = self._drawing.check_draft_drawn(*given, rules)
+            answers, undo = drawn.answers, drawn.undo
         seconds = time.perf_counter() - start
         for place, row in enumerate(rows):
-            row.fed(checked.logits[0, place])
-            row.store(tokens[place][1:], checked.logits[1:, place], checked.undo[place])
+            row.fed(answers[place][0])
+            row.store(tokens[place][1:], answers[place][1:], undo[place])
         self._balance.passed(len(rows), seconds)
         self._timings.decode_seconds += seconds
         self._timings.decode_runs += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,14 +12,15 @@ from numpy.typing import NDArray
 from kvc_trt.errors import InputError
 from kvc_trt.proof import Proof, Recorder
 from kvc_trt.runtime.context import NO_TOKENS, extended_digest
-from kvc_trt.runtime.executor import NOT_FINITE, Limits
+from kvc_trt.runtime.executor import NOT_FINITE, Answer, Drawn, Limits
 from kvc_trt.runtime.grammar.matcher import Matcher
 from kvc_trt.runtime.logprobs import token_logprobs
 from kvc_trt.runtime.request import Event, FinishReason, Output
 from kvc_trt.runtime.sampling.answer_text import AnswerText, Ends
 from kvc_trt.runtime.sampling.banned import Banned
+from kvc_trt.runtime.sampling.draw_rules import DrawRules
 from kvc_trt.runtime.sampling.sampler import Sampler
-from kvc_trt.runtime.session.admitted import Admitted, Answer
+from kvc_trt.runtime.session.admitted import Admitted
 from kvc_trt.runtime.speculation.drafts import Draft, Stored
 from kvc_trt.runtime.speculation.ngram import NgramText
 
@@ -29,8 +31,7 @@ if TYPE_CHECKING:
 class Row:
     """The state of one row apart from its cache.
 
-    `answer` is the model's output for the last token fed: logits [vocab], or for a greedy row only its best token
-    (NOT_FINITE if there is none).
+    `answer` is the model's output for the last token fed: logits [vocab], or the token that the executor has drawn.
     """
 
     def __init__(
@@ -97,8 +98,12 @@ class Row:
     @property
     def is_greedy(self) -> bool:
         """True if the row always takes the best token and needs no logits."""
-        needs_logits = self._keep_logits or self._wanted_logprobs is not None or self.recorder is not None
-        return self._sampler.is_greedy and not needs_logits
+        return self._sampler.is_greedy and self._wanted_logprobs is None and not self._needs_logits
+
+    @property
+    def _needs_logits(self) -> bool:
+        """True if the logits of every step come to the host."""
+        return self._keep_logits or self.recorder is not None
 
     @property
     def ends(self) -> frozenset[int]:
@@ -112,9 +117,7 @@ class Row:
     @property
     def is_finite(self) -> bool:
         """True if a token can be drawn from the answer."""
-        if isinstance(self.answer, int):
-            return self.answer != NOT_FINITE
-        return bool(np.isfinite(self.answer.max()))
+        return _is_finite(self.answer)
 
     def not_finite(self) -> InputError:
         """Return the error of a row that is not finite."""
@@ -149,11 +152,14 @@ class Row:
 
     def sample(self) -> Event:
         """Draw the next token and decide whether the row is done."""
-        token = self.answer if isinstance(self.answer, int) else self._sampler.choose(self.answer)
         logprobs = None
-        if self._wanted_logprobs is not None:
-            assert not isinstance(self.answer, int), "its logits are on the host"
-            logprobs = token_logprobs(self.answer, token, self._wanted_logprobs)
+        if isinstance(self.answer, Drawn):
+            token, logprobs = self.answer
+            self._sampler.take(token)
+        else:
+            token = self._sampler.choose(self.answer)
+            if self._wanted_logprobs is not None:
+                logprobs = token_logprobs(self.answer, token, self._wanted_logprobs)
         text, reason = self._so_far.push(token, logprobs, self._no_room())
         self.next_token = token
         return Event(self.identity, token, text, None if reason is None else self._output(reason), logprobs)
@@ -185,9 +191,29 @@ class Row:
         self.cache_lengths = self.cache_lengths + 1
         self.answer = answer
 
+    def draw_rules(self, tokens: Sequence[int]) -> list[DrawRules | None]:
+        """Return the rules of the draw after each of `tokens`: the one that is fed next, and those of a draft.
+
+        Each holds if the tokens before it are what the row draws or has queued; the list ends where they cannot be.
+        None where the row needs its logits.
+        """
+        if self._needs_logits:
+            return [None] * len(tokens)
+        ahead, queued = self._sampler.ahead(), len(self.unfed())
+        found: list[DrawRules | None] = []
+        for place, token in enumerate(tokens):
+            try:
+                if place >= queued:
+                    ahead.take(token)
+                ahead.read((token,))
+                found.append(ahead.rules(self._limits.vocab_size, self._wanted_logprobs))
+            except InputError:
+                return found or [None]  # a draw on the host says what is wrong
+        return found
+
     def own_answer(self) -> None:
         """Copy the answer: an executor's own is overwritten by the next step, which leaves out a row that waits."""
-        if not isinstance(self.answer, int):
+        if not isinstance(self.answer, Drawn):
             self.answer = self.answer.copy()
 
     def draft(self, count: int) -> Draft:
@@ -205,8 +231,8 @@ class Row:
         self.text.watch([first], tokens)
         return Draft(tokens, max(len(certain[:count]), min(self.text.expected, len(tokens))))
 
-    def store(self, tokens: list[int], answers: NDArray[np.float32], undo: Any) -> None:
-        """Record that `tokens` were stored behind the one that was just fed, and the model's `answers` [n, vocab]."""
+    def store(self, tokens: list[int], answers: Sequence[Answer], undo: Any) -> None:
+        """Record that `tokens` were stored behind the one that was just fed, and the model's answer after each."""
         self.stored = Stored(tokens, answers, undo, self.cache_lengths - 1)
 
     def feed_stored(self) -> bool:
@@ -215,7 +241,7 @@ class Row:
         if stored is None or not stored.left or stored.tokens[stored.kept - 1] != self.feed():
             return False
         answer = stored.answers[stored.kept - 1]
-        if not np.isfinite(answer.max()):  # a step of its own will say so
+        if not _is_finite(answer):  # a step of its own will say so
             return False
         self.fed(answer)
         stored.kept += 1
@@ -282,3 +308,8 @@ class Row:
 
     def _proof(self, recorder: Recorder) -> Proof:
         return recorder.proof(self._proven, self._continuation, self._so_far.token_ids)
+
+
+def _is_finite(answer: Answer) -> bool:
+    """Return whether a token can be drawn from the answer, or was."""
+    return answer.token != NOT_FINITE if isinstance(answer, Drawn) else bool(np.isfinite(answer.max()))

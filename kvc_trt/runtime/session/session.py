@@ -149,9 +149,16 @@ class Session:
     def constrain(self, row: int, grammar: Grammar | None) -> None:
         """Let the answer to a row's next turn be of a grammar, and those after it; None lets them be any text.
 
-        Raises InputError for a grammar that cannot be compiled.
+        Call it while the row waits for that turn. Raises InputError for a row that is being answered, whose text has
+        begun under another rule, and for a grammar that cannot be compiled; the row is then as it was.
         """
-        self._joining.constrain(self._slots.find(row), grammar)
+        found = self._slots.find(row)
+        if found in self._rows:
+            raise InputError(
+                f"row {row} is being answered, and a grammar is of whole answers: expected a row that waits for a turn",
+                hint="constrain it once its answer has ended, or give the grammar with the request",
+            )
+        self._joining.constrain(found, grammar)
 
     def queued(self, row: int) -> int:
         """Return how many tokens a row has yet to feed before it samples."""
@@ -226,15 +233,18 @@ class Session:
         self._slots.forget()
 
     def end_answer(self, row: int) -> Output:
-        """End the answer of a row that stays after the token that it has drawn last, and let it wait for a turn.
+        """End the answer of a row after the token that it has drawn last. It waits for a turn if it stays, or leaves.
 
-        Call it between `sample` and `advance`. ValueError for a row that has drawn nothing, or does not stay.
+        Call it between `sample` and `advance`. ValueError for a row that has drawn nothing.
         """
         found = self._slots.find(row)
-        if found not in self._rows or not found.stays or found.next_token is None:
-            raise ValueError(f"row {row} has no answer to end: it must stay, and have drawn a token that was not fed")
+        if found not in self._rows or found.next_token is None:
+            raise ValueError(f"row {row} has no answer to end: it must have drawn a token that was not fed")
         output = found.interrupted()
-        self._slots.wait(self._settled(row))
+        if found.stays:
+            self._slots.wait(self._settled(row))
+        else:
+            self._slots.leave(found)
         return output
 
     def holds(self, row: int) -> bool:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.runtime.executor import Executor, GreedyExecutor
-from kvc_trt.runtime.session.admitted import Answer
+from kvc_trt.runtime.executor import Answer, DrawingExecutor, Drawn, Executor, GreedyExecutor
 from kvc_trt.runtime.session.drafting import Drafting
 from kvc_trt.runtime.session.reported_lists import ReportedLists, record_step
 from kvc_trt.runtime.session.row import Row
@@ -28,12 +27,13 @@ class Steps:
     ) -> None:
         self._executor, self._drafting, self._timings, self._lists = executor, drafting, timings, lists
         self._greedy = executor if isinstance(executor, GreedyExecutor) else None
+        self._drawing = executor if isinstance(executor, DrawingExecutor) and executor.draws else None
 
     def run(self, rows: Sequence[Row]) -> Failures:
         """Feed every row its queued or sampled token; return the errors of rows that could not take the answer.
 
-        If every row is greedy and the executor can find the best tokens itself, the logits stay on the device: the
-        host then waits for a few bytes per step.
+        Where the executor finds the best tokens itself, or draws by rules, the logits stay on the device: the host then
+        waits for a few bytes per step.
         """
         if self._drafting is not None and self._drafting.run(rows):
             return {}
@@ -66,6 +66,8 @@ class Steps:
         cache_lengths: NDArray[np.int64],
     ) -> Iterable[Answer]:
         if self._greedy is not None and all(row.is_greedy for row in rows):
-            best: list[int] = self._greedy.decode_greedy(tokens, positions, cache_lengths).tolist()
-            return best
+            return [Drawn(best) for best in self._greedy.decode_greedy(tokens, positions, cache_lengths).tolist()]
+        if self._drawing is not None:
+            rules = (row.draw_rules([row.feed()])[0] for row in rows)
+            return self._drawing.decode_drawn(tokens, positions, cache_lengths, rules)
         return self._executor.decode(tokens, positions, cache_lengths)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from kvc_trt.runtime.executor import Answer
 
 
 class Draft(NamedTuple):
@@ -23,8 +27,8 @@ class Stored:
 
     tokens: list[int]
     """The draft's."""
-    answers: NDArray[np.float32]
-    """[tokens, vocab]: the model's logits after each of them."""
+    answers: Sequence[Answer]
+    """The model's answer after each of them."""
     undo: Any
     cache_lengths: NDArray[np.int64]
     """[caches]: tokens stored before the pass."""

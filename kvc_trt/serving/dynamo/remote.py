@@ -48,6 +48,9 @@ class RemoteAnswer:
         except (ClientError, asyncio.TimeoutError):
             raise NotReached("busy", _SILENT) from None
 
+    def finish(self) -> None:
+        """Let the worker write the answer to its own end: there is no message that would stop it, and keep the end."""
+
     def cancel(self) -> None:
         """End the answer: Dynamo tells the worker once the connection is closed."""
         self._cancelled = True
@@ -88,8 +91,22 @@ class RemoteEngine:
     def __init__(self, client: ClientSession, upstream: str, model: str) -> None:
         self._client, self._upstream, self._model = client, upstream, model
 
-    def take(self, request: Request) -> RemoteAnswer:
-        """Return the answer to a request whose prompt has been read; nothing is sent before it begins."""
+    @property
+    def most_answers(self) -> None:
+        """Workers come and go, so nobody here knows."""
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Workers share nothing between prompts."""
+        return False
+
+    def take(self, request: Request, *, priority: int = 0) -> RemoteAnswer:
+        """Return the answer to a request whose prompt has been read; nothing is sent before it begins.
+
+        ServingError for a priority, which would be lost on the way to a worker.
+        """
+        if priority:
+            raise ServingError("invalid", "priority goes to an engine of this process alone, and workers answer here")
         return RemoteAnswer(self._client, self._upstream, self._model, request)
 
     async def begin(self, answers: Sequence[RemoteAnswer]) -> None:

@@ -14,8 +14,8 @@ from kvc_trt.serving.protocol.tools import chunk_of, message_of
 from kvc_trt.tool_calls.deltas import Delta
 from kvc_trt.tool_calls.reader import CallMarks, Reader
 
-REASONS = {"stop": "stop", "length": "length", "capacity": "length"}
-"""Ours to OpenAI's, which has none for a cache that is full."""
+REASONS = {"stop": "stop", "length": "length", "capacity": "length", "interrupted": "stop"}
+"""Ours to OpenAI's, which has none for a cache that is full. Answers are interrupted after their only call."""
 
 Part: TypeAlias = dict[str, Any]
 """An entry of `choices` in a chunk of a stream."""
@@ -53,6 +53,11 @@ class Choice:
         self._marks = {token: mark for mark, token in special.items() if token is not None and token not in self._ends}
         self._deltas: list[Delta] = []
         self._drawn: list[Drawn] = []
+
+    @property
+    def wants_no_more(self) -> bool:
+        """True once nothing counts that the answer may still say: it has the only call that it may have."""
+        return self._reader.is_done
 
     def begin(self) -> list[Part]:
         """Return what a stream says before the first token."""
@@ -125,7 +130,7 @@ class Choice:
         }
 
     def _end(self, output: Output) -> dict[str, Any]:
-        called = self._reader.has_calls and output.finish_reason == "stop"
+        called = self._reader.has_calls and REASONS[output.finish_reason] == "stop"
         return {"finish_reason": "tool_calls" if called else REASONS[output.finish_reason], "kvc": kept_by(output)}
 
 

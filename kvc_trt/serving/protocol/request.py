@@ -47,6 +47,10 @@ class ApiRequest:
     """True if the chat template opens the assistant's answer."""
     n: int = 1
     """Answers to each prompt."""
+    priority: int = 0
+    """As in vLLM: requests of a lower value are answered before others that wait."""
+    is_salted: bool = False
+    """True if its prompts must share nothing with those of others."""
     stream: bool = False
     include_usage: bool = False
     """True if a stream ends with what was counted."""
@@ -87,6 +91,8 @@ def parse(body: Mapping[str, object], endpoint: Endpoint) -> ApiRequest:
         template_variables=_variables(given),
         opens_answer=_switch(given, "add_generation_prompt", True),
         n=asked,
+        priority=_plain(given, "priority", Kind.INTEGER, 0),
+        is_salted=bool(_plain(given, "cache_salt", Kind.TEXT, "")),
         stream=stream,
         include_usage=_include_usage(given, stream),
         echo=echo,

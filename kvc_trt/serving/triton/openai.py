@@ -119,9 +119,19 @@ class _Within:
     def __init__(self, engine: ServedEngine, seconds: float | None) -> None:
         self._engine, self._seconds = engine, seconds
 
-    def take(self, request: Request) -> Ticket:
+    @property
+    def most_answers(self) -> int:
+        """Answers that may run and wait at once."""
+        return self._engine.most_answers
+
+    @property
+    def shares_prompts(self) -> bool:
+        """True if a prompt may begin with what the caches hold of another one."""
+        return self._engine.shares_prompts
+
+    def take(self, request: Request, *, priority: int = 0) -> Ticket:
         """Take a request, as `ServedEngine.take`."""
-        return self._engine.take(request, seconds=self._seconds)
+        return self._engine.take(request, priority=priority, seconds=self._seconds)
 
     async def begin(self, answers: Any) -> None:
         """Return at once, as `ServedEngine.begin`."""

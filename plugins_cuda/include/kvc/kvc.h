@@ -7,6 +7,7 @@
 #include "kvc/limits.h"
 #include "kvc/parameters.h"
 #include "kvc/prefetch.h"
+#include "kvc/switches.h"
 #include "kvc/turn.h"
 #include "kvc/types.h"
 

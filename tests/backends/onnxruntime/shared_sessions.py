@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from onnxruntime import InferenceSession
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.onnxruntime.prefill.sliced_prefill import SlicedPrefill
 from kvc_trt.engine.program import Graph, Program
 
 
@@ -26,8 +27,16 @@ class SharingExecutor(OnnxRuntimeExecutor):
             loaded[key] = super()._load(name, graph, expose, **options), self._weights
         return loaded[key][0]
 
+    @cached_property
+    def _sliced(self) -> SlicedPrefill:
+        key = ("slices", *self._expose_prefill, self._options.threads, self._native)
+        loaded = _loaded_of(self.program)
+        if key not in loaded:
+            loaded[key] = super()._sliced, self._weights
+        return loaded[key][0]
+
 
 @lru_cache(maxsize=24)
-def _loaded_of(program: Program) -> dict[Hashable, tuple[InferenceSession, object]]:
-    """The sessions of a program, by the arguments with which they were loaded."""
+def _loaded_of(program: Program) -> dict[Hashable, tuple[Any, object]]:
+    """What executors of a program have loaded, by the arguments with which it was, and the weights that it reads."""
     return {}

@@ -80,10 +80,9 @@ class Rows:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("kept", range(1, 2 + DRAFT_TOKENS))
-def test_a_rejection_at_each_place_leaves_what_steps_leave(programs, policy, kept):
+def test_a_rejection_at_each_place_leaves_what_steps_leave(programs, policy):
     rows = Rows(programs(policy), [200, 31])
-    for number in range(3):
+    for number, kept in enumerate((1, 5, 2, 4, 3)):
         rows.check([kept] * 2, seed=number)
 
 
@@ -116,6 +115,7 @@ def test_bounds_after_a_rejection_are_those_of_the_keys(programs, policy):
         np.testing.assert_array_equal(found, bounds_of(keys, stored, rule, found.dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_pass_touches_no_other_row_and_copies_no_cache(programs, policy):
     program = programs(policy)
@@ -129,6 +129,7 @@ def test_a_pass_touches_no_other_row_and_copies_no_cache(programs, policy):
         np.testing.assert_array_equal(buffer[2], untouched)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_greedy_answers_are_those_of_steps(programs, policy, monkeypatch):
     monkeypatch.setattr("kvc_trt.runtime.session.drafting.Payoff", Always)

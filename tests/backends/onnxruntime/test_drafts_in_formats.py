@@ -70,6 +70,7 @@ class StoredRows(Rows):
             np.testing.assert_allclose(state["value_sum"], values.sum(axis=1, dtype=np.float64), rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), in_formats(CHECKING_DRAFTS, 0, DIFFERENT))
 def test_rejections_leave_what_steps_leave(programs, policy, form):
     rows = StoredRows(programs(policy, kv_cache=form), [200, 31])

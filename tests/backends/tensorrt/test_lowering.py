@@ -89,6 +89,7 @@ def make_engine(tmp_path_factory):
     return lambda *arguments, **changes: make_small_engine(tmp_path_factory.mktemp("engine"), *arguments, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", *FAMILIES])
 @pytest.mark.parametrize("policy", ["full", "rocketkv"])
 def test_written_out_shapes_change_no_bit_of_prefill(make_engine, family, policy):

@@ -118,6 +118,7 @@ def feeds_of(engine, lengths=(40, 1, 9), stored=(40, 3, 0)) -> dict[str, np.ndar
     return feeds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [(40, 1, 9), (1, 1, 1), (7, 200, 64)], ids=str)
 @pytest.mark.parametrize("policy", EXACT)
 def test_a_lowered_turn_keeps_the_same_tokens_and_answers_the_same(engine_of, policy, lengths):
@@ -331,6 +332,7 @@ def conversation(executor, turns=((30, 5), (1, 40))):
     return [*answers, *((event.row, event.token_id) for _ in range(3) for event in session.step())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["full", "hybrid", "rocketkv", "hybrid, kv_cache=fp8", "rocketkv, kv_cache=k8v4"])
 def test_a_conversation_is_that_of_onnx_runtime(executor_of, policy):
     """Tensors whose rows are aligned run where they are; the positions of slots are copied."""

@@ -58,6 +58,7 @@ def assert_passes(engine, level, **options):
         assert (f"{name}codes unlike their vectors'" in checks) == (graph is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), in_formats(CASES, 2, CHOSEN))
 def test_an_engine_passes_by_the_reference(policy, form, made):
     assert_passes(made(policy, form), "quick", steps=STEPS)

@@ -98,6 +98,7 @@ def test_prompts_and_steps_are_the_references(name, program, lengths, seed):
     np.testing.assert_allclose(np.array(logits) / scale, np.array(expected) / scale, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TAKING_TURNS)
 @settings(max_examples=3, derandomize=True)
 @given(turns=st.lists(st.tuples(COUNTS, COUNTS), min_size=1, max_size=2), seed=st.integers(0, 9))
@@ -162,6 +163,7 @@ def test_a_row_goes_on_from_a_stored_context_bit_for_bit(name, program, tmp_path
     assert [seen[again] for seen in steps(restored, 4)] == [seen[row] for seen in steps(running, 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", without_kernels())
 def test_a_prefill_stays_below_its_bound(name, program):
     made = program(name)

@@ -11,6 +11,7 @@ from kvc_trt.backends.torch.model import prefetch
 from kvc_trt.backends.torch.model.prefetch import WeightPrefetch, weight_prefetch
 from kvc_trt.kernels import use_library
 from kvc_trt.kernels.library import KernelLibrary
+from kvc_trt.kernels.switches import WEIGHT_PREFETCH
 from tests.backends.onnxruntime.test_executor import filled
 
 
@@ -95,7 +96,23 @@ def test_an_older_gpu_has_none(emulation, monkeypatch):
     monkeypatch.setattr(prefetch, "current_library", Cuda)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: "a stream")
+    launched = []
+    monkeypatch.setattr(WeightPrefetch, "launch_once", lambda ahead, device: launched.append(ahead))
     for capability, room in (((8, 0), None), ((9, 0), 25 << 20)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
         ahead = weight_prefetch(torch.device("cuda"))
         assert (ahead and ahead._room) == room
+    assert launched == [ahead], "its first launch is in no capture"
+
+
+def test_it_is_launched_once_outside_a_capture(emulation, capture):
+    ahead = WeightPrefetch(emulation, capture[0], 1 << 30)
+    (launch,) = emulation.launches_of(lambda: ahead.launch_once(torch.device("cpu")))
+    assert (launch.name, list(launch.grid)) == (b"prefetch", [1, 1, 1])
+
+
+def test_nothing_is_read_ahead_where_that_is_switched_off(emulation, capture):
+    ahead = WeightPrefetch(emulation, capture[0], 1 << 30)
+    with WEIGHT_PREFETCH.off():
+        assert grids(emulation, ahead, torch.zeros(64, 64)) == []
+    assert grids(emulation, ahead, torch.zeros(64, 64)) == [1]

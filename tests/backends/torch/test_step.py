@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 
 from kvc_trt.backends.torch.executor import TorchExecutor
-from kvc_trt.backends.torch.model.step import Capturer, StaticStep, rows_captured
+from kvc_trt.backends.torch.model.capturer import Capturer
+from kvc_trt.backends.torch.model.step import StaticStep, rows_captured
+from kvc_trt.kernels.c_library import KernelError
+from kvc_trt.progress import NullProgress
+from kvc_trt.runtime import Sampling
 from kvc_trt.runtime.executor import NOT_FINITE, GreedyExecutor
+from kvc_trt.runtime.sampling.sampler import Sampler
 from tests.backends.prompts import filled
 from tests.backends.torch import meta
 from tests.gpu import StandInCapturer
@@ -178,3 +184,71 @@ def test_a_failed_capture_falls_back_once_and_for_all(caplog, monkeypatch):
     assert len(attempts) == 1
     assert capturer.refused == "operation not permitted when stream is capturing"
     assert caplog.text.count("operation not permitted") == 1
+
+
+def test_warming_up_captures_every_number_of_rows(make_program, monkeypatch):
+    """With the largest first; a step after it captures nothing. Steps, passes over drafts and plain draws."""
+    executor = TorchExecutor(make_program("rocketkv", max_output_len=40, draft_tokens=2), device="cpu")
+    executor.capturer = StandInCapturer(CPU)
+    monkeypatch.setattr(TorchExecutor, "draws", True)
+    executor.allocate(5)
+    bodies, shown = [], []
+    monkeypatch.setattr(executor.capturer, "capture", lambda body: bodies.append(body) or body)
+
+    class Shown(NullProgress):
+        @contextmanager
+        def task(self, description, total):
+            shown.append((description, total))
+            yield shown.append
+
+    executor.warm_up(Shown(), drafts=True)
+    assert list(executor._steps) == [(rows, count) for count in (1, 3) for rows in (5, 4, 2, 1)]
+    assert shown == [("compiling and capturing steps", 8), *[1] * 8]
+    made = len(bodies)
+    assert made == 8 * 3
+    tokens, positions, lengths = filled(executor)
+    rule = Sampler(Sampling(temperature=1.0, top_p=0.9, seed=0)).rules(executor.limits.vocab_size)
+    executor.decode_drawn(tokens, positions, lengths, [rule] * len(tokens))
+    assert len(bodies) == made
+
+
+def test_on_a_cpu_there_is_nothing_to_warm_up(executor):
+    before = dict(executor._steps)
+    executor.warm_up(NullProgress(), drafts=False)
+    assert executor._steps == before
+
+
+def test_a_kernel_that_is_refused_in_a_capture_ends_the_captures_with_its_reason(caplog, monkeypatch):
+    def refused(capturer, body):
+        raise KernelError(3, "kvc_hybrid_attention: kernel page_scores: out of resources")
+
+    monkeypatch.setattr(Capturer, "_warm_up", lambda capturer, body: None)
+    monkeypatch.setattr(Capturer, "_captured", refused)
+    capturer = Capturer(torch.device("cuda"))
+
+    def body():
+        pass
+
+    assert capturer.capture(body) is body
+    assert "page_scores: out of resources" in capturer.refused
+    assert "page_scores: out of resources" in caplog.text
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_pass_of_several_tokens_leaves_idle_rows_alone(count, make_program):
+    """A pass for five rows that feeds three: what three rows alone give, and nothing else is written."""
+    executor = TorchExecutor(make_program("rocketkv", max_output_len=40, draft_tokens=4), device="cpu")
+    executor.allocate(5)
+    _, positions, lengths = filled(executor)
+    tokens = np.random.default_rng(1).integers(2, 97, (count, 3))
+    before, found = snapshot(executor), []
+    for rows in (3, 5):
+        restore(executor, before)
+        step = StaticStep(executor.decoder, executor.state, rows, CPU, Capturer(CPU), count=count)
+        step.run(tokens, positions, lengths)
+        found.append((step.logits(3).copy(), snapshot(executor)))
+    (alone, state), (idle, with_idle) = found
+    np.testing.assert_allclose(idle, alone, atol=1e-5)
+    for name, buffer in with_idle.items():
+        torch.testing.assert_close(buffer, state[name], atol=1e-5, rtol=0)
+        assert torch.equal(buffer[3:], before[name][3:]), "an idle row was written"

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from kvc_trt.backends.torch.executor import TorchExecutor
+from kvc_trt.backends.torch.model.prompt_attention import PLAN_BUCKET, bucketed, prefill_attention, turn_attention
+from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import cache_sites
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.methods.base.registry import method
@@ -120,3 +122,35 @@ def test_an_engine_without_turns_refuses(make_program):
     one = np.array([1])
     with pytest.raises(ValueError, match="no extend graph"):
         executor.extend(0, one[None], one, one, np.zeros((3, 1), np.int64))
+
+
+@pytest.mark.parametrize(("stored", "count"), [(0, 1), (7, 1), (0, 9), (5, 8), (40, 17)])
+def test_attention_of_a_turn_by_blocks_is_that_under_one_mask(stored, count, monkeypatch):
+    monkeypatch.setattr("kvc_trt.backends.torch.model.prompt_attention.TURN_BLOCK", 4)
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 6, count, 16, generator=generator)
+    keys, values = torch.randn(2, 1, 2, stored + count, 16, generator=generator)
+    places = torch.arange(stored + count)
+    scores = query @ keys.repeat_interleave(3, 1).transpose(2, 3) / 4
+    scores = scores.masked_fill(places > places[stored:, None], -torch.inf)
+    expected = scores.softmax(-1) @ values.repeat_interleave(3, 1)
+    torch.testing.assert_close(turn_attention(query, keys, values), expected, atol=1e-5, rtol=0)
+
+
+def test_a_turn_that_does_not_fit_is_refused_before_anything_runs(make_program, monkeypatch):
+    executor = TorchExecutor(make_program("full", max_output_len=40, turns=True), device="cpu")
+    executor.allocate(1)
+    prefilled = executor.prefill(np.full((1, 30), 5), np.array([30]))
+    executor.insert(prefilled, 0, 0)
+    monkeypatch.setattr("kvc_trt.backends.torch.memory.free_bytes", lambda device: 1000)
+    with pytest.raises(UnsupportedEnvironment, match=r"a turn of 1 x 8 tokens needs .*; this machine has 1000 B free"):
+        executor.extend(0, np.full((1, 8), 3), np.array([8]), np.array([30]), prefilled.cache_lengths)
+
+
+@pytest.mark.parametrize("length", [1, 255, 256, 300])
+def test_padding_to_a_bucket_changes_no_prompts_attention(length):
+    tables = torch.randn(3, 1, 2, length, 16, generator=torch.Generator().manual_seed(1))
+    padded = [bucketed(table) for table in tables]
+    assert {table.shape[2] for table in padded} == {-(-length // PLAN_BUCKET) * PLAN_BUCKET}
+    expected = prefill_attention(*tables)
+    torch.testing.assert_close(prefill_attention(*padded)[:, :, :length], expected, atol=1e-6, rtol=0)

@@ -35,6 +35,7 @@ def passed_rungs(report):
     return {rung.name for rung in report.rungs if rung.status == "passed"}
 
 
+@pytest.mark.slow
 def test_retrieval_tiny_passes_every_rung_through_the_emulated_kernels(engine, emulation):
     """Smaller than the quick level's own sizes (8 of 32 steps, 4 of 32 questions); the next test has more."""
     report = verify(engine, RunOptions("torch"), kernels=emulation.path, steps=8, samples=4)
@@ -61,6 +62,7 @@ def test_the_other_policies_pass_through_the_emulated_kernels(policy, emulation,
     assert passed_rungs(report) >= {"ops", "logits", "tokens"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", without_kernels())
 def test_policies_without_kernels_pass_by_their_nodes(policy, make_engine):
     """The dense twin of steps without a kernel runs the same bodies, so that it can be compared bit for bit."""

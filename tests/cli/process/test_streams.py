@@ -30,6 +30,7 @@ def test_a_result_that_cannot_be_written_is_one_line(arguments):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("redirections", [f"2>{FULL}", "2>&-"])
 def test_advice_that_cannot_be_written_is_lost(redirections, tiny_engine, tmp_path):
     (tmp_path / "ids.json").write_text("[1, 2, 3]")

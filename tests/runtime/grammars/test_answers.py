@@ -296,6 +296,32 @@ def test_each_answer_of_a_conversation_begins_the_grammar_anew():
     assert re.fullmatch("[0-9]{3}", texts[2])
 
 
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_an_end_token_that_a_grammar_names_ends_the_answer(ignore_eos):
+    grammar = Grammar.lark('start: "yes" <|end|>')
+    tokenizer = byte_tokenizer("<|end|>")
+    made = Session(FakeExecutor(vocab_size=VOCABULARY), tokenizer, 1, end_token_ids=(END,))
+    [output] = made.generate([asked(grammar, ignore_eos=ignore_eos)])
+    assert output.text == "yes"
+    assert output.token_ids[-1] == END
+    assert output.finish_reason == "stop"
+
+
+def test_a_row_that_is_being_answered_keeps_its_grammar():
+    made = session(executor=FakeTurnExecutor)
+    (row,) = made.add([asked(Grammar.regex("[0-9]{6}"), stay=True)])
+    for _ in range(3):
+        with pytest.raises(InputError, match="row 0 is being answered") as caught:
+            made.constrain(row, Grammar.choice(["yes"]))
+        assert "once its answer has ended" in caught.value.hint
+        made.step()
+    assert re.fullmatch("[0-9]{6}", answer(made))
+    with pytest.raises(InputError, match="cannot be compiled"):
+        made.constrain(row, Grammar.regex("("))
+    made.turn(row, [5, 6, 7])
+    assert re.fullmatch("[0-9]{6}", answer(made))
+
+
 def answer(made):
     while True:
         for event in made.sample():

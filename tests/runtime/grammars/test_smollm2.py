@@ -32,19 +32,29 @@ def path(smollm2_gguf, tmp_path_factory):
     return directory
 
 
-def test_its_answers_validate(path):
-    with Engine.open(path) as engine:
-        greedy = Person.model_validate_json(engine.chat(QUESTION, schema=Person).text)
-        assert (greedy.name, greedy.age, greedy.city) == ("Anna", 34, "Paris")
-        output = engine.chat(QUESTION, schema=Person, sampling=Sampling(temperature=1.5, seed=0))
-        assert output.finish_reason != "stop" or Person.model_validate_json(output.text)
-        choice = Grammar.choice(["yes", "no"])
-        assert engine.chat("Is Paris in France?", schema=choice).text in ("yes", "no")
+@pytest.fixture(scope="module")
+def engine(path):
+    with Engine.open(path) as opened:
+        yield opened
 
 
-def test_drafts_of_forced_text_save_steps(path, monkeypatch):
+@pytest.fixture(scope="module")
+def greedy(engine):
+    """The greedy answer of plain steps."""
+    return engine.chat(QUESTION, schema=Person).text
+
+
+def test_its_answers_validate(engine, greedy):
+    person = Person.model_validate_json(greedy)
+    assert (person.name, person.age, person.city) == ("Anna", 34, "Paris")
+    output = engine.chat(QUESTION, schema=Person, sampling=Sampling(temperature=1.5, seed=0))
+    assert output.finish_reason != "stop" or Person.model_validate_json(output.text)
+    choice = Grammar.choice(["yes", "no"])
+    assert engine.chat("Is Paris in France?", schema=choice).text in ("yes", "no")
+
+
+def test_drafts_of_forced_text_save_steps(path, greedy, monkeypatch):
     monkeypatch.setattr(drafting, "Payoff", Always)
-    with Engine.open(path) as plain, Engine.open(path, speculate="ngram:4") as engine:
-        expected, found = (one.chat(QUESTION, schema=Person) for one in (plain, engine))
-        assert found.text == expected.text
+    with Engine.open(path, speculate="ngram:4") as engine:
+        assert engine.chat(QUESTION, schema=Person).text == greedy
         assert engine.session().timings.accepted_tokens >= 4, "of the names of the fields"

@@ -31,6 +31,7 @@ def engines(tmp_path_factory):
     return engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", CACHE_FORMATS)
 def test_the_bytes_that_move_are_those_of_the_format(engines, needle, form):
     engine = Engine.open(engines(form), threads=1)
@@ -53,6 +54,7 @@ def test_the_bytes_that_move_are_those_of_the_format(engines, needle, form):
     assert moved == of_pairs + sum(others) + context.logits.nbytes
 
 
+@pytest.mark.slow
 def test_a_decode_worker_of_another_format_refuses_before_a_byte_is_read(engines, needle):
     with pair_of(engines("int8")) as (prefill, _), pair_of(engines(AUTO)) as (_, decode):
         decode.transfers.peer = prefill.transfers

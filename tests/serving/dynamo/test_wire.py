@@ -14,6 +14,7 @@ from kvc_trt.runtime import Event, Output, Request, Sampling
 from kvc_trt.runtime.grammar.grammar import Grammar
 from kvc_trt.runtime.logprobs import TokenLogprobs
 from kvc_trt.serving.dynamo import wire
+from kvc_trt.serving.dynamo.remote import RemoteEngine
 from kvc_trt.serving.errors import ServingError
 from tests.proof.test_record import recorded
 
@@ -114,3 +115,11 @@ def test_a_refusal_is_raised():
 def test_what_no_worker_says_is_an_error(said):
     with pytest.raises(InputError, match="a worker's answer"):
         wire.AnswerReader(Request(PROMPT)).read(said)
+
+
+def test_a_priority_that_no_worker_would_read_is_refused():
+    engine = RemoteEngine(None, "http://127.0.0.1:1", "model")
+    engine.take(Request((5,), 1))
+    with pytest.raises(ServingError, match="priority") as caught:
+        engine.take(Request((5,), 1), priority=-1)
+    assert caught.value.reason == "invalid"

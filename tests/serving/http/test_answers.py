@@ -303,3 +303,15 @@ def test_the_openai_client_raises_its_own_errors(openai):
 
 def test_a_response_is_plain_json(client):
     assert json.loads(json.dumps(chat(client, max_tokens=1))) is not None
+
+
+@pytest.mark.parametrize(("given", "priority"), [({}, 0), ({"priority": -2}, 2), ({"priority": 7}, -7)])
+def test_the_lowest_priority_joins_first(served, monkeypatch, given, priority):
+    model, engine = served.models.served["demo"]
+    seen, submit = [], engine._scheduler.submit
+    monkeypatch.setattr(
+        engine._scheduler, "submit", lambda *args, **settings: seen.append(settings) or submit(*args, **settings)
+    )
+    body = {"model": model.name, "prompt": [5, 6, 7], "max_tokens": 1, **given}
+    assert served.client().ask("/v1/completions", body)[0] == 200
+    assert [one["priority"] for one in seen] == [priority]

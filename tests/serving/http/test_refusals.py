@@ -175,9 +175,39 @@ def test_a_full_server_refuses_with_a_reason(demo_engine):
             found = [one.result() for one in [threads.submit(client.ask, "/v1/completions", body) for _ in range(12)]]
         assert {status for status, _ in found} == {200, 503}
         assert all("busy" in answer["error"]["message"] for status, answer in found if status == 503)
-        status, _ = client.ask("/v1/completions", {**body, "n": 4, "max_tokens": LONG})
+        running = http.client.HTTPConnection("127.0.0.1", server.port)
+        running.request("POST", "/v1/completions", json.dumps({**body, "max_tokens": LONG}))
+        eventually(lambda: client.metric("kvc_trt_running") == 1)
+        status, _ = client.ask("/v1/completions", {**body, "n": 3})
         assert status == 503, "all of its answers, or none"
+        running.close()
         eventually(lambda: client.metric("kvc_trt_running") + client.metric("kvc_trt_waiting") == 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [({"n": 4}, "4 answers"), ({"n": 2, "prompt": [[5, 6], [7]]}, "4 answers (2 to each of 2 prompts)")],
+)
+def test_more_answers_than_there_is_ever_room_for_are_no_fault_of_the_moment(demo_engine, asked, found):
+    with InProcess({"demo": demo_engine}, rows=1, queue_limit=2) as server:
+        status, answer = server.client().ask("/v1/completions", {**COMPLETION, **asked})
+        assert status == 400
+        assert f"n: {found} are more than this server ever has room for, which is 3" in answer["error"]["message"]
+        assert answer["error"]["param"] == "n"
+
+
+def test_a_salt_is_refused_where_prompts_share_their_beginnings(client, demo_engine):
+    assert client.ask("/v1/completions", {**COMPLETION, "cache_salt": "mine"})[0] == 200
+    with InProcess({"demo": demo_engine}, prefix_bytes=1 << 20) as server:
+        assert server.client().ask("/v1/completions", COMPLETION)[0] == 200
+        status, answer = server.client().ask("/v1/completions", {**COMPLETION, "cache_salt": "mine"})
+        assert (status, answer["error"]["param"]) == (400, "cache_salt")
+
+
+@pytest.mark.parametrize("bad", ["soon", 1.5, True])
+def test_a_priority_is_a_whole_number(client, bad):
+    status, answer = client.ask("/v1/completions", {**COMPLETION, "priority": bad})
+    assert (status, answer["error"]["param"]) == (400, "priority")
 
 
 def test_the_key_is_wanted_everywhere_but_for_live(chat_engine):

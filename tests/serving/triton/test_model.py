@@ -279,6 +279,7 @@ def test_a_proof_is_refused_where_the_model_gives_none(model):
     assert "return_kv_proof is 'yes', expected digest or lists" in response.error.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_an_engine_whose_cache_has_a_format_answers_as_it_does_alone(form, tmp_path):
     from kvc_trt.cli.main import run

@@ -139,6 +139,11 @@ class TorchDecoder(Projections):
         layers, last = self._weights.layers, self.config.num_hidden_layers - 1
         by_kind = {self.config.attention(layer).rotary: layer for layer in range(last + 1)}
         angles = {rotary: self._angles(layer, positions) for rotary, layer in by_kind.items()}
+        # Below 0 a row is inactive, and stays that.
+        stored = [
+            cache_lengths,
+            *(torch.where(cache_lengths < 0, -1, cache_lengths + step) for step in range(1, count)),
+        ]
         hidden = self._embed(tokens)
         x = self._read(0, "input_layernorm", hidden)
         for layer, weights in enumerate(layers):
@@ -150,9 +155,9 @@ class TorchDecoder(Projections):
                 outputs = self._by_nodes.steps.attend(layer, x, made, positions, cache_lengths, state, count)
             else:
                 self._see_stored(layer, made, count)
-                attend, stored = self._attend_rotated if self._rotates else self._attend, cache_lengths[layer]
+                attend = self._attend_rotated if self._rotates else self._attend
                 outputs = [
-                    attend(layer, own, stored + step if step else stored, state)
+                    attend(layer, own, stored[step][layer], state)
                     for step, own in enumerate(zip(*(part.chunk(count) for part in made), strict=True))
                 ]
             attended = outputs[0] if count == 1 else torch.cat(outputs)

@@ -7,6 +7,7 @@ each is one.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kvc_trt.files.cache import cache_root
+
 log = logging.getLogger(__name__)
+COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def normed(x: Tensor, weight: Tensor, epsilon: float, bias: Tensor | None = None, kind: str = "rms") -> Tensor:
@@ -129,7 +133,11 @@ AS_WRITTEN = Elementwise(normed, added_and_normed, rotated_heads, gated, activat
 
 @cache
 def compiled() -> Elementwise:
-    """Return the compiled functions; each is compiled on its first call, once per process."""
+    """Return the compiled functions; each is compiled on its first call, once per process.
+
+    What the compiler makes is kept in the user's cache (`TORCHINDUCTOR_CACHE_DIR` if that is set), for later processes.
+    """
+    os.environ.setdefault(COMPILER_CACHE, str(cache_root() / "compiled"))
     functions: list[Any] = [
         Compiled(function, torch.compile) for function in (normed, added_and_normed, rotated_heads, gated, activated)
     ]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kvc_trt.kernels.loading import current_library
+from kvc_trt.kernels.switches import WEIGHT_PREFETCH
 
 if TYPE_CHECKING:
     from kvc_trt.kernels.c_library import CLibrary
@@ -29,9 +30,17 @@ class WeightPrefetch:
         self._library, self._side, self._room = library, side, room
         self._open = False
 
+    def launch_once(self, device: torch.device) -> None:
+        """Launch the kernel on a few bytes: its first launch would otherwise be inside a capture."""
+        some = torch.zeros(UNIT, dtype=torch.uint8, device=device)
+        self._library.prefetch(some.data_ptr(), some.nbytes, torch.cuda.current_stream().cuda_stream)
+
     def start(self, *matrices: Tensor) -> None:
-        """Read the first bytes of contiguous matrices, in this order, until the cache is full; only in a capture."""
-        if not torch.cuda.is_current_stream_capturing():
+        """Read the first bytes of contiguous matrices, in this order, until the cache is full.
+
+        Only in a capture, and unless it is switched off (`KVC_TRT_WEIGHT_PREFETCH`) when the capture is made.
+        """
+        if not WEIGHT_PREFETCH.is_on or not torch.cuda.is_current_stream_capturing():
             return
         self._side.wait_stream(torch.cuda.current_stream())
         self._open, room = True, self._room
@@ -58,4 +67,6 @@ def weight_prefetch(device: torch.device) -> WeightPrefetch | None:
     # Half of the cache: the other half is for the caches' entries, the activations, and what was read before.
     room = int(torch.cuda.get_device_properties(device).L2_cache_size) // 2
     side: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return WeightPrefetch(library, side, room)
+    ahead = WeightPrefetch(library, side, room)
+    ahead.launch_once(device)
+    return ahead

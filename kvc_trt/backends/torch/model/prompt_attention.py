@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from kvc_trt.backends.torch.memory import TURN_BLOCK
+
+PLAN_BUCKET = 256
+"""Lengths of prompts on a GPU are rounded up to a multiple of this."""
 
 
 def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -21,8 +29,44 @@ def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
         with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
             return scaled_dot_product_attention(query, keys, values, is_causal=True)
+    length = query.shape[2]
+    query, keys, values = (bucketed(table) for table in (query, keys, values))
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]):
-        return scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
+        return scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)[:, :, :length]
+
+
+def bucketed(table: Tensor) -> Tensor:
+    """Pad [B,H,S,D] with zeros to a multiple of PLAN_BUCKET tokens, which causal attention before them does not see.
+
+    cuDNN plans each new shape anew, which takes as long as attention over a long prompt.
+    """
+    return pad(table, (0, 0, 0, -table.shape[2] % PLAN_BUCKET))
+
+
+def turn_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Exact attention from the last n entries to all before and to themselves: [1,H,n,D], [1,G,m+n,D] -> [1,H,n,D].
+
+    A flash kernel takes all n queries at once, without a mask. Elsewhere blocks of queries have a mask of their own, so
+    that no table of n x (m+n) is made.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention.bias import causal_lower_right
+    from torch.nn.functional import scaled_dot_product_attention
+
+    count, entries = query.shape[2], keys.shape[2]
+    if query.device.type == "cuda" and query.dtype != torch.float32:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            mask: Any = causal_lower_right(count, entries)
+            return scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
+    stored, places = entries - count, torch.arange(entries, device=query.device)
+    found = []
+    for first in range(0, count, TURN_BLOCK):
+        own = query[:, :, first : first + TURN_BLOCK]
+        end = stored + first + own.shape[2]
+        seen = places[:end] <= places[stored + first : end, None]
+        block = scaled_dot_product_attention(own, keys[:, :, :end], values[:, :, :end], attn_mask=seen, enable_gqa=True)
+        found.append(block)
+    return torch.cat(found, dim=2)
 
 
 def last_queries(query: Tensor, prompt_lengths: Tensor, window: int) -> Tensor:

@@ -2,134 +2,128 @@
 
 A step is about four hundred kernels; queuing them one by one from Python takes several times as long as running them.
 If a step cannot be captured, its body is called directly, and the reason is logged. Between steps the host writes one
-small buffer (tokens, positions, lengths) and reads the best token of each row, or all logits. Nothing else waits for
-the device.
+small buffer (tokens, positions, lengths) and reads the best token of each row, the tokens that were drawn (drawing.py),
+or all logits. Nothing else waits for the device. A pass over drafts is a step of several tokens of each row.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvc_trt.backends.torch.model.capturer import Capturer
 from kvc_trt.backends.torch.model.decoder import TorchDecoder
+from kvc_trt.backends.torch.model.drawing import CHANGES, StaticDrawing, Variant
 from kvc_trt.backends.torch.nodes.caches import State
-from kvc_trt.runtime.executor import NOT_FINITE
+from kvc_trt.runtime.executor import NO_DRAW, NOT_FINITE, Answer
 
-log = logging.getLogger(__name__)
-Body = Callable[[], None]
-
-
-class Capturer:
-    """Captures functions for one device. Graphs share scratch memory, so never replay two at once.
-
-    `refused` says why nothing is captured (None on a CPU, where there is nothing to capture). If a capture fails, it
-    is set, and functions are called directly from then on.
-    """
-
-    def __init__(self, device: torch.device, refused: str | None = None) -> None:
-        self._device, self._graphs = device, device.type == "cuda"
-        self.refused: str | None = None
-        self._pool: Any = None
-        if self._graphs and refused is not None:
-            self._refuse(refused)
-
-    @property
-    def captures(self) -> bool:
-        """True if functions are captured, so that a step for more rows may serve fewer."""
-        return self._graphs and self.refused is None
-
-    def capture(self, body: Body) -> Body:
-        """Return a function that runs the body. On a GPU the body is run here at least twice: it must not change state.
-
-        It must use the same memory every time and never wait for the device.
-        """
-        if not self.captures:
-            return body
-        self._warm_up(body)
-        try:
-            return self._captured(body).replay
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            self._refuse(str(error).strip().partition("\n")[0] or "capture failed")
-            return body
-
-    def _warm_up(self, body: Body) -> None:
-        """Run once what happens only once: load modules, initialise libraries, compile functions."""
-        side: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                body()
-        torch.cuda.current_stream(self._device).wait_stream(side)
-        torch.cuda.synchronize(self._device)
-
-    def _captured(self, body: Body) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.device(self._device), torch.cuda.graph(graph, pool=self._pool):
-            body()
-        return graph
-
-    def _refuse(self, reason: str) -> None:
-        self.refused = reason
-        log.warning("decode runs without a CUDA graph, several times slower at small batches: %s", reason)
-
+if TYPE_CHECKING:
+    from kvc_trt.runtime.sampling.draw_rules import DrawRules
 
 INACTIVE = -1
 """Cache length of an inactive row: it is not changed, and its logits are meaningless."""
 
 
 class StaticStep:
-    """The step of the first `rows` rows of a state; with fewer rows fed, the others are inactive."""
+    """The step of the first `rows` rows of a state; with fewer rows fed, the others are inactive.
+
+    Each row is fed `count` tokens that are known beforehand, one after the other: 1, or those of a draft.
+    """
 
     def __init__(
-        self, decoder: TorchDecoder, state: State, rows: int, device: torch.device, capturer: Capturer
-    ) -> None:
+        self, decoder: TorchDecoder, state: State, rows: int, device: torch.device, capturer: Capturer, *,
+        count: int = 1,
+    ) -> None:  # fmt: skip
         caches, on_gpu = decoder.caches, device.type == "cuda"
-        self.rows = rows
-        self._decoder, self._device = decoder, device
+        self.rows, self.count = rows, count
+        self._decoder, self._device, self._capturer = decoder, device, capturer
         self._state = {name: buffer[:rows] for name, buffer in state.items()}
-        self._inputs = torch.zeros(2 + caches, rows, dtype=torch.int64, device=device)
-        self._staging = torch.zeros(2 + caches, rows, dtype=torch.int64, pin_memory=on_gpu)
-        self._logits = torch.zeros(rows, decoder.config.vocab_size, device=device)
-        self._best = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._inputs = torch.zeros(count + 1 + caches, rows, dtype=torch.int64, device=device)
+        self._staging = torch.zeros(self._inputs.shape, dtype=torch.int64, pin_memory=on_gpu)
+        self._logits = torch.zeros(count * rows, decoder.config.vocab_size, device=device)
+        """After each token of each row, [count*rows,vocab]: the first token of all rows comes first."""
+        self._best = torch.zeros(count * rows, dtype=torch.int64, device=device)
         self._host_logits = torch.zeros(self._logits.shape, pin_memory=on_gpu) if on_gpu else self._logits
-        self._host_best = torch.zeros(rows, dtype=torch.int64, pin_memory=on_gpu) if on_gpu else self._best
+        self._host_best = torch.zeros(count * rows, dtype=torch.int64, pin_memory=on_gpu) if on_gpu else self._best
         self._copied: Any = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
-        self._inputs[2:] = INACTIVE  # a capture runs the step, which must not change the state
+        self._inputs[count + 1 :] = INACTIVE  # a capture runs the step, which must not change the state
         self._replay = capturer.capture(self._body)
 
     def run(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]) -> None:
-        """Queue one step of len(tokens) rows: tokens, positions [n], cache_lengths [caches,n], n <= rows."""
-        fed, given = self._staging.numpy(), len(tokens)
+        """Queue one step of n <= rows rows: tokens [n] or [count,n], positions [n], cache_lengths [caches,n]."""
+        fed, given, count = self._staging.numpy(), len(positions), self.count
         if self._copied is not None:
             self._copied.synchronize()  # what the step before it has queued may not have read its inputs yet
-        fed[:2], fed[2:] = 0, INACTIVE
-        fed[0, :given], fed[1, :given], fed[2:, :given] = tokens, positions, cache_lengths
+        fed[: count + 1], fed[count + 1 :] = 0, INACTIVE
+        fed[:count, :given], fed[count, :given], fed[count + 1 :, :given] = tokens, positions, cache_lengths
         self._inputs.copy_(self._staging, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
         self._replay()
 
     def logits(self, rows: int) -> NDArray[np.float32]:
-        """Wait for the step and return logits [rows,vocab], valid until the next call."""
-        return self._fetched(self._host_logits, self._logits, rows)
+        """Wait for the step and return logits [rows,vocab], or [count,rows,vocab]; valid until the next call."""
+        if self.count == 1:
+            return self._fetched(self._host_logits, self._logits, rows)
+        every = self._fetched(self._host_logits, self._logits, len(self._logits))
+        return every.reshape(self.count, self.rows, -1)[:, :rows]
 
     def best(self, rows: int) -> NDArray[np.int64]:
         """Wait for the step; return each row's best token, lowest of equals, or NOT_FINITE (until the next call)."""
         return self._fetched(self._host_best, self._best, rows)
 
+    def drawn(self, rules: Iterable[Sequence[DrawRules | None]]) -> list[list[Answer]]:
+        """Wait for the step; return the answer after each token of each row, [rows][count], until the next call.
+
+        `rules` are those of the draws after the first tokens of each row. For None, and for rules that change too many
+        tokens, the answer is the logits; after a token without a rule it is NO_DRAW.
+        """
+        given = list(rules)
+        flat: list[DrawRules | None] = [None] * (len(given) and (self.count - 1) * self.rows + len(given))
+        for row, of_row in enumerate(given):
+            for step, rule in enumerate(of_row):
+                flat[step * self.rows + row] = rule if rule is not None and len(rule.changed) <= CHANGES else None
+        drawn = self._drawing.run(flat)
+        return [
+            [
+                NO_DRAW if step >= len(of_row)
+                else drawn[place] if flat[place := step * self.rows + row] is not None
+                else self._logits_of(place)
+                for step in range(self.count)
+            ]
+            for row, of_row in enumerate(given)
+        ]  # fmt: skip
+
+    def prepare_draws(self) -> None:
+        """Capture the draws that most requests need: without and with top-k or top-p, nothing changed."""
+        for filters in (False, True):
+            self._drawing.prepare(Variant(changes_logits=False, filters=filters, logprobs=False))
+
+    @cached_property
+    def _drawing(self) -> StaticDrawing:
+        return StaticDrawing(self._logits, self._capturer)
+
+    def _logits_of(self, place: int) -> NDArray[np.float32]:
+        """Return one row of the logits on the host."""
+        if self._host_logits is not self._logits:
+            self._host_logits[place].copy_(self._logits[place])
+        found: NDArray[np.float32] = self._host_logits[place].numpy()
+        return found
+
     def _body(self) -> None:
+        count = self.count
+        tokens, positions, lengths = self._inputs[:count], self._inputs[count], self._inputs[count + 1 :]
         with torch.inference_mode():
-            logits = self._decoder.decode(self._inputs[0], self._inputs[1], self._inputs[2:], self._state)
+            if count == 1:
+                logits = self._decoder.decode(tokens[0], positions, lengths, self._state)
+            else:
+                logits = self._decoder.check_draft(tokens, positions, lengths, self._state).flatten(0, 1)
             self._logits.copy_(logits)
             highest, best = logits.max(dim=-1)
             self._best.copy_(torch.where(highest.isfinite(), best, NOT_FINITE))

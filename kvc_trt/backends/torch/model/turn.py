@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from typing_extensions import override
 
 from kvc_trt.backends.torch.model.bounds import raise_bounds
+from kvc_trt.backends.torch.model.prompt_attention import turn_attention
 from kvc_trt.kernels.ops import kvc, numbers_of, operation
 from kvc_trt.kernels.stored_parts import StoredTables, names_of
 from kvc_trt.operators.compaction.compact import COMPACT, COMPACT_TURN
@@ -88,10 +88,8 @@ class TurnRow:
 
     def attend(self, keys: Tensor, values: Tensor) -> Tensor:
         """Attend from the new tokens to stored and new entries, each to those up to itself; [H,n,D]."""
-        places = torch.arange(keys.shape[1], device=keys.device)
-        seen = places <= places[self.stored :, None]
         query, keys, values = (table[None].to(self.query.dtype) for table in (self.query, keys, values))
-        return scaled_dot_product_attention(query, keys, values, attn_mask=seen, enable_gqa=True)[0]
+        return turn_attention(query, keys, values)[0]
 
     def append(self, page_size: int) -> int:
         """Store the new tokens behind the others and raise the bounds of their pages; return the new length."""

@@ -7,7 +7,7 @@ had held them, so stored contexts fit any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from kvc_trt.backends.torch.parallel.messages import OPEN
 from kvc_trt.engine.program import NO_FILE, Program
-from kvc_trt.runtime.executor import CheckedDraft, ExecutorBase, Extended, Prefilled
+from kvc_trt.kernels.switches import DEVICE_SAMPLING
+from kvc_trt.runtime.executor import Answer, CheckedDraft, DrawnDraft, ExecutorBase, Extended, Prefilled
 
 if TYPE_CHECKING:
     from kvc_trt.backends.torch.parallel.group import RankGroup
+    from kvc_trt.runtime.sampling.draw_rules import DrawRules
 
 Integers = NDArray[np.int64]
 
@@ -98,6 +100,19 @@ class ParallelExecutor(ExecutorBase):
         found: Integers = self._call("decode_greedy", tokens, positions, cache_lengths)
         return found
 
+    @property
+    def draws(self) -> bool:
+        """As `TorchExecutor.draws`, of the ranks' devices."""
+        return self._group.device == "cuda" and DEVICE_SAMPLING.is_on
+
+    def decode_drawn(
+        self, tokens: Integers, positions: Integers, cache_lengths: Integers, rules: Iterable[DrawRules | None]
+    ) -> list[Answer]:
+        """Like `decode`, but draw each row's token, as `TorchExecutor.decode_drawn` does."""
+        self._runs += 1
+        found: list[Answer] = self._call("decode_drawn", tokens, positions, cache_lengths, list(rules))
+        return found
+
     def extend(
         self, first_row: int, input_ids: Integers, lengths: Integers, positions: Integers, cache_lengths: Integers
     ) -> Extended:
@@ -108,6 +123,14 @@ class ParallelExecutor(ExecutorBase):
     def check_draft(self, tokens: Integers, positions: Integers, cache_lengths: Integers) -> CheckedDraft:
         """Run a pass over `tokens` [1 + draft_tokens, rows] of the first rows."""
         found: CheckedDraft = self._call("check_draft", tokens, positions, cache_lengths)
+        return found
+
+    def check_draft_drawn(
+        self, tokens: Integers, positions: Integers, cache_lengths: Integers,
+        rules: Iterable[Sequence[DrawRules | None]],
+    ) -> DrawnDraft:  # fmt: skip
+        """Like `check_draft`, but draw the tokens after each one, as `TorchExecutor.check_draft_drawn` does."""
+        found: DrawnDraft = self._call("check_draft_drawn", tokens, positions, cache_lengths, list(rules))
         return found
 
     def take_back(self, row: int, undo: Any, cache_lengths: Integers, kept: int) -> None:

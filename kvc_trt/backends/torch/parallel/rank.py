@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kvc_trt.engine.program import Program
     from kvc_trt.runtime.executor import Prefilled
 
-STEPS = ("decode", "decode_greedy")
+STEPS = ("decode", "decode_greedy", "decode_drawn", "check_draft", "check_draft_drawn")
 """Methods whose exchanges are not counted on a GPU, where a graph is replayed."""
 
 

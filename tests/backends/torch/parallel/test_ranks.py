@@ -22,6 +22,7 @@ from tests.backends.prompts import filled, padded, prompts
 from tests.backends.torch.test_executor import alone
 from tests.small_model import SMALL as MODEL
 
+pytestmark = pytest.mark.slow
 STEPS = 12
 ONE_CODE = 0.02
 """By how much logits may differ, relatively: after a sum of ranks, a few keys beside an edge get another code."""
@@ -36,9 +37,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", ["a KV head each", *(pytest.param(name, marks=pytest.mark.slow) for name in [*CASES][1:])]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_ranks_give_what_one_process_gives(case, make_program, on_shared_ranks):
     model, ranks = CASES[case]
     program = make_program("rocketkv, a skipped layer", model=model)
@@ -55,7 +54,7 @@ def test_ranks_give_what_one_process_gives(case, make_program, on_shared_ranks):
     assert several.state_bytes() == copies * one.state_bytes()
 
 
-@pytest.mark.parametrize(("ranks", "form"), [(2, "int4"), pytest.param(4, "k8v4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("ranks", "form"), [(2, "int4"), (4, "k8v4")])
 def test_ranks_store_and_move_the_codes_of_one_process(ranks, form, make_program, on_shared_ranks):
     """The parts of a format are divided by KV head; before any sum they are equal to the bit."""
     program = make_program("rocketkv, a skipped layer", kv_cache=form)
@@ -73,7 +72,6 @@ def test_ranks_store_and_move_the_codes_of_one_process(ranks, form, make_program
         assert part.tobytes() == row[name].tobytes(), name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_answers_of_many_rows_are_those_of_one_process(ranks, make_program, on_shared_ranks):
     """Seven requests through three rows: rows join, move and leave. Differences count only at a clear best token."""
@@ -91,7 +89,6 @@ def test_answers_of_many_rows_are_those_of_one_process(ranks, make_program, on_s
     assert close <= 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_chooses_as_the_reference_on_its_inputs(ranks, make_program, on_shared_ranks):
     """Indices per head on equal inputs, near-ties aside, and in the first layer those of one process."""
@@ -137,7 +134,6 @@ def test_layer_budgets_and_other_policies_share_the_ranks(make_program, on_share
         }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_row_moves_between_one_process_and_several(ranks, make_program, on_shared_ranks):
     """A stored context holds all KV heads, whatever has run it."""

@@ -1,0 +1,1 @@
+"""Hit rates of observation windows: SnapKV's study of why observation works."""

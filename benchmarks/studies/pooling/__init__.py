@@ -1,0 +1,1 @@
+"""Pooling, kernels and windows of SnapKV on needles."""

@@ -1,0 +1,63 @@
+"""One study: how it is measured, and how its page is written from its records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.page import DOCS, IMAGES
+from benchmarks.studies.records import Record, Records
+
+FOLDER = "studies"
+"""Of pages within docs/results, and of plots within docs/images."""
+MODEL = "smollm2-135m-instruct"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Options of one run."""
+
+    model: str = MODEL
+    checkpoint: str | None = None
+    until: float | None = None
+    """The time (of `time.monotonic`) from which on nothing new begins."""
+    count: int | None = None
+    """Documents or prompts of each kind; None is the study's own number."""
+    long: bool = False
+    """True for lengths like the paper's, for a machine with time."""
+
+    @property
+    def over(self) -> bool:
+        """True if nothing new may begin."""
+        return self.until is not None and time.monotonic() >= self.until
+
+
+@dataclass(frozen=True)
+class Written:
+    """A page, and its plots by their paths."""
+
+    text: str
+    images: Mapping[Path, bytes]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study under its name, which its records and its page have too."""
+
+    name: str
+    measure: Callable[[Run, Records], None]
+    """Adds what the records lack."""
+    page: Callable[[Sequence[Record]], Written]
+    """Writes the page of some records; equal records give an equal page."""
+
+    @property
+    def path(self) -> Path:
+        """The path of the page."""
+        return DOCS / FOLDER / f"{self.name.replace('_', '-')}.md"
+
+
+def image(study: str, name: str) -> Path:
+    """The path of a plot of a study."""
+    return IMAGES / FOLDER / f"{study.replace('_', '-')}-{name}.png"

@@ -1,0 +1,215 @@
+"""A model whose layers are watched while it reads: queries, keys, and the residual stream around every attention.
+
+The reference computes it, in float32, with the whole cache. What an answer attends to is seen by reading prompt and
+answer together once more: causal attention gives every token the same queries and keys as decoding does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvc_trt import policies
+from kvc_trt.config import BuildConfig
+from kvc_trt.engine.resolution.model_choice import choose_model, open_source
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.weights import WeightSource
+from kvc_trt.policies import BASELINE
+from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.runtime.chat.template import ChatTemplate
+from kvc_trt.tasks import framing
+from kvc_trt.tasks.framing import Framing
+from kvc_trt.tasks.tokenizer import TaskTokenizer, load_task_tokenizer
+
+
+@dataclass(frozen=True)
+class WatchedLayer:
+    """One layer as it reads a text of n tokens."""
+
+    index: int
+    query: Tensor
+    """[H,n,D], rotated."""
+    keys: Tensor
+    """[G,n,D], rotated."""
+    before: Tensor
+    """[n,hidden]: the residual stream in front of attention."""
+    after: Tensor
+    """[n,hidden]: behind it."""
+
+    def attention(self, first: int, last: int, keys: int) -> Tensor:
+        """Attention of the queries first .. last - 1 to tokens 0 .. keys - 1: [H,last-first,keys].
+
+        Softmax runs over all that a query sees; tokens behind it get 0.
+        """
+        heads, _, size = self.query.shape
+        grouped = self.query[:, first:last].reshape(len(self.keys), -1, last - first, size)
+        logits = grouped @ self.keys[:, None, :last].transpose(2, 3) / math.sqrt(size)
+        places = torch.arange(last)
+        weights = torch.softmax(logits.masked_fill(places > places[first:, None], -torch.inf), dim=-1)
+        found = weights.reshape(heads, last - first, last)[..., :keys]
+        return torch.nn.functional.pad(found, (0, keys - found.shape[-1]))
+
+
+Visit = Callable[[WatchedLayer], None]
+
+
+class WatchedDecoder(ReferenceDecoder):
+    """The reference with the whole cache; `watch` shows every layer of a text."""
+
+    @classmethod
+    def of(cls, config: ModelConfig, weights: WeightSource, longest: int) -> WatchedDecoder:
+        """A decoder for texts of at most `longest` tokens, answers included."""
+        rule = policies.resolve(
+            BASELINE, model=config, token_budget=longest, max_input_len=longest - 1, max_output_len=1
+        )
+        return cls(config, weights, method=policies.method(rule), parameters=rule)
+
+    @torch.inference_mode()
+    def watch(self, ids: Sequence[int], visit: Visit) -> None:
+        """Read a text and show each layer, one at a time."""
+        hidden = self._weights.embed(torch.tensor(ids))
+        for index in range(self.config.num_hidden_layers):
+            weights = self._weights.layer(index)
+            row, after = self._attend_prompt(weights, hidden)
+            visit(WatchedLayer(index, row.query.transpose(0, 1), row.keys.transpose(0, 1), hidden, after))
+            hidden = self._feed_forward(weights, after)
+
+    @torch.inference_mode()
+    def along(self, prompt: Sequence[int], following: Sequence[int], caches: Caches) -> list[Tensor]:
+        """Feed `following` behind a prompt under several caches; return logits [M,vocab] of each.
+
+        The prompt is read exactly, once for all. Logits are those of its last token and of all that follow but the
+        last.
+        """
+        n, new, count = len(prompt), len(following) - 1, caches.count
+        hidden = self._weights.embed(torch.tensor(prompt))
+        streams = self._weights.embed(torch.tensor(following[:-1])).repeat(count, 1)
+        places = (n + torch.arange(new)).repeat(count)
+        for index in range(self.config.num_hidden_layers):
+            weights = self._weights.layer(index)
+            row, after = self._attend_prompt(weights, hidden)
+            layer = WatchedLayer(index, row.query.transpose(0, 1), row.keys.transpose(0, 1), hidden, after)
+            own = self._project(weights, streams, places)
+            outputs = []
+            for place, seen in enumerate(caches.seen(layer, new)):
+                mine = slice(place * new, (place + 1) * new)
+                keys, values = (torch.cat([old, one[mine]]) for old, one in zip(row[1:3], own[1:3], strict=True))
+                outputs.append(_attend(own.query[mine], keys, values, seen))
+            attended = self._after_attention(weights, streams, torch.cat(outputs))
+            streams = self._feed_forward(weights, attended)
+            hidden = self._feed_forward(weights, after)
+        return [self._logits(torch.cat([hidden[-1:], stream])) for stream in streams.chunk(count)]
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """Attention of the last M of T tokens to those that are `seen`, a mask that broadcasts to [H,M,T].
+
+    query [M,H,D]; keys, values [T,G,D]. Returns [M,H,D].
+    """
+    (new, heads, size), total = query.shape, len(keys)
+    grouped = query.transpose(0, 1).reshape(keys.shape[1], -1, new, size)
+    logits = (grouped @ keys.permute(1, 2, 0)[:, None] / math.sqrt(size)).reshape(heads, new, total)
+    attention = torch.softmax(logits.masked_fill(~seen, -torch.inf), dim=-1).reshape(*grouped.shape[:3], total)
+    return (attention @ values.transpose(0, 1)[:, None]).reshape(heads, new, size).transpose(0, 1)
+
+
+class Caches(Protocol):
+    """Several ways to keep a part of a prompt."""
+
+    @property
+    def count(self) -> int:
+        """The number of caches."""
+
+    def seen(self, layer: WatchedLayer, new: int) -> Iterable[Tensor]:
+        """For each: what `new` tokens behind the prompt's n see in a layer, a mask that broadcasts to [H,new,n+new]."""
+
+
+@dataclass(frozen=True)
+class Recent:
+    """Each layer keeps the first `sinks` tokens and the last others of its slots, the current one among them.
+
+    So do `streaming-llm` and, without sinks, `sliding-window`.
+    """
+
+    divisions: Sequence[Sequence[int]]
+    """The slots of every layer, for each cache."""
+    sinks: int
+
+    @property
+    def count(self) -> int:
+        """The number of divisions."""
+        return len(self.divisions)
+
+    def seen(self, layer: WatchedLayer, new: int) -> Iterator[Tensor]:
+        """The masks [new,n+new]."""
+        total = layer.keys.shape[1] + new
+        own, places = torch.arange(total - new, total)[:, None], torch.arange(total)
+        for slots in self.divisions:
+            recent = places > own - (slots[layer.index] - self.sinks)
+            yield (places <= own) & (recent | (places < self.sinks))
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Length and temperature of answers that are drawn."""
+
+    tokens: int
+    """Longest answer."""
+    temperature: float = 0.8
+    """So that a small model does not repeat itself, as it does greedily."""
+    at_least: int = 1
+    """Shortest answer: the model may not end it before."""
+
+
+@dataclass(frozen=True)
+class StudyModel:
+    """A model with its tokenizer and its form of a prompt."""
+
+    name: str
+    decoder: WatchedDecoder
+    tokenizer: TaskTokenizer
+    framing: Framing
+    fingerprint: str
+
+    def answers(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[list[int]]:
+        """Draw an answer to each prompt, together; an end token is not part of it."""
+        source = torch.Generator().manual_seed(seed)
+        lengths = torch.tensor([len(one) for one in prompts])
+        padded = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
+        for row, one in enumerate(prompts):
+            padded[row, : len(one)] = torch.tensor(one)
+        logits, cache = self.decoder.prefill(padded, lengths)
+        ends = sorted(self.decoder.config.eos_token_ids)
+        found: list[list[int]] = [[] for _ in prompts]
+        going = [True] * len(prompts)
+        for place in range(sampling.tokens):
+            if place < sampling.at_least:
+                logits = logits.index_fill(1, torch.tensor(ends), -torch.inf)
+            chosen = torch.multinomial(torch.softmax(logits / sampling.temperature, -1), 1, generator=source)[:, 0]
+            for row, token in enumerate(chosen.tolist()):
+                going[row] &= token not in ends
+                if going[row]:
+                    found[row].append(token)
+            if not any(going) or max(map(len, found)) == sampling.tokens:
+                break
+            logits = self.decoder.decode(chosen, cache)
+        return found
+
+
+def open_study_model(name: str, longest: int, checkpoint: str | None = None) -> StudyModel:
+    """Open a preset or a checkpoint for texts of at most `longest` tokens.
+
+    Prompts go through the model's chat template where it has one. InputError for an unknown model.
+    """
+    choice, source = open_source(choose_model(name, checkpoint), BuildConfig(model=name, checkpoint=checkpoint))
+    file = next(path for path in source.tokenizer_files if path.name == "tokenizer.json")
+    tokenizer, template = load_task_tokenizer(str(file)), ChatTemplate.load(file.parent)
+    inner = tokenizer.tokenizer
+    framed = framing.plain(inner) if template is None else framing.chat(inner, template)
+    decoder = WatchedDecoder.of(choice.config, source.weights, longest)
+    return StudyModel(name, decoder, tokenizer, framed, source.weights.fingerprint())

@@ -1,0 +1,99 @@
+"""The two sides of a measurement: the engine with its rows, and the dense twin with those that fit into their bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from kvc_trt.engine.program import engine_program, twin_program
+from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.runtime.scheduler.scheduler import Scheduler
+from kvc_trt.runtime.session.session import Session
+from kvc_trt.sizes import readable_size
+
+if TYPE_CHECKING:
+    from kvc_trt.backends.benchmark import Benchmark
+    from kvc_trt.engine import EngineDirectory
+    from kvc_trt.engine.program import Program
+    from kvc_trt.profile.requests.load import Asking
+    from kvc_trt.progress import Progress
+
+LARGEST_SHARE_OF_MEMORY = 0.8
+"""Share of the free memory that the caches of both sides may take together."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side: its name in the result (`engine`, `dense`), its program and its rows."""
+
+    name: str
+    program: Program
+    rows: int
+    row_bytes: float
+    """Bytes that one row counts as."""
+
+    @property
+    def cache_bytes(self) -> float:
+        """Bytes that all rows count as."""
+        return self.rows * self.row_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of the buffers of all rows."""
+        return self.rows * _row_bytes(self.program)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields of the result's `sides`."""
+        return {
+            "side": self.name,
+            "rows": self.rows,
+            "row_bytes": round(self.row_bytes),
+            "cache_bytes": round(self.cache_bytes),
+            "allocated_bytes": self.allocated_bytes,
+        }
+
+
+def sides_of(engine: EngineDirectory, asked: Asking, rows: int, concurrency: int) -> tuple[Side, Side]:
+    """Return the engine with `rows` rows, and the twin with those that fit into as many bytes, at least one.
+
+    Caches of the twin are as long as the longest request. A row of it counts as the bytes of a request of mean length,
+    which is what it would take of a cache in pages, such as vLLM's: a twin whose short requests pay for the longest one
+    would be a weak baseline. It has no more rows than there are requests at a time.
+    """
+    program = engine_program(engine)
+    own = Side("engine", program, rows, _row_bytes(program))
+    longest_input, longest_output = asked.longest
+    lengths = replace(
+        program.parameters, max_input_len=longest_input, max_output_len=longest_output, max_conversation_len=0
+    )
+    twin = twin_program(replace(program, parameters=lengths))
+    row_bytes = _row_bytes(twin) * asked.mean_tokens / (longest_input + longest_output)
+    fit = int(own.cache_bytes / row_bytes)
+    return own, Side("dense", twin, max(1, min(fit, concurrency)), row_bytes)
+
+
+def check_fits(sides: tuple[Side, Side], free_bytes: int) -> None:
+    """Raise UnsupportedEnvironment for caches that this machine has no memory for."""
+    needed, limit = sum(side.allocated_bytes for side in sides), LARGEST_SHARE_OF_MEMORY * free_bytes
+    if needed > limit:
+        own, twin = sides
+        raise UnsupportedEnvironment(
+            f"the caches of {own.rows:,} rows of the engine and {twin.rows:,} of its dense twin take "
+            f"{readable_size(needed)}, expected at most {readable_size(limit)}",
+            hint="fewer --rows, or less --concurrency",
+        )
+
+
+def open_scheduler(
+    side: Side, benchmark: Benchmark, engine: EngineDirectory, concurrency: int, progress: Progress
+) -> Scheduler:
+    """Return a scheduler over a session of its own, which is not started yet; all requests at a time may wait."""
+    executor = benchmark.open(side.program)
+    with progress.task(f"loading {side.name}", None):
+        executor.load()
+    session = Session(executor, engine.tokenizer, side.rows, progress=progress)
+    return Scheduler(session, conversations=False, queue_limit=concurrency)
+
+
+def _row_bytes(program: Program) -> int:
+    return sum(tensor.bytes_per_row() for tensor in program.state)

@@ -1,0 +1,1 @@
+"""The page of a run: its figures, its tables and the choice in words."""

@@ -1,0 +1,76 @@
+"""What a user asks `tune` for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+
+from kvc_trt.accuracy.grid import FRAMINGS
+from kvc_trt.errors import InputError, did_you_mean
+from kvc_trt.profile.accelerators import accelerator
+from kvc_trt.tasks.own.fitting import Truncate
+
+ROWS = 8
+DIVERGENCE = 0.1
+"""Nats per token that a choice may diverge from the whole cache where no answers are known."""
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """What to choose by, and the folder of answers and pages."""
+
+    data: str | PathLike[str]
+    """A file of one's own questions (docs/data.md)."""
+    memory: int
+    """Bytes for the caches of all rows."""
+    rows: int = ROWS
+    """Sequences that are decoded together."""
+    directory: str | PathLike[str] = "tuned"
+    max_step_ms: float | None = None
+    """The longest that a step of all rows may take."""
+    gpu: str | None = None
+    """Take step times from the floor of this GPU; None measures them here."""
+    minutes: float | None = None
+    """Begin no further answer after so many; None asks every prompt."""
+    policies: Sequence[str] | None = None
+    """With settings after colons; None takes the default ones with their alternatives."""
+    formats: Sequence[str] | None = None
+    """Cache formats; None takes the default ones."""
+    sets: Sequence[str] | None = None
+    """Sets of the file; None takes all."""
+    framing: str | None = None
+    """plain, or chat: through the model's chat template; None: chat where it has one."""
+    truncate: Truncate | None = None
+    """How a prompt that is longer than the model takes is cut; None refuses it."""
+    samples: int | None = None
+    """Prompts to choose by, drawn from the file; None takes all."""
+    max_new_tokens: int | None = None
+    """The longest answer; None is what each question says."""
+    maximum_loss: float = 0.0
+    """Share of right answers that a choice may lose against the whole cache beyond what chance explains."""
+    maximum_divergence: float = DIVERGENCE
+    """Where no answers are known: nats per token that a choice may diverge from the whole cache."""
+    seed: int = 0
+    """Of the order in which prompts are asked."""
+
+    @property
+    def row_limit(self) -> int:
+        """Bytes for one row."""
+        return int(self.memory) // self.rows
+
+    def check(self) -> None:
+        """InputError for numbers that cannot be right, and for names that nothing has."""
+        for name, least in (("rows", 1), ("memory", 1), ("samples", 1), ("max_new_tokens", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"{name}: expected at least {least}, found {value}")
+        for name in ("minutes", "max_step_ms"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InputError(f"{name}: expected more than 0, found {value}")
+        if self.framing is not None and self.framing not in FRAMINGS:
+            near = did_you_mean(self.framing, FRAMINGS)
+            raise InputError(f"unknown framing {self.framing!r}{near}", hint=f"framings: {', '.join(FRAMINGS)}")
+        if self.gpu is not None:
+            accelerator(self.gpu)
