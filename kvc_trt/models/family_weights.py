@@ -9,16 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import WeightSource, expected_tensors
-
-if TYPE_CHECKING:
-    from kvc_trt.models.family import Family
 
 _ROTATED = re.compile(r".*\.self_attn\.([qk])_(proj|norm)\.(weight|bias)")
 
@@ -102,10 +99,14 @@ class FamilyWeights:
         return found.reshape(-1, len(self._order))[:, self._order].reshape(-1)
 
 
-def family_weights(source: WeightSource, config: ModelConfig, family: Family) -> WeightSource:
-    """Return a checkpoint's tensors as all parts know them; the source itself where a family stores them so."""
-    order = channel_order(config, interleaved=family.interleaved)
-    places = None if family.weights is None else family.weights(config)
+def in_our_order(
+    source: WeightSource, config: ModelConfig, places: Mapping[str, Rows] | None, *, interleaved: bool
+) -> WeightSource:
+    """Return a checkpoint's tensors as all parts know them; the source itself if it stores them so.
+
+    `places` says where they are (None: under the same names), `interleaved` that neighbouring channels form pairs.
+    """
+    order = channel_order(config, interleaved=interleaved)
     if order is None and places is None:
         return source
     if places is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.family import family
-from kvc_trt.models.family_weights import family_weights
+from kvc_trt.models.family_weights import in_our_order
 from kvc_trt.models.sources.checkpoint import Checkpoint
 from kvc_trt.models.sources.fp8 import as_floats
 from kvc_trt.models.sources.hub import is_repository
@@ -46,7 +46,9 @@ def weights_of(checkpoint: AnyCheckpoint) -> WeightSource:
     floats = as_floats(checkpoint)
     if not isinstance(checkpoint, Checkpoint):
         return floats  # a GGUF file's tensors have those names already
-    return family_weights(floats, checkpoint.config, family(checkpoint.config.architecture))
+    config, own = checkpoint.config, family(checkpoint.config.architecture)
+    places = None if own.weights is None else own.weights(config)
+    return in_our_order(floats, config, places, interleaved=own.interleaved)
 
 
 def read_model_config(path: Path) -> tuple[ModelConfig, bool]:

@@ -32,6 +32,9 @@ from tests.small_model import SMALL as MODEL
 FAMILIES = {
     "llama": MODEL,
     "biased and tied": replace(MODEL, qkv_bias=True, tie_word_embeddings=True),
+    "yarn": replace(
+        MODEL, rotary_scaling=Yarn(8.0, 64, 1.2), description=Description(feed_forward=FeedForward(bias=True))
+    ),
     "output bias": replace(MODEL, qkv_bias=True, output_bias=True),
     "normed heads": replace(MODEL, architecture="Qwen3ForCausalLM", qk_norm=True, head_size=32),
     "one head each": replace(MODEL, num_key_value_heads=4),
