@@ -45,12 +45,14 @@ ROCKETKV = Policy(
 VERSION_1 = replace(
     ROCKETKV,
     name="rocketkv-v1",
+    candidate=False,
     summary="rocketkv with the even split of the paper's first version",
     split="even",
 )
 VERSION_2 = replace(
     ROCKETKV,
     name="rocketkv-v2",
+    candidate=False,
     summary="rocketkv with pool kernel 63, as released",
     split="adaptive",
     fixed={"pool_kernel": 63},
