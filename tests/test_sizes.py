@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvc_trt.sizes import readable_size
+from kvc_trt.sizes import bandwidth_of, bytes_of, readable_size
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,28 @@ from kvc_trt.sizes import readable_size
 )
 def test_the_largest_unit_that_leaves_at_least_one(count, text):
     assert readable_size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("60MiB", 60 << 20),
+        ("1.5 GB", 1_500_000_000),
+        ("2GiB", 2 << 30),
+        (" 12 B ", 12),
+        ("4096", 4096),
+        ("60mib", 60 << 20),
+        ("0.5TiB", 1 << 39),
+    ],
+)
+def test_sizes_have_units(text, count):
+    assert bytes_of(text) == count
+
+
+@pytest.mark.parametrize("text", ["0", "0MiB", "-1GiB", "1e3MB", "MiB", "60 foo", "1GiB/s", "", "1.GiB"])
+def test_other_sizes_are_none(text):
+    assert bytes_of(text) is None
+
+
+def test_a_bandwidth_is_a_size_by_the_second():
+    assert (bandwidth_of("12.5GB/s"), bandwidth_of("100Gbit/s"), bandwidth_of("1GiB/s")) == (12.5e9, 12.5e9, None)

@@ -35,7 +35,7 @@ from benchmarks.kernels.cases import ITEM_BYTES, OPERATIONS, Case, tensor_bytes
 from benchmarks.kernels.sweep import POINTS, count, point
 from benchmarks.kernels.traffic import Traffic, call_traffic
 from kvc_trt.kernels.switches import EARLY_LAUNCH, SWITCHES
-from kvc_trt.profile.floor import H200
+from kvc_trt.profile.accelerators import H200
 
 BATCHES = (1, 8, 32)
 CONTEXTS = (16384, 32768, 65536, 131072)

@@ -24,7 +24,7 @@ from benchmarks.kernels.cubin import KernelCode
 from benchmarks.kernels.launches import Launch
 from benchmarks.kernels.occupancy import MULTIPROCESSORS, resident_ctas
 from benchmarks.kernels.traffic import call_traffic, kernel_traffic
-from kvc_trt.profile.floor import ACCELERATORS
+from kvc_trt.profile.accelerators import HOPPER
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "kernels-resources.md"
@@ -54,13 +54,13 @@ def document(codes: Sequence[KernelCode], launches: dict[tuple[str, int], list[L
         f"context {CONTEXT}, token budget {BUDGET}, as on sm_80: later ones launch score_and_select for few rows.",
         "*CTAs/SM*: how many fit by registers, threads and shared memory,",
         "at the batch that needs most of the latter.",
-        f"*Floor*, on {' / '.join(gpu.name for gpu in ACCELERATORS)}: the bytes that the kernel must move over the",
+        f"*Floor*, on {' / '.join(gpu.name for gpu in HOPPER)}: the bytes that the kernel must move over the",
         "published bandwidth, or its products over the tensor throughput (`benchmarks/kernels/traffic.py`).",
         "",
         *_launch_table(codes, launches),
         "",
         "## Floors of whole calls",
-        f"In microseconds on {' / '.join(gpu.name for gpu in ACCELERATORS)}, bf16, one layer: inputs and results once,",
+        f"In microseconds on {' / '.join(gpu.name for gpu in HOPPER)}, bf16, one layer: inputs and results once,",
         "K twice in a compaction. `dense` reads the uncompressed cache.",
         "",
         *_floor_table(),
@@ -140,7 +140,7 @@ def _launch_table(codes: Sequence[KernelCode], launches: dict[tuple[str, int], l
                 _cell(launch.dynamic_shared for launch in same_kernel),
                 " / ".join(str(launch.ctas) for launch in same_kernel),
                 _cell(_resident(codes, largest, architecture) for architecture in MULTIPROCESSORS),
-                "-" if work is None else " / ".join(f"{work.floor_on(gpu):.2f}" for gpu in ACCELERATORS),
+                "-" if work is None else " / ".join(f"{work.floor_on(gpu):.2f}" for gpu in HOPPER),
             ])  # fmt: skip
     batches = " / ".join(map(str, BATCHES))
     heading = f"call|kernel|threads|dynamic shared|CTAs at batch {batches}|CTAs/SM|floor, us, batch 1"
@@ -179,7 +179,7 @@ def _floor_table() -> list[str]:
     for context in (CONTEXT, 4 * CONTEXT):
         for batch in BATCHES:
             case = Case(batch, context, BUDGET)
-            floors = [[call_traffic(operation, case).floor_on(gpu) for gpu in ACCELERATORS] for operation in OPERATIONS]
+            floors = [[call_traffic(operation, case).floor_on(gpu) for gpu in HOPPER] for operation in OPERATIONS]
             rows.append([str(context), str(batch), *(" / ".join(f"{value:.1f}" for value in pair) for pair in floors)])
     return _table(("context", "batch", *OPERATIONS), rows)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.kernels.cases import HEAD_SIZE, HEADS, KV_HEADS, Case
-from kvc_trt.profile.floor import Accelerator
+from kvc_trt.profile.accelerators import Accelerator
 
 FLOAT, INDEX = 4, 4
 FUSED = {"score_and_select": ("prepare_step", "page_scores", "select_tokens")}

@@ -9,7 +9,8 @@ from typing import Any
 from benchmarks.kernels.cases import FP8, IN_FORMAT, MODEL, NEW_TOKENS, Case
 from benchmarks.predict.hardware import COPY_SHARE, EDGE_MICROSECONDS
 from kvc_trt.methods.base.parameters import DEFAULT
-from kvc_trt.profile.floor import ACCELERATORS, Accelerator, StepCost, floor_seconds
+from kvc_trt.profile.accelerators import HOPPER, Accelerator
+from kvc_trt.profile.floor import StepCost, floor_seconds
 from kvc_trt.profile.model_size import prefill_operations, weight_bytes
 from kvc_trt.profile.traffic import row_traffic
 
@@ -47,7 +48,7 @@ class Bar:
 
 def bars(snapshot: Snapshot) -> Iterator[Bar]:
     """Every bar at the cases of the snapshot, on every GPU."""
-    for gpu in ACCELERATORS:
+    for gpu in HOPPER:
         for call in snapshot["calls"]:
             of_call = {"hybrid": _step_bars, "dense": _dense_bars, "compact": _compaction_bars}[call["operation"]]
             yield from (_format_bars if call["policy"] in IN_FORMAT.values() else of_call)(snapshot, call, gpu)

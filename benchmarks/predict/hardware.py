@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvc_trt.profile.floor import Accelerator
+from kvc_trt.profile.accelerators import Accelerator
 
 ARCHITECTURE = "sm_90a"
 MULTIPROCESSORS = 132  # SHEET

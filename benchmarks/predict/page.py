@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks import machine, store
 from benchmarks.predict.bars import Bar, bars, case_text, storage_text
 from kvc_trt.methods.base.parameters import DEFAULT
-from kvc_trt.profile.floor import ACCELERATORS
+from kvc_trt.profile.accelerators import HOPPER
 
 PAGE = machine.ROOT / "docs" / "kernels.md"
 RESULT = store.RESULTS / "predicted" / "kernels.json"
@@ -31,7 +31,7 @@ def whole(page: str, result: Entry) -> str:
 def predicted(result: Entry) -> str:
     """What stands between the marks."""
     now, before = result["now"], result["before"]
-    gpus = " / ".join(gpu.name for gpu in ACCELERATORS)
+    gpus = " / ".join(gpu.name for gpu in HOPPER)
     return "\n".join([
         "## Bars",
         "",
@@ -97,7 +97,7 @@ def _kernel_table(now: Entry, before: Entry) -> list[str]:
             f"{one['ctas']} ({one['rounds']})",
             _change(old, one, lambda entry: _pair(entry, "predicted_us", ".2f")),
             _pair(one, "floor_us", ".2f"),
-            one["gpus"][ACCELERATORS[-1].name]["bound_by"],
+            one["gpus"][HOPPER[-1].name]["bound_by"],
         ])  # fmt: skip
     heading = "kernel|case|instructions|registers|shared, bytes|code, KiB|CTAs (rounds)|predicted|floor|bound by"
     return _table(heading.split("|"), rows)
@@ -149,7 +149,7 @@ def _text(entry: Entry) -> str:
 
 
 def _pair(entry: Entry, name: str, form: str) -> str:
-    return " / ".join(format(entry["gpus"][gpu.name][name], form) for gpu in ACCELERATORS)
+    return " / ".join(format(entry["gpus"][gpu.name][name], form) for gpu in HOPPER)
 
 
 def _change(before: Entry, now: Entry, text: Any) -> str:

@@ -22,14 +22,14 @@ from benchmarks.predict.hardware import Gpu
 from benchmarks.predict.kernel_time import Compiled, Work
 from kvc_trt.kernels.c_library import ARCHITECTURES
 from kvc_trt.kernels.library import KernelLibrary
-from kvc_trt.profile.floor import ACCELERATORS
+from kvc_trt.profile.accelerators import HOPPER
 
 CONTEXT = 32768
 BUDGETS = (512, 2048)
 BATCHES = (1, 8, 32)
 DEVICES = (hardware.ARCHITECTURE, ARCHITECTURES[0])
 """Of the emulation: the GPU that is predicted, and one whose launches are those of many rows also for few."""
-GPUS = tuple(Gpu(accelerator) for accelerator in ACCELERATORS)
+GPUS = tuple(Gpu(accelerator) for accelerator in HOPPER)
 KERNELS = machine.ROOT / "plugins_cuda" / "kernels"
 FOLDERS = (KERNELS, machine.ROOT / "plugins_cuda" / "src")
 Entry = dict[str, Any]

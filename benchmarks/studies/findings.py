@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.page import table
+from benchmarks.page import paragraph, table
 from kvc_trt.accuracy.faithfulness import bootstrap_interval
 
+ENOUGH = 20
+"""Documents or prompts from which on an interval is shown without a warning."""
 Verdict = Literal["holds", "holds in part", "does not hold here"]
 
 
@@ -54,6 +56,13 @@ def verdict(*conditions: bool) -> Verdict:
 
 
 def overview(findings: Sequence[Finding]) -> str:
-    """The table that a study's page begins with."""
+    """The table that a study's page begins with; a note where there are few documents or prompts."""
     rows = [(one.claim, one.figure, str(one.count), f"**{one.verdict}**") for one in findings]
-    return table(("the paper", "here (95 % interval)", "n", "verdict"), rows)
+    shown = table(("the paper", "here (95 % interval)", "n", "verdict"), rows)
+    if min(one.count for one in findings) >= ENOUGH:
+        return shown
+    note = paragraph(
+        f"Where n is below {ENOUGH}, intervals are too narrow, since a bootstrap knows no other prompts than the "
+        "measured ones, and verdicts are preliminary."
+    )
+    return f"{shown}\n\n{note}"

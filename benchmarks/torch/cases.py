@@ -19,7 +19,8 @@ from kvc_trt.engine.program import NO_FILE, Program
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.methods.base.parameters import BASELINE, DEFAULT, PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.profile.floor import H200, StepCost, ceiling_speedup, floor_seconds
+from kvc_trt.profile.accelerators import H200
+from kvc_trt.profile.floor import StepCost, ceiling_speedup, floor_seconds
 from kvc_trt.profile.model_size import count_parameters, weight_bytes
 from kvc_trt.profile.traffic import entries_cached, row_traffic
 

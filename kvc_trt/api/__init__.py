@@ -73,23 +73,38 @@ def build(
 
 
 def plan(
-    model: str | None = None, *, config: StrPath | None = None, compare: bool = False, **settings: Any
+    model: str | None = None,
+    *,
+    config: StrPath | None = None,
+    compare: bool = False,
+    memory: int | None = None,
+    rows: int | None = None,
+    mix: StrPath | None = None,
+    gpus: Sequence[str] = (),
+    **settings: Any,
 ) -> dict[str, Any]:
     """Predict cache size, traffic and the bandwidth floor of an engine; needs neither weights nor a GPU.
 
-    `settings` are the keys of a build; with `compare`, every policy is shown at their budget. The result holds plain
-    values: sizes in bytes, times in milliseconds. Raises InputError.
+    `settings` are the keys of a build; with `compare`, every policy is shown at their budget. With `memory`, bytes that
+    the caches of `rows` rows may take, it is the largest budget of each policy and cache format that fits; with `rows`
+    alone, of those with which so many rows fit each GPU. `mix` is a YAML file of requests (docs/plan.md). `gpus` are
+    names such as "h100", or "NAME=bandwidth,TFLOPS,GiB". The result holds plain values: sizes in bytes, times in
+    milliseconds. Raises InputError.
 
     >>> predicted = plan("llama3.1-8b", policy="rocketkv", token_budget=512)
     >>> predicted["policy"]["top_k"] < predicted["policy"]["prompt_budget"] < predicted["policy"]["max_input_len"]
     True
+    >>> [table] = plan("llama3.1-8b", policy="tova", kv_cache="auto", memory=64 << 20)["tables"]
+    >>> table["budgets"][0]["bytes_per_row"] <= 64 << 20
+    True
     """
-    from kvc_trt.profile.planning.request import refuse_overrides, resolve_comparison, resolve_plan
+    from kvc_trt.profile.planning.question import Question, answered
 
-    if compare:
-        refuse_overrides(settings)
-    chosen, _ = configured(as_path(config), ("plan", _given({"model": model, **settings})))
-    return (resolve_comparison if compare else resolve_plan)(chosen)
+    given = _given({"model": model, **settings})
+    question = Question(tuple(gpus), compare, memory, rows, as_path(mix))
+    question.check(given)
+    chosen, _ = configured(as_path(config), ("plan", given))
+    return answered(chosen, question)
 
 
 def measure_accuracy(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 import cloup
@@ -12,6 +12,7 @@ from kvc_trt.backends.run_options import PREFILL_PRECISIONS
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.token_budget import PERCENT
 from kvc_trt.profile.requests.lengths import Lengths
+from kvc_trt.sizes import bandwidth_of, bytes_of
 
 
 class Counts(click.ParamType):  # type: ignore[type-arg]  # generic only in recent versions of click
@@ -99,18 +100,14 @@ class Bandwidth(click.ParamType):  # type: ignore[type-arg]  # as above
 
     name = "N(kB|MB|GB|TB|Mbit|Gbit)/s"
 
-    _UNITS: ClassVar = {
-        "B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "Mbit": 1e6 / 8, "Gbit": 1e9 / 8, "Tbit": 1e12 / 8,
-    }  # fmt: skip
-
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
         """The bytes per second; fails for anything else."""
         if not isinstance(value, str):
             return float(value)
-        found = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([A-Za-z]+)/s\s*", value)
-        if found is None or found[2] not in self._UNITS or float(found[1]) == 0:
+        found = bandwidth_of(value)
+        if found is None:
             self.fail(f"{value!r} is not a bandwidth such as 12.5GB/s or 100Gbit/s", parameter, context)
-        return float(found[1]) * self._UNITS[found[2]]
+        return found
 
 
 class Bytes(click.ParamType):  # type: ignore[type-arg]  # as above
@@ -118,21 +115,14 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]  # as above
 
     name = "N(MiB|GiB|MB|GB|..)"
 
-    _UNITS: ClassVar = {
-        "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "kB": 10**3, "MB": 10**6, "GB": 10**9,
-        "TB": 10**12,
-    }  # fmt: skip
-
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> int:
         """The bytes; fails for anything else, and for less than one."""
         if not isinstance(value, str):
             return int(value)
-        found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)\s*", value)
-        units = {name.lower(): size for name, size in self._UNITS.items()}
-        size = units.get((found[2] or "B").lower()) if found is not None else None
-        if found is None or size is None or (count := int(float(found[1]) * size)) < 1:
+        found = bytes_of(value)
+        if found is None:
             self.fail(f"{value!r} is not a size such as 2GiB, 192MiB or 1.5GB", parameter, context)
-        return count
+        return found
 
 
 class NumberOr(click.ParamType):  # type: ignore[type-arg]  # as above

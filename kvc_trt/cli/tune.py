@@ -61,7 +61,7 @@ _SHOWN = 12
     cloup.option("--rows", type=int, default=8, help="Sequences that are decoded together."),
     cloup.option("--max-step-ms", type=float, help="Longest step of all rows."),
     cloup.option(
-        "--gpu", help="Take step times from this GPU's bandwidth (h100, h200).  [default: they are measured here]"
+        "--gpu", help="Take step times from the bandwidth of this GPU, as in `plan`.  [default: they are measured here]"
     ),
     cloup.option(
         "--maximum-loss",

@@ -358,5 +358,6 @@ HYBRID = Policy(
     eviction=EXPECTED_ATTENTION,
     selection=BEST_OF_PAGES,
     resolve=resolve_hybrid,
+    divides=True,
     overrides=("prompt_budget", "sinks", "future_positions", *SELECTION, *EVERY_POLICY),
 )

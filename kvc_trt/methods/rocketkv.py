@@ -39,7 +39,8 @@ ROCKETKV = Policy(
     selection=BEST_OF_PAGES,
     resolve=resolve,
     overrides=(*EVICTION, *BY_LENGTH, *SELECTION, *EVERY_POLICY),
-    published=Formula(lambda c: c**-0.5 + 2 * c**-0.75, lambda c: 1 / c),
+    divides=True,
+    published=Formula(None, lambda c: 1 / c),
     candidate=True,
 )
 VERSION_1 = replace(
@@ -48,6 +49,7 @@ VERSION_1 = replace(
     candidate=False,
     summary="rocketkv with the even split of the paper's first version",
     split="even",
+    published=Formula(lambda c: c**-0.5 + 2 * c**-0.75, lambda c: 1 / c),
 )
 VERSION_2 = replace(
     ROCKETKV,

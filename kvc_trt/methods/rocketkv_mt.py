@@ -158,6 +158,7 @@ ROCKETKV_MT = Policy(
     eviction=ADMITTED_ANEW,
     selection=BEST_OF_ADMITTED,
     resolve=resolve,
+    divides=True,
     overrides=ROCKETKV.overrides,
     fixed={"window": WINDOW},
 )

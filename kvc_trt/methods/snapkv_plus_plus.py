@@ -419,6 +419,7 @@ SNAPKV_PLUS_PLUS = Policy(
     eviction=OBSERVED_ATTENTION,
     selection=DENSE,
     resolve=resolve,
+    divides=True,
     overrides=(*EVICTION, *BY_LENGTH, *EVERY_POLICY),
     candidate=True,
 )

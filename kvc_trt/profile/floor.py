@@ -9,28 +9,12 @@ and values over all layers; P: parameters in matrices. The floor is not a predic
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Accelerator:
-    """Published figures of one GPU."""
-
-    name: str
-    bandwidth: float
-    """Memory bandwidth, bytes per second."""
-    memory: float
-    """Memory in bytes."""
-    flops_16bit: float
-    """Dense matrix throughput in fp16 or bf16, operations per second."""
-
-
-H100 = Accelerator("H100", 3.35e12, 80e9, 989e12)
-H200 = Accelerator("H200", 4.8e12, 141e9, 989e12)
-ACCELERATORS = (H100, H200)
-
-USABLE_MEMORY = 0.9
-"""Share of the memory for weights and caches; the rest is workspace and fragmentation."""
+MOST_ROWS = 1 << 16
+"""More rows than any batch has."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +53,12 @@ def break_even_tokens(
     return pairs_read + overhead_seconds * bandwidth / (layer_token_bytes * batch)
 
 
-def largest_batch(
-    accelerator: Accelerator, resident_weights: float, row_cache_bytes: float, reserved_bytes: float = 0.0
-) -> int:
-    """Return the rows whose caches fit beside the weights in 90% of the memory, with `reserved_bytes` kept free."""
-    free = USABLE_MEMORY * accelerator.memory - resident_weights - reserved_bytes
-    return max(0, int(free // row_cache_bytes))
-
-
-def fits(accelerator: Accelerator, resident_bytes: float) -> bool:
-    """Return whether weights and caches fit in 90% of the memory."""
-    return resident_bytes <= USABLE_MEMORY * accelerator.memory
+def largest_batch(usable: float, total_bytes: Callable[[int], float]) -> int:
+    """Return the most rows whose memory fits in `usable` bytes; `total_bytes` of so many rows never falls."""
+    rows = 1
+    while total_bytes(rows) <= usable:
+        rows *= 2
+        if rows > MOST_ROWS:
+            return MOST_ROWS
+    # rows // 2 fit (none, if rows is 1), and rows do not.
+    return bisect_right(range(rows // 2 + 1, rows), usable, key=total_bytes) + rows // 2

@@ -5,7 +5,7 @@ The unit is the pair: one key and one value of one KV head (Ribar et al. 2023 an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -45,6 +45,15 @@ def _pairs(rule: PolicyParameters, entries: int, head_size: int, itemsize: int) 
     return min(rule.most_read, entries) + (2 * head_size * element * chosen_by + numbers) / pair
 
 
+def _distinct_layers(model: ModelConfig, parameters: PolicyParameters) -> tuple[ModelConfig, int]:
+    """Return a model of one layer and how many are like it; the model itself and 1 where layers differ.
+
+    A search for a budget counts a row's bytes hundreds of times.
+    """
+    alike = not parameters.skip_layers and parameters.layer_budgets is None and parameters.retrieval_heads is None
+    return (replace(model, num_hidden_layers=1), model.num_hidden_layers) if alike else (model, 1)
+
+
 @dataclass(frozen=True)
 class RowTraffic:
     """Cache traffic of one row per decode step."""
@@ -65,11 +74,12 @@ def row_traffic(
     Quest and exact top-k choose for each query head; as in the papers' accounting, one list per KV head is counted.
     """
     total, entries, pairs = 0.0, 0, 0.0
-    for site in cache_sites(model, parameters):
+    part, times = _distinct_layers(model, parameters)
+    for site in cache_sites(part, parameters):
         entries = _entries(site.parameters, prompt_tokens, generated)
         pairs = _pairs(site.parameters, entries, model.head_size, itemsize)
         pair = site.parameters.cache_format.bytes_per_token(model.head_size, itemsize)
-        total += pairs * cache_heads(model, site) * pair
+        total += times * pairs * cache_heads(model, site) * pair
     return RowTraffic(entries, pairs, total)
 
 
@@ -95,7 +105,8 @@ def cache_bytes(model: ModelConfig, parameters: PolicyParameters, itemsize: int,
 
     With `turns`, those of an engine that takes turns, which knows the positions of its slots."""
     keys_values = scales = others = 0
-    for tensor in state_tensors(model, parameters, "float32" if itemsize == 4 else "float16", turns=turns):
+    part, times = _distinct_layers(model, parameters)
+    for tensor in state_tensors(part, parameters, "float32" if itemsize == 4 else "float16", turns=turns):
         kind = tensor.name.partition(".")[0]
         if kind in ("k_cache", "v_cache"):
             keys_values += tensor.bytes_per_row()
@@ -103,7 +114,7 @@ def cache_bytes(model: ModelConfig, parameters: PolicyParameters, itemsize: int,
             scales += tensor.bytes_per_row()
         else:
             others += tensor.bytes_per_row()
-    return CacheBytes(keys_values, scales, others)
+    return CacheBytes(times * keys_values, times * scales, times * others)
 
 
 def stored_context_bytes(

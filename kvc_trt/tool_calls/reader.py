@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any, Literal
 
 from kvc_trt.tool_calls.call_text import CallText
 from kvc_trt.tool_calls.deltas import Arguments, CallStart, Content, Delta, Reasoning
 from kvc_trt.tool_calls.json_text import SPACE
+from kvc_trt.tool_calls.named_call import NamedCall
+from kvc_trt.tool_calls.xml_call import XmlCall
 
 THOUGHTS = ("<think>", "</think>")
 """The marks around a model's thoughts."""
@@ -31,6 +34,18 @@ class CallMarks:
     """Texts before and after calls; the latter may be empty."""
     bare: bool = False
     """True if an answer may also begin with a call, or a list of calls, and nothing before it."""
+    writing: Literal["json", "named", "xml"] = "json"
+    """How a call after a mark is written where it is no JSON object: `named_call.py`, `xml_call.py`."""
+    inside: tuple[str, ...] = ()
+    """Marks within a call."""
+
+    def new_call(self, tools: Mapping[str, Mapping[str, Any]], first: str) -> CallText | NamedCall | XmlCall | None:
+        """Return what reads a call that begins with this character; None for none."""
+        if first == "{":
+            return CallText(tools.keys())
+        if self.writing == "named":
+            return NamedCall(tools.keys())
+        return XmlCall(tools) if self.writing == "xml" and first == "<" else None
 
 
 class _Mode(Enum):
@@ -54,26 +69,26 @@ class Reader:
     def __init__(
         self,
         marks: CallMarks,
-        names: Iterable[str] = (),
+        tools: Iterable[str] | Mapping[str, Mapping[str, Any]] = (),
         *,
         thinks: bool = False,
         thinking: bool = False,
         parallel: bool = True,
         make_id: Callable[[], str] | None = None,
     ) -> None:
-        """Begin an answer in which tools of these names may be called; without names there are no calls.
+        """Begin an answer in which `tools` may be called: names, or the schemas of parameters by name. None: no calls.
 
         `thinks`: the model may begin with thoughts; `thinking`: the prompt has begun them already. Without `parallel`
         nothing counts after the first call.
         """
-        self._names = frozenset(names)
-        self._marks = marks if self._names else CallMarks()
+        self._tools = tools if isinstance(tools, Mapping) else {name: {} for name in tools}
+        self._marks = marks if self._tools else CallMarks()
         self._openings = tuple(opening for opening, _ in self._marks.around)
         pairs = (*self._marks.around, *([THOUGHTS] if thinks or thinking else ()))
-        self.looks_for = tuple(mark for pair in pairs for mark in pair if mark)
+        self.looks_for = tuple(mark for pair in (*pairs, self._marks.inside) for mark in pair if mark)
         """The marks that mean something here."""
         self._thinks, self._parallel = thinks and not thinking, parallel
-        self._is_plain = not (self._names or thinks)
+        self._is_plain = not (self._tools or thinks)
         """True where all is content."""
         self._make_id = make_id or call_id
         self._mode = _Mode.THOUGHTS if thinking else _Mode.CONTENT
@@ -89,7 +104,7 @@ class Reader:
         """The text of a call that was not announced, from its mark on."""
         self._closing = ""
         self._in_list = False
-        self._call = CallText(self._names)
+        self._call: CallText | NamedCall | XmlCall = CallText(self._tools.keys())
         self._announced = False
         self._calls = 0
         self._deltas: list[Delta] = []
@@ -198,19 +213,24 @@ class Reader:
             return
         match self._mode, character:
             case ((_Mode.MARKED | _Mode.LISTED), "{"):
-                self._begin_call()
+                self._begin_call(character)
             case _Mode.MARKED, "[":
                 self._mode, self._in_list = _Mode.LISTED, True
             case _Mode.BETWEEN, ",":
                 self._mode = _Mode.LISTED
             case _Mode.BETWEEN, "]":
                 self._after_calls()
+            case _Mode.MARKED, _:
+                self._begin_call(character)
             case _:
                 self._give_up()
 
-    def _begin_call(self) -> None:
-        self._mode, self._call, self._announced = _Mode.CALL, CallText(self._names), False
-        self._call.push("{")
+    def _begin_call(self, first: str) -> None:
+        call = self._marks.new_call(self._tools, first)
+        if call is None or not call.push(first):
+            self._give_up()
+            return
+        self._mode, self._call, self._announced = _Mode.CALL, call, False
 
     def _read_call(self, character: str) -> None:
         if not self._announced:

@@ -8,8 +8,8 @@ from os import PathLike
 
 from kvc_trt.accuracy.grid import FRAMINGS
 from kvc_trt.errors import InputError, did_you_mean
+from kvc_trt.profile.accelerators import accelerator
 from kvc_trt.tasks.own.fitting import Truncate
-from kvc_trt.tuning.step_times import accelerator_named
 
 ROWS = 8
 DIVERGENCE = 0.1
@@ -73,4 +73,4 @@ class TuneRequest:
             near = did_you_mean(self.framing, FRAMINGS)
             raise InputError(f"unknown framing {self.framing!r}{near}", hint=f"framings: {', '.join(FRAMINGS)}")
         if self.gpu is not None:
-            accelerator_named(self.gpu)
+            accelerator(self.gpu)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvc_trt.backends.registry import program_backend
 from kvc_trt.backends.run_options import RunOptions
-from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.files.atomic import write_json
 from kvc_trt.machine import machine_record
-from kvc_trt.profile.floor import ACCELERATORS, Accelerator, StepCost, floor_seconds
+from kvc_trt.profile.accelerators import accelerator
+from kvc_trt.profile.floor import StepCost, floor_seconds
 from kvc_trt.profile.model_size import cache_itemsize, count_parameters, weight_bytes
 from kvc_trt.profile.profiled_engine import BLOCK, LEAST_BLOCKS, DecodeRun, open_profiled, time_decode
 from kvc_trt.profile.sweep import LARGEST_SHARE_OF_MEMORY
@@ -45,17 +45,9 @@ class StepTimes:
         return self.seconds.get(candidate)
 
 
-def accelerator_named(name: str) -> Accelerator:
-    """Return the GPU of that name. InputError for one whose figures are not known."""
-    known = {one.name.lower(): one for one in ACCELERATORS}
-    if name.lower() not in known:
-        raise InputError(f"unknown GPU {name!r}{did_you_mean(name, known)}", hint=f"GPUs: {', '.join(known)}")
-    return known[name.lower()]
-
-
 def floor_times(chosen: ChosenModel, candidates: Iterable[Candidate], room: Room, rows: int, gpu: str) -> StepTimes:
     """The floors on a GPU: bytes that a step moves, over the published bandwidth. Nothing is run."""
-    accelerator, model = accelerator_named(gpu), chosen.config
+    figures, model = accelerator(gpu), chosen.config
     counts, size = count_parameters(model), weight_bytes(model, chosen.weights)
     seconds = {}
     for one in candidates:
@@ -63,8 +55,8 @@ def floor_times(chosen: ChosenModel, candidates: Iterable[Candidate], room: Room
         itemsize = cache_itemsize(chosen.weights)
         read = row_traffic(model, parameters, itemsize, room.max_input_len, room.max_output_len)
         cost = StepCost(size.per_step, read.bytes, 2.0 * (counts.linear + counts.lm_head))
-        seconds[one] = floor_seconds(cost, rows, accelerator.bandwidth, accelerator.flops_16bit)
-    how = f"modelled, not measured: bytes that a step moves over the bandwidth of an {accelerator.name}"
+        seconds[one] = floor_seconds(cost, rows, figures.bandwidth, figures.flops_16bit)
+    how = f"modelled, not measured: bytes that a step moves over the bandwidth of an {figures.name}"
     return StepTimes(f"{how}, {_rows(rows)}", rows, seconds)
 
 

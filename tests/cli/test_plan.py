@@ -120,6 +120,94 @@ def test_a_tensorrt_engine_has_its_gpu_memory_told(capsys):
     assert memory["gpus"][0]["what_helps"]
 
 
+def test_the_batches_of_a_tensorrt_engine_are_those_that_fit_its_own_memory(capsys):
+    """Weights are there once for each of its graphs, and every table knows it."""
+    arguments = [*COMMAND, "--max-input-len", "131072", "--backend", "tensorrt", "--max-batch-size", "32"]
+    assert run([*arguments, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    for gpu, memory in zip(plan["gpus"], plan["device_memory"]["gpus"], strict=True):
+        largest = gpu["largest_batch"]["compressed"]
+        assert (largest >= 32) == (memory["fits_by_bytes"] >= 0)
+        assert run([*arguments[:-1], str(largest), "--json"]) == 0
+        fitting = json.loads(capsys.readouterr().out)["device_memory"]["gpus"]
+        assert run([*arguments[:-1], str(largest + 1), "--json"]) == 0
+        too_many = json.loads(capsys.readouterr().out)["device_memory"]["gpus"]
+        [left] = [one["fits_by_bytes"] for one in fitting if one["gpu"] == gpu["name"]]
+        [short] = [one["fits_by_bytes"] for one in too_many if one["gpu"] == gpu["name"]]
+        assert left >= 0 > short
+
+
+def test_a_budget_that_compresses_nothing_says_so(capsys):
+    said = "this budget compresses nothing: a step of the longest row, 2,176 tokens, reads all of them"
+    for budget, expected in (("1000000", True), ("2176", True), ("1024", False)):
+        assert run([*COMMAND[:-1], budget, "--max-input-len", "2048"]) == 0
+        assert (said in capsys.readouterr().out) == expected
+    assert run(["plan", "--model", "llama3.1-8b", "--policy", "full"]) == 0
+    assert "compresses nothing" not in capsys.readouterr().out
+
+
+def test_gpus_are_those_that_are_named(capsys):
+    assert run([*COMMAND, "--gpu", "a100", "--gpu", "mine=900GB/s,120,24", "--gpu", "a100"]) == 0
+    printed = capsys.readouterr().out
+    assert "A100" in printed
+    assert "mine" in printed
+    assert "H100" not in printed
+    assert run([*COMMAND, "--gpu", "a1000"]) == 2
+    assert "did you mean 'a100'" in capsys.readouterr().err
+
+
+def test_budgets_that_fit_a_memory(capsys):
+    arguments = ["plan", "--model", "smollm2-135m-instruct", "--memory", "12MiB", "--gpu", "cpu=20GB/s,0.5,8"]
+    assert run(arguments) == 0
+    printed = capsys.readouterr().out
+    for line in (
+        "12.0 MiB for the caches of 1 row",
+        "step, ms: cpu",
+        "snapkv-gqa                 int8             1,028  12.0 MiB     1",
+        "full: does not fit; at least auto 191.2 MiB",
+    ):
+        assert line in printed
+    assert "exact-topk" not in printed
+    assert all(len(line) <= 120 for line in printed.splitlines())
+    assert run([*arguments, "--policy", "tova", "--rows", "2", "--json"]) == 0
+    [table] = json.loads(capsys.readouterr().out)["tables"]
+    assert {entry["policy"] for entry in table["budgets"]} == {"tova"}
+    assert table["memory_bytes"] == 12 << 20
+
+
+@pytest.mark.parametrize("written", ["12 foo", "0MiB", "-1GiB", "twelve"])
+def test_other_memories_are_refused(capsys, written):
+    assert run(["plan", "--model", "smollm2-135m-instruct", f"--memory={written}"]) == 2
+    assert "is not a size such as 2GiB" in capsys.readouterr().err
+
+
+def test_requests_per_second_of_a_mix(tmp_path, capsys):
+    mix = tmp_path / "mix.yaml"
+    mix.write_text(
+        "concurrency: 32\nrequests:\n  - {input: 30000, output: 128, weight: 3}\n  - {input: 4000, output: 500}\n"
+    )
+    assert run([*COMMAND, "--mix", str(mix)]) == 0
+    printed = capsys.readouterr().out
+    assert "requests per second, predicted: 32 callers, 23,500 tokens in, 221 out on average" in printed
+    assert "a prediction, not a measurement" in printed
+    assert all(len(line) <= 120 for line in printed.splitlines())
+
+
+def test_prefill_and_decode_apart_know_what_fits_and_ranks(capsys):
+    arguments = ["plan", "--model", "llama3.1-70b", "--token-budget", "2048", "--max-input-len", "32640"]
+    assert run([*arguments, "--disaggregated", "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)["disaggregation"]["replicas"]
+    assert [one["prefill_seconds"] for one in alone] == [None, None]
+    assert [one["compressed"]["rows"] for one in alone] == [0, 0]
+    assert run([*arguments, "--disaggregated"]) == 0
+    assert "no row fits" in capsys.readouterr().out
+    assert run([*arguments, "--disaggregated", "--tp", "4", "--json"]) == 0
+    divided = json.loads(capsys.readouterr().out)
+    replica, gpu = divided["disaggregation"]["replicas"][0], divided["gpus"][0]
+    assert replica["prefill_seconds"] == pytest.approx(gpu["first_token_floor_ms"] / 1e3)
+    assert replica["compressed"]["rows"] == min(32, gpu["largest_batch"]["compressed"])
+
+
 def test_without_a_gpu_backend_there_is_no_gpu_memory(capsys):
     assert run([*COMMAND, "--json"]) == 0
     assert not {"device_memory", "host_memory"} & json.loads(capsys.readouterr().out).keys()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from kvc_trt import Engine
+from kvc_trt.cli.asking.talk import Talk
 from kvc_trt.cli.main import run
+from kvc_trt.errors import InputError
+from kvc_trt.runtime.chat.conversation import Conversation
 from tests.conftest import TINY_BUILD, TINY_WEIGHTS
 from tests.readable_model import text
 
@@ -66,6 +72,33 @@ def test_a_conversation_asks_both(chat_engine, capfd, monkeypatch):
     assert first["token_ids"] == first["beside"]["token_ids"]  # all of it fits
     assert second["beside"]["policy"] == "full"
     assert second["read_token_ids"] == second["beside"]["read_token_ids"]
+
+
+def test_a_question_that_one_side_refuses_is_part_of_neither_conversation(chat_engine, monkeypatch):
+    given = SimpleNamespace(
+        beside="full", threads=1, prefill_precision="f32", sealed=False, system=None, as_json=True,
+        rules={"max_new_tokens": 3},
+    )  # fmt: skip
+    questions = [text(20, 21), text(22), text(23)]
+    replies, ask_one = [], Conversation.ask
+
+    def ask(self, question, *args, **settings):
+        if question == questions[1] and self is talk.conversations[1]:
+            raise InputError("it does not fit here")
+        replies.append(ask_one(self, question, *args, **settings))
+        return replies[-1]
+
+    monkeypatch.setattr(Conversation, "ask", ask)
+    with Engine.open(chat_engine, threads=1) as engine, contextlib.closing(Talk(engine, given)) as talk:
+        talk.ask(questions[0])
+        with pytest.raises(InputError, match="does not fit"):
+            talk.ask(questions[1])
+        talk.ask(questions[2])
+        first, second = (one.messages for one in talk.conversations)
+    assert [one["content"] for one in first if one["role"] == "user"] == [questions[0], questions[2]]
+    assert first == second
+    assert replies[-2].output.token_ids == replies[-1].output.token_ids
+    assert (replies[-2].read_again, replies[-1].read_again) == (True, True)
 
 
 @pytest.mark.parametrize(

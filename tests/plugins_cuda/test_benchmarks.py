@@ -21,7 +21,7 @@ from benchmarks.kernels.occupancy import occupancy, resident_ctas
 from benchmarks.kernels.sweep import POINTS
 from benchmarks.kernels.traffic import Traffic, call_traffic, kernel_traffic
 from kvc_trt.kernels.library import KernelLibrary
-from kvc_trt.profile.floor import H100, H200
+from kvc_trt.profile.accelerators import H100, H200
 from kvc_trt.profile.traffic import row_traffic
 from tests.plugins_cuda.cases import FP8, bounds_of
 

@@ -13,12 +13,12 @@ from kvc_trt.errors import InputError
 from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.models.presets import load_preset
 from kvc_trt.policies import describe, resolve
-from kvc_trt.profile.planning.request import compare_policies
+from kvc_trt.profile.planning.comparison import compare_policies
 
 
 def compared(**settings: object) -> dict[str, dict[str, object]]:
     config = BuildConfig(**{"model": "llama3.1-8b", "max_input_len": 32640, "max_output_len": 128, **settings})
-    comparison = compare_policies(config, choose_model("llama3.1-8b", None), "bf16")
+    comparison = compare_policies(config, choose_model("llama3.1-8b", None), "bf16", turns=True)
     return {row["policy"]: row for row in comparison["policies"]}
 
 
@@ -31,6 +31,14 @@ def test_every_policy_has_a_row_and_dense_is_the_unit() -> None:
     assert rows["snapkv-gqa"]["stored_share"] == pytest.approx((1 + positions) / 64)
     assert rows["sparq"]["stored_share"] == pytest.approx(1.5, abs=1e-4)  # a second copy of the keys
     assert rows["quest-matched"]["stored_share"] == pytest.approx(1 + 1 / 64, abs=1e-3)
+
+
+def test_the_formula_of_the_even_split_is_of_that_version_alone() -> None:
+    rows = compared(token_budget=512)
+    compression = 32768 / 512
+    assert rows["rocketkv-v1"]["stored_share_by_formula"] == compression**-0.5 + 2 * compression**-0.75
+    assert rows["rocketkv"]["stored_share_by_formula"] is rows["rocketkv-v2"]["stored_share_by_formula"] is None
+    assert rows["rocketkv"]["read_share_by_formula"] == 1 / compression
 
 
 @pytest.mark.parametrize("policy", ["rocketkv", "rocketkv-v1", "hybrid", "quest-matched", "sparq", "h2o", "snapkv-gqa"])
@@ -52,11 +60,13 @@ def test_a_step_that_scores_codes_reads_their_scales_and_minima(kv_cache: str, n
 
 def test_a_backend_that_has_no_caches_in_a_format_is_said_in_every_row() -> None:
     config = BuildConfig(model="llama3.1-8b", token_budget=512, backend="tensorrt-llm", max_input_len=32640)
-    found = compare_policies(config, choose_model("llama3.1-8b", None), "bf16")
+    found = compare_policies(config, choose_model("llama3.1-8b", None), "bf16", turns=True)
     assert "not_applicable" not in found["policies"][0]
     assert all("backend tensorrt-llm has no caches in" in row["not_applicable"] for row in found["whole_caches"])
     with pytest.raises(InputError, match="policy full: backend tensorrt-llm has no caches in int8"):
-        compare_policies(config.model_copy(update={"kv_cache": "int8"}), choose_model("llama3.1-8b", None), "bf16")
+        compare_policies(
+            config.model_copy(update={"kv_cache": "int8"}), choose_model("llama3.1-8b", None), "bf16", turns=True
+        )
 
 
 def test_budgets_that_rule_a_policy_out_are_reported() -> None:

@@ -8,6 +8,7 @@ from kvc_trt import policies
 from kvc_trt.models.presets import load_preset
 from kvc_trt.profile.model_size import prefill_operations
 from kvc_trt.profile.planning.disaggregation import plan_disaggregation
+from kvc_trt.profile.planning.placement import on_one_gpu
 
 MODEL = load_preset("llama3.1-8b").config
 
@@ -15,7 +16,7 @@ MODEL = load_preset("llama3.1-8b").config
 def plan_of(policy: str, bandwidth: float = 12.5e9, prompt: int = 32640, turns: bool = False):
     budget = None if policy == "full" else 512
     parameters = policies.resolve(policy, model=MODEL, token_budget=budget, max_input_len=prompt, max_output_len=128)
-    return plan_disaggregation(MODEL, parameters, "bf16", bandwidth, turns=turns)
+    return plan_disaggregation(on_one_gpu(MODEL, parameters, "bf16", turns=turns), bandwidth)
 
 
 def test_the_full_cache_is_every_key_and_value_and_the_logits():

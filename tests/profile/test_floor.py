@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from kvc_trt.profile.accelerators import H100, H200
 from kvc_trt.profile.floor import (
-    H100,
-    H200,
+    MOST_ROWS,
     StepCost,
     break_even_tokens,
     ceiling_speedup,
-    fits,
     floor_seconds,
     largest_batch,
 )
@@ -64,7 +65,7 @@ def test_full_cache_table(kind, batch, context, h100, h200, over_h100, over_h200
     assert 1e3 * floor_seconds(dense, batch, H100.bandwidth, H100.flops_16bit) == pytest.approx(h100, abs=0.0051)
     assert 1e3 * floor_seconds(dense, batch, H200.bandwidth, H200.flops_16bit) == pytest.approx(h200, abs=0.0051)
     resident = RESIDENT_BYTES[kind] + batch * tokens * TOKEN_BYTES[kind]
-    assert (not fits(H100, resident), not fits(H200, resident)) == (over_h100, over_h200)
+    assert (resident > H100.usable, resident > H200.usable) == (over_h100, over_h200)
     found = [ceiling_speedup(dense, cost(kind, pairs), batch) for pairs in PAIRS_READ[context]]
     assert found == pytest.approx(ceilings, rel=1e-3, abs=0.0051)
 
@@ -103,7 +104,13 @@ def test_largest_batch(accelerator, context, stored, batch):
     """A compressed row is stored beside one full prefill cache; a full row is its own prefill."""
     full = context * KILO * TOKEN_BYTES["bf16"]
     row, reserved = (full, 0) if stored is None else (stored * TOKEN_BYTES["bf16"], full)
-    assert largest_batch(accelerator, RESIDENT_BYTES["bf16"], row, reserved) == batch
+    assert largest_batch(accelerator.usable, lambda rows: RESIDENT_BYTES["bf16"] + reserved + rows * row) == batch
+
+
+@given(fixed=st.integers(0, 1 << 40), row=st.integers(1, 1 << 34), usable=st.integers(0, 1 << 41))
+def test_the_largest_batch_fits_and_one_row_more_does_not(fixed, row, usable):
+    rows = largest_batch(usable, lambda count: fixed + count * row)
+    assert rows == min(MOST_ROWS, max(0, (usable - fixed) // row))
 
 
 @pytest.mark.parametrize(

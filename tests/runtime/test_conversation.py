@@ -147,6 +147,22 @@ def test_a_question_that_does_not_fit_changes_nothing(tokenizer):
         conversation.ask("")
 
 
+def test_a_question_is_taken_back_with_its_answer(tokenizer):
+    taken, plain = (opened(tokenizer)[0] for _ in range(2))
+    for one in (taken, plain):
+        one.ask(text(20, 21))
+    taken.ask(text(22))
+    taken.take_back()
+    assert taken.messages == plain.messages
+    again, going_on = taken.ask(text(23)), plain.ask(text(23))
+    assert (again.read_again, going_on.read_again) == (True, False)
+    assert taken.messages[:-1] == plain.messages[:-1]
+    for _ in range(3):
+        taken.take_back()
+    assert taken.messages == ()
+    assert taken.ask(text(20, 21)).read_again is False
+
+
 def test_an_answer_that_was_interrupted_is_not_part_of_it(tokenizer):
     conversation, session, executor = opened(tokenizer)
     conversation.ask(text(20))

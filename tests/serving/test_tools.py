@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
@@ -42,9 +42,28 @@ PARIS = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 NOON = '{"name": "clock", "arguments": {}}'
 
 
+IN_TAGS = "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>"
+NOON_IN_TAGS = "<function=clock>\n</function>"
+OF_WEATHER = {
+    "city": {"type": "string"}, "days": {"type": "integer"}, "now": {"type": "boolean"}, "where": {"type": "object"},
+    "unit": {"enum": ["C", "F"]},
+}  # fmt: skip
+PARAMETERS = {"get_weather": {"type": "object", "properties": OF_WEATHER}, "clock": {}}
+
+
+def written(parser: str, name: str, arguments: dict, **layout) -> str:
+    """A call as a model of this form writes it, without its marks."""
+    if parser == "qwen3_coder":
+        values = (f"<parameter={key}>\n{json.dumps(one, **layout)}\n</parameter>\n" for key, one in arguments.items())
+        return f"<function={name}>\n{''.join(values)}</function>"
+    if parser == "mistral_args":
+        return f"{name}[ARGS]{json.dumps(arguments, **layout)}"
+    return json.dumps({"name": name, PARSERS[parser].grammar.arguments: arguments}, **layout)
+
+
 def reader(parser: str, **settings) -> Reader:
     ids = iter(f"id{index}" for index in range(100))
-    return Reader(PARSERS[parser].marks, NAMES, make_id=lambda: next(ids), **settings)
+    return Reader(PARSERS[parser].marks, PARAMETERS, make_id=lambda: next(ids), **settings)
 
 
 def read(parser: str, *pieces: str, **settings):
@@ -84,6 +103,40 @@ ANSWERS = {
     "mistral, without its special token": ("mistral", f" [{PARIS}]", None, [WEATHER_CALL]),
     "mistral, text before": ("mistral", f"So: [TOOL_CALLS] [{NOON}]", "So:", [CLOCK_CALL]),
     "mistral, brackets": ("mistral", "[TOOL] [1]", "[TOOL] [1]", []),
+    "mistral, newer": (
+        "mistral_args",
+        '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]clock[ARGS]{}',
+        None,
+        [WEATHER_CALL, CLOCK_CALL],
+    ),
+    "mistral, with an id": ("mistral_args", "So: [TOOL_CALLS]clock[CALL_ID]a1B2[ARGS] {}", "So:", [CLOCK_CALL]),
+    "mistral, newer model and older form": ("mistral_args", f"[TOOL_CALLS][{PARIS}]", None, [WEATHER_CALL]),
+    "tags": ("qwen3_coder", f"<tool_call>\n{IN_TAGS}\n</tool_call>", None, [WEATHER_CALL]),
+    "tags, two": (
+        "qwen3_coder",
+        f"I look.\n<tool_call>{IN_TAGS}</tool_call>\n<tool_call>\n{NOON_IN_TAGS}\n</tool_call>",
+        "I look.",
+        [WEATHER_CALL, CLOCK_CALL],
+    ),
+    "tags, values by the schema": (
+        "qwen3_coder",
+        "<tool_call><function=get_weather><parameter=city>12</parameter>\n<parameter=days>\n12\n</parameter>"
+        '<parameter=now>True</parameter><parameter=where>\n{"a": [1]}\n</parameter><parameter=unit>F</parameter>'
+        "<parameter=other>a b\n</parameter></function></tool_call>",
+        None,
+        [
+            (
+                "get_weather",
+                '{"city": "12", "days": 12, "now": true, "where": {"a": [1]}, "unit": "F", "other": "a b"}',
+            )
+        ],
+    ),
+    "tags, a text of several lines": (
+        "qwen3_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\n\na < b\n</par>\n\n</parameter>\n</function>",
+        None,
+        [("get_weather", json.dumps({"city": "\na < b\n</par>\n"}))],
+    ),
     "json": ("json", NOON, None, [CLOCK_CALL]),
     "json, a list": ("json", f"[{NOON},{PARIS}]", None, [CLOCK_CALL, WEATHER_CALL]),
     "json, fenced": ("json", f"Here:\n```json\n{NOON}\n```\n", "Here:", [CLOCK_CALL]),
@@ -113,6 +166,14 @@ NO_CALLS = {
     "cut before its arguments": ("hermes", '<tool_call>\n{"name": "clock", "argu'),
     "an empty list": ("mistral", "[TOOL_CALLS][]"),
     "a list of words": ("mistral", "[TOOL_CALLS][1]"),
+    "newer, an unknown tool": ("mistral_args", "[TOOL_CALLS]rm[ARGS]{}"),
+    "newer, no arguments": ("mistral_args", "[TOOL_CALLS]clock"),
+    "newer, no object": ("mistral_args", "[TOOL_CALLS]clock[ARGS][1]"),
+    "newer, another mark": ("mistral_args", "[TOOL_CALLS]clock[INST]{}"),
+    "tags, an unknown tool": ("qwen3_coder", "<tool_call>\n<function=rm>\n</function>\n</tool_call>"),
+    "tags, text": ("qwen3_coder", "<tool_call>\nclock\n</tool_call>"),
+    "tags without their mark": ("qwen3_coder", NOON_IN_TAGS),
+    "tags, cut in its name": ("qwen3_coder", "<tool_call>\n<function=clo"),
     "another object": ("json", '{"title": "A", "name": "clock"}'),
     "arguments that are no object": ("json", '{"name": "clock", "arguments": [1]}'),
     "arguments as another text": ("json", '{"name": "clock", "arguments": "now"}'),
@@ -216,6 +277,7 @@ class TestThoughts:
 
 PARTS = st.sampled_from(
     [
+        "[ARGS]", "clock", "<function=clock>", "<parameter=a>", "</parameter>", "</function>",
         "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "```json", "```", "<think>", "</think>", PARIS,
         NOON, "{", "}", "[", "]", ",", ";", ":", " ", "\n", "text", '"', "<", '{"name": "clock", ',
         '"arguments": {"a": ', "1.5e3", "tru", "null", "\\u00", "\N{SNOWMAN}",
@@ -265,11 +327,10 @@ VALUES = st.recursive(
 )
 def test_calls_come_back_as_they_were_written(parser, made, indent, escaped):
     form = PARSERS[parser].grammar
-    written = [
-        json.dumps({"name": name, form.arguments: arguments}, indent=indent, ensure_ascii=escaped)
-        for name, arguments in made
-    ]
-    text = form.before + (form.between or "; ").join(written) + form.after
+    if parser == "qwen3_coder":
+        assume(all(key == key.strip() and key and ">" not in key for _, arguments in made for key in arguments))
+    said = [written(parser, name, arguments, indent=indent, ensure_ascii=escaped) for name, arguments in made]
+    text = form.before + (form.between or "; ").join(said) + form.after
     content, _, calls = read(parser, text)
     assert content is None
     assert [(name, json.loads(arguments)) for name, arguments in calls] == made
@@ -299,6 +360,8 @@ class TestFormats:
             (HERMES, "hermes"),
             (LLAMA3_TOOLS, "llama3_json"),
             (MISTRAL_TOOLS, "mistral"),
+            (MISTRAL_TOOLS + "{# [TOOL_CALLS]name[ARGS] #}", "mistral_args"),
+            (HERMES + "{# <function= #}", "qwen3_coder"),
             (CHATML, "json"),
             (QWEN3, "json"),
         ],
@@ -425,9 +488,11 @@ class TestGrammars:
     @pytest.mark.parametrize("parser", PARSERS)
     def test_forced_calls_are_those_that_are_read(self, parser, follows):
         form = PARSERS[parser]
-        written = [call.replace("arguments", form.grammar.arguments) for call in (PARIS, NOON)]
-        one = form.grammar.before + written[0] + form.grammar.after
-        two = form.grammar.before + form.grammar.between.join(written) + form.grammar.after
+        calls = [written(parser, "get_weather", {"city": "Paris"}), written(parser, "clock", {})]
+        if parser == "qwen3_coder":
+            calls[0] = IN_TAGS
+        one = form.grammar.before + calls[0] + form.grammar.after
+        two = form.grammar.before + form.grammar.between.join(calls) + form.grammar.after
         use = tool_use({"tools": [SEARCH, tool("clock")], "tool_choice": "required"})
         assert read(parser, one)[2] == [WEATHER_CALL]
         assert follows(form, use, one)
@@ -436,8 +501,50 @@ class TestGrammars:
             assert not follows(form, use, wrong)
         alone = replace(use, name="clock")
         assert not follows(form, alone, one)
-        assert follows(form, alone, form.grammar.before + written[1] + form.grammar.after)
+        assert follows(form, alone, form.grammar.before + calls[1] + form.grammar.after)
         assert not follows(form, replace(use, parallel=False), two) or not form.grammar.between
+
+    def test_calls_in_tags_obey_the_schema(self, follows):
+        properties = {
+            "city": {"type": "string"}, "unit": {"enum": ["C", "F"]}, "days": {"type": "integer", "maximum": 9},
+            "near": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        }  # fmt: skip
+        function = {"name": "clock", "parameters": {"properties": properties, "required": ["city", "days"]}}
+        use = tool_use({"tools": [{"type": "function", "function": function}], "tool_choice": "required"})
+        form = PARSERS["qwen3_coder"]
+
+        def call(*values):
+            inside = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values)
+            return f"<tool_call>\n<function=clock>\n{inside}</function>\n</tool_call>"
+
+        city, days = ("city", 'a\n< "b"'), ("days", "3")
+        assert follows(form, use, call(city, ("unit", "C"), days, ("near", '"x"')))
+        assert follows(form, use, call(city, days))
+        for wrong in ((city,), (days, city), (city, ("days", "12")), (city, ("unit", "K"), days), (city, city, days)):
+            assert not follows(form, use, call(*wrong))
+        for unobeyed, named in (
+            ({"properties": {"a": {"type": "string", "pattern": "b+"}}}, "'pattern' of the text 'a'"),
+            ({"properties": {}, "anyOf": [{}]}, "'anyOf'"),
+            ({"properties": {"a>": {"type": "string"}}}, "the name 'a>'"),
+            ({"properties": {}, "required": ["b"]}, "'b', which is required and not described,"),
+        ):
+            bad = tool_use({"tools": [{"type": "function", "function": {**function, "parameters": unobeyed}}]})
+            with pytest.raises(InputError, match=f"tools: parameters of clock: {named} cannot be obeyed"):
+                form.constrained(replace(bad, mode="required"), "")
+
+    def test_marks_may_be_special_tokens(self):
+        form = PARSERS["mistral_args"]
+        use = tool_use({"tools": [tool("clock")], "tool_choice": "required"})
+        tokenizer = byte_tokenizer()
+        tokenizer.add_special_tokens(["[TOOL_CALLS]", "[ARGS]"])
+        compiler = Grammars(tokenizer, tokenizer.get_vocab_size())
+        ids = {mark: tokenizer.token_to_id(mark) for mark in ("[TOOL_CALLS]", "[ARGS]")}
+        matcher = compiler.matcher(form.constrained(use, "", None, ids), [END], "tools")
+        written = [ids["[TOOL_CALLS]"], *tokenizer.encode("clock").ids, ids["[ARGS]"], *tokenizer.encode("{}").ids]
+        for token in written:
+            assert matcher.allowed()[token]
+            matcher.advance(token)
+        assert matcher.allowed()[END]
 
     def test_thoughts_come_first(self, follows):
         form = replace(PARSERS["json"], thinks=True)

@@ -116,8 +116,8 @@ class TorchExecutor(ExecutorBase):
 
     @property
     def draws(self) -> bool:
-        """True unless the environment leaves draws to the host."""
-        return DEVICE_SAMPLING.is_on
+        """True on a GPU, unless the environment leaves draws to the host; on a CPU the host's sampler is faster."""
+        return self.device.type == "cuda" and DEVICE_SAMPLING.is_on
 
     def load(self) -> None:
         """Read the weights now, so that the first prompt does not wait for it."""

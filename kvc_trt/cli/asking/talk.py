@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -51,12 +51,12 @@ class Talk:
             show(f"[the document ends after {tokens} tokens, and is not read again]", err=True)
 
     def ask(self, question: str, stop: Callable[[], bool] | None = None) -> None:
-        """Ask and show the answers: streamed, side by side, or as one line of JSON."""
+        """Ask and show the answers: streamed, side by side, or as one line of JSON.
+
+        A question that one side does not answer is part of no side's conversation.
+        """
         streamed = _show if not self._given.as_json and len(self.sides) == 1 else None
-        replies = [
-            one.ask(question, streamed) if stop is None else one.ask(question, streamed, stop=stop)
-            for one in self.conversations
-        ]
+        replies = self._replies(question, streamed, stop)
         if self._given.as_json:
             first, *others = [_report(reply, side) for reply, side in zip(replies, self.sides, strict=True)]
             beside = {"beside": {"policy": self.sides[1].name, **others[0]}} if others else {}
@@ -68,6 +68,23 @@ class Talk:
             answers = [(reply.output, reply.read_seconds, reply.answer_seconds) for reply in replies]
             show(side_by_side(self.sides, answers))
         sys.stdout.flush()
+
+    def _replies(
+        self, question: str, streamed: Callable[[Event], None] | None, stop: Callable[[], bool] | None
+    ) -> list[Reply]:
+        replies: list[Reply] = []
+        try:
+            for one in self.conversations:
+                settings: dict[str, Any] = {} if stop is None else {"stop": stop}
+                replies.append(one.ask(question, streamed, **settings))
+        except BaseException:
+            for place, one in enumerate(self.conversations):
+                if place < len(replies):
+                    one.take_back()
+                else:
+                    one.close()  # so that all sides read what came before in the same way
+            raise
+        return replies
 
     def close(self) -> None:
         """Give the rows back."""

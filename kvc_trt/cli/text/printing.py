@@ -11,13 +11,14 @@ import json
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import click
 
 from kvc_trt.errors import escaped
 from kvc_trt.progress import Progress, progress_on
+from kvc_trt.tables import text_table
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -62,14 +63,26 @@ def answer_text(text: str) -> str:
     return "".join(escaped(one, "\n\t") if unicodedata.category(one) in ("Cc", "Cs") else one for one in text)
 
 
+def section(heading: str, headers: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[int]) -> str:
+    """Return a heading and an aligned table."""
+    return f"{heading}\n{text_table(headers, rows, right=tuple(right))}"
+
+
+def number(value: object) -> str:
+    """Write a count with its thousands marked, and a switch as a word."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
 def ranges(numbers: Iterable[int]) -> str:
     """Write [0, 1, 2, 5] as `0-2, 5`."""
     spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
+    for one in numbers:
+        if spans and one == spans[-1][1] + 1:
+            spans[-1][1] = one
         else:
-            spans.append([number, number])
+            spans.append([one, one])
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Formula:
     """Published formulas of a method: storage and traffic as fractions of dense, given the compression c."""
 
-    storage: Callable[[float], float]
+    storage: Callable[[float], float] | None
+    """None where the published one is of another division of the budget."""
     traffic: Callable[[float], float]
 
 
@@ -41,6 +42,8 @@ class Policy:
     """Names of the numbers that a user can set."""
     split: str | None = None
     """The only supported division of the budget between two stages."""
+    divides: bool = False
+    """True if the budget is divided between two stages, by `split`."""
     fixed: Mapping[str, int] = field(default_factory=dict)
     """Numbers fixed by the policy's name: only the user can change them, not a model's defaults."""
     turn: str | None = None

@@ -50,9 +50,16 @@ def budgets_by_length(longest: int, budget: int, new_tokens: int, split: str | f
     import numpy as np
 
     kept = np.arange(longest + 1, dtype=np.int64)
-    for tokens in range(budget + 1, longest + 1):
-        own = cache_capacity(tokens + new_tokens, budget, new_tokens, split) - new_tokens
-        kept[tokens] = min(max(own, window), tokens)
+    tokens = kept[budget + 1 :]
+    sequence = (tokens + new_tokens).astype(np.float64)
+    compression = np.maximum(1.0, sequence / budget)
+    if split == "adaptive":
+        share = np.minimum(0.2 + 0.06 * np.log2(compression), 0.8)
+    else:
+        share = np.full_like(compression, 0.5 if split == "even" else float(split))
+    compressed = np.floor(sequence / np.power(compression, share) * UP_TO_ROUNDING).astype(np.int64)
+    own = np.maximum(compressed, np.minimum(2 * new_tokens, tokens + new_tokens)) - new_tokens
+    kept[budget + 1 :] = np.minimum(np.maximum(own, window), tokens)
     kept.flags.writeable = False
     return kept
 

@@ -1,19 +1,18 @@
 """Prefill and decode on different machines: what travels between them, and how many of one the other keeps busy.
 
 Sizes follow from the engine. Times are floors, of published figures: a prompt's operations over the matrix throughput,
-a step's bytes over the memory's bandwidth, a cache's bytes over the network's. A replica here is one accelerator.
+a step's bytes over the memory's bandwidth, a cache's bytes over the network's. A replica is one engine: one GPU, or
+those that share it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from kvc_trt.methods.base.parameters import PolicyParameters
-from kvc_trt.models.config import ModelConfig
-from kvc_trt.profile import floor
-from kvc_trt.profile.floor import ACCELERATORS, Accelerator, StepCost
-from kvc_trt.profile.model_size import cache_itemsize, count_parameters, prefill_operations, weight_bytes
-from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes, row_traffic, stored_context_bytes
+from kvc_trt.profile.accelerators import HOPPER, Accelerator
+from kvc_trt.profile.planning.placement import SIDES, Placement
+from kvc_trt.profile.traffic import full_cache_bytes, stored_context_bytes
 
 LARGEST_BATCH = 32
 """Rows of a decode replica, or as many as fit."""
@@ -27,30 +26,16 @@ ASSUMPTIONS = (
 )
 
 
-def plan_disaggregation(
-    model: ModelConfig, parameters: PolicyParameters, weights: str, bandwidth: float, *, turns: bool
-) -> dict[str, Any]:
+def plan_disaggregation(placement: Placement, bandwidth: float, gpus: Sequence[Accelerator] = HOPPER) -> dict[str, Any]:
     """Return the plan as JSON-compatible data; `bandwidth` of the network in bytes per second, times in seconds.
 
-    `turns` as in `make_plan`: contexts of an engine that takes turns hold the places of its slots.
+    A replica is a placement: one GPU, or the ranks that share an engine. Times are None where it does not hold one.
     """
-    itemsize = cache_itemsize(weights)
-    turns = turns and parameters.no_turn is None
+    model, parameters, itemsize = placement.model, placement.parameters, placement.itemsize
     prompt = parameters.max_input_len
     sent = {
         "full": full_cache_bytes(model, prompt, itemsize, parameters.kv_cache) + LOGIT_BYTES * model.vocab_size,
-        "compressed": stored_context_bytes(model, parameters, itemsize, prompt, turns=turns),
-    }
-    size, counts = weight_bytes(model, weights), count_parameters(model)
-    flops = 2.0 * (counts.linear + counts.lm_head)
-    traffic = row_traffic(model, parameters, itemsize, prompt, parameters.max_output_len)
-    longest = full_cache_bytes(model, parameters.max_sequence_len, itemsize, parameters.kv_cache)
-    sides = {
-        "full": (StepCost(size.per_step, longest, flops), longest),
-        "compressed": (
-            StepCost(size.per_step, traffic.bytes, flops),
-            cache_bytes(model, parameters, itemsize, turns=turns).total,
-        ),
+        "compressed": stored_context_bytes(model, parameters, itemsize, prompt, turns=placement.turns),
     }
     return {
         "bandwidth": bandwidth,
@@ -62,37 +47,24 @@ def plan_disaggregation(
         },
         "replicas": [
             {
-                "accelerator": accelerator.name,
-                "prefill_seconds": prefill_operations(model, prompt) / accelerator.flops_16bit,
-                **{
-                    name: _decode_side(
-                        accelerator, *sides[name], size.resident, prefill_operations(model, prompt),
-                        sent[name] / bandwidth, parameters.max_output_len,
-                    )
-                    for name in sent
-                },
+                "accelerator": gpu.name,
+                "prefill_seconds": placement.prefill_seconds(gpu, prompt) if placement.holds(gpu) else None,
+                **{side: _decode_side(placement, side, gpu, sent[side] / bandwidth) for side in SIDES},
             }
-            for accelerator in ACCELERATORS
+            for gpu in gpus
         ],
         "assumptions": list(ASSUMPTIONS),
-    }  # fmt: skip
+    }
 
 
-def _decode_side(
-    accelerator: Accelerator,
-    step: StepCost,
-    row_bytes: int,
-    resident_weights: float,
-    operations: float,
-    transfer_seconds: float,
-    answer_tokens: int,
-) -> dict[str, Any]:
+def _decode_side(placement: Placement, side: str, gpu: Accelerator, transfer_seconds: float) -> dict[str, Any]:
     """Return how many decode replicas one prefill replica feeds; None where not even one row fits."""
-    rows = min(LARGEST_BATCH, floor.largest_batch(accelerator, resident_weights, row_bytes))
+    rows = min(LARGEST_BATCH, placement.rows_that_fit(side, gpu))
     if rows == 0:
         return {"rows": 0, "answer_seconds": None, "decode_replicas": None, "limit": None}
-    answer_seconds = answer_tokens * floor.floor_seconds(step, rows, accelerator.bandwidth, accelerator.flops_16bit)
-    prefill_seconds = operations / accelerator.flops_16bit
+    parameters = placement.parameters
+    answer_seconds = parameters.max_output_len * placement.step_seconds(side, gpu, rows)
+    prefill_seconds = placement.prefill_seconds(gpu, parameters.max_input_len)
     each = max(prefill_seconds, transfer_seconds)
     return {
         "rows": rows,

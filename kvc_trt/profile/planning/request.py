@@ -1,15 +1,9 @@
-"""Resolve a user's options to a plan, as a build does, and record where every number came from.
-
-`--compare` sets every policy at one token budget side by side: what it stores, what a step reads, and what the papers'
-formulas say. The formulas are those of RocketKV's Table 1 (arXiv 2502.14051), fractions of the dense cache at a
-compression of c = S / token budget. Its storage column counts the auxiliary data of SparQ and RocketKV in keys, not in
-pairs of key and value; ours are bytes, as allocated.
-"""
+"""Resolve a user's options to a plan, as a build does, and record where every number came from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,140 +15,186 @@ from kvc_trt.engine.resolution.model_choice import ModelChoice, choose_model
 from kvc_trt.engine.resolution.resolve import check_backend_settings
 from kvc_trt.engine.resolution.resolved_build import compute_dtype, resolve_parameters, with_defaults
 from kvc_trt.engine.supported import check_supported
-from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import BASELINE, PolicyParameters
-from kvc_trt.methods.base.token_budget import tokens_of
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.profile.floor import ACCELERATORS, USABLE_MEMORY
+from kvc_trt.profile.accelerators import HOPPER, Accelerator
 from kvc_trt.profile.model_size import cache_itemsize, token_cache_bytes, weight_bytes
+from kvc_trt.profile.planning.comparison import compare_policies, of_policy
 from kvc_trt.profile.planning.disaggregation import plan_disaggregation
+from kvc_trt.profile.planning.limit import Limit, Sought, plan_limit
+from kvc_trt.profile.planning.mix import Mix, plan_mix, read_mix
+from kvc_trt.profile.planning.placement import MemoryOf, Placement, on_one_gpu
 from kvc_trt.profile.planning.plan import make_plan
-from kvc_trt.profile.planning.tensor_parallel import plan_ranks
-from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes, row_traffic, stored_context_bytes
-
-
-def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str) -> dict[str, Any]:
-    """Return one row per policy at the budget and the lengths of `config`; a policy that cannot have them says why.
-
-    Whole caches in the other formats have rows of their own. Bytes are of one row of a batch at its longest.
-    InputError if no policy is possible.
-    """
-    filled = with_defaults(config, choice)
-    assert filled.max_input_len is not None
-    assert filled.max_output_len is not None
-    sequence = max(filled.max_conversation_len or 0, filled.max_input_len + filled.max_output_len)
-    budget = tokens_of(filled.token_budget, filled.max_input_len)
-    kv_cache = filled.kv_cache or AUTO
-    full = full_cache_bytes(choice.config, sequence, cache_itemsize(weights), kv_cache)
-    turns = _takes_turns(filled.backend)
-    rows = [_row(name, kv_cache, filled, choice, weights, full, turns) for name, *_ in policies.available()]
-    if all("not_applicable" in row for row in rows):
-        raise InputError(f"no policy can be built so: {rows[0]['not_applicable']}", hint="kvc-trt plan --help")
-    others = (form for form in CACHE_FORMATS if form != kv_cache)
-    return {
-        "model": choice.name,
-        "token_budget": budget,
-        "max_input_len": filled.max_input_len,
-        "max_output_len": filled.max_output_len,
-        "compression": sequence / budget if budget else None,
-        "kv_cache": kv_cache,
-        "full_bytes_per_row": full,
-        "policies": rows,
-        "whole_caches": [_row(BASELINE, form, filled, choice, weights, full, turns) for form in others],
-    }
-
-
-def _row(
-    name: str, kv_cache: str, filled: BuildConfig, choice: ModelChoice, weights: str, full: int, turns: bool
-) -> dict[str, Any]:
-    plain = {
-        "model", "token_budget", "max_input_len", "max_output_len", "max_conversation_len", "split", "head_pattern",
-        "layer_budget",
-    }  # fmt: skip
-    given = filled.model_dump(include=plain, exclude_none=True)
-    if policies.named(name).split is not None:
-        given.pop("split", None)
-    try:
-        config = with_defaults(BuildConfig(**given, policy=name, kv_cache=kv_cache), choice)
-        parameters = resolve_parameters(config, choice.config)
-        if filled.backend != "auto":
-            check_supported(parameters, choice.config.num_hidden_layers, filled.backend, backends())
-    except InputError as error:
-        return {"policy": name, "kv_cache": kv_cache, "not_applicable": error.message}
-    itemsize, sequence = cache_itemsize(weights), parameters.max_sequence_len
-    stored = cache_bytes(choice.config, parameters, itemsize, turns=turns and parameters.no_turn is None)
-    read = row_traffic(choice.config, parameters, itemsize, parameters.max_input_len, parameters.max_output_len)
-    formula = policies.named(name).published if kv_cache == (filled.kv_cache or AUTO) else None
-    compression = max(1.0, sequence / (tokens_of(filled.token_budget, parameters.max_input_len) or sequence))
-    return {
-        "policy": name,
-        "kv_cache": kv_cache,
-        "stored_bytes": stored.total,
-        "of_these_beside_keys_and_values": stored.page_bounds,
-        "stored_share": stored.total / full,
-        "stored_share_by_formula": None if formula is None else formula.storage(compression),
-        "read_bytes_per_step": round(read.bytes),
-        "read_share": read.bytes / full,
-        "read_share_by_formula": None if formula is None else formula.traffic(compression),
-    }
-
+from kvc_trt.profile.planning.tensor_parallel import divisions, on_ranks, rank_memory
+from kvc_trt.profile.traffic import cache_bytes, stored_context_bytes
 
 _OWN_FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _INPUTS = ("token_budget", "max_input_len", "max_output_len")
 
 
-def resolve_plan(config: BuildConfig, network: float | None = None) -> dict[str, Any]:
-    """Resolve the configuration as a build would, and return the plan.
+@dataclass(frozen=True)
+class PlanRequest:
+    """A build to plan, and what to say of it."""
 
-    With `network`, a bandwidth in bytes per second, also that of prefill and decode on different machines.
-    """
+    config: BuildConfig
+    gpus: tuple[Accelerator, ...] = HOPPER
+    network: float | None = None
+    """Bytes per second between prefill and decode on different machines; None: they share one."""
+    mix: Path | None = None
+    """File of the requests that come at once."""
+
+
+def resolve_plan(request: PlanRequest) -> dict[str, Any]:
+    """Resolve the configuration as a build would, and return the plan."""
+    config, gpus = request.config, request.gpus
     choice = _choose(config)
-    filled = with_defaults(config, choice)
+    mix = None if request.mix is None else read_mix(request.mix)
+    filled = _for_mix(with_defaults(config, choice), config, mix)
     if filled.backend != "auto":
         backend_of(filled.backend)  # report an unknown backend first
     parameters = resolve_parameters(filled, choice.config)
-    chosen = _weight_format(filled.weights, choice, filled.backend)
-    plan = make_plan(choice.config, parameters, chosen, turns=_takes_turns(filled.backend))
-    plan["model"] = {"name": choice.name, **plan["model"]}
-    if network is not None:
-        turns = _takes_turns(filled.backend)
-        plan["disaggregation"] = plan_disaggregation(choice.config, parameters, chosen, network, turns=turns)
-    plan["choices"] = _choices(config, filled, plan)
-    plan["layer_budget"] = filled.layer_budget or "uniform"
-    if filled.tensor_parallel is not None:
-        plan["tensor_parallel"] = plan_ranks(
-            choice.config, parameters, chosen, filled, filled.tensor_parallel, turns=_takes_turns(filled.backend)
-        )
+    weights = _weight_format(filled.weights, choice, filled.backend)
     if filled.backend != "auto":
         check_supported(parameters, choice.config.num_hidden_layers, filled.backend, backends())
-        memory = _device_memory(choice.config, parameters, chosen, filled)
-        if memory is not None:
-            check_backend_settings(filled.model_copy(update={"weights": chosen}), backends())
-            plan["device_memory"] = memory
-        copies = _packed_copies(choice.config, chosen, filled)
-        if copies is not None:
-            plan["host_memory"] = host_memory(
-                choice.config, parameters, chosen,
-                copies=copies, rows=filled.max_batch_size, turns=_takes_turns(filled.backend),
-            )  # fmt: skip
+    placement = _placement(choice.config, parameters, weights, filled)
+    plan = make_plan(placement, gpus, _divisions(placement, filled, gpus))
+    plan["model"] = {"name": choice.name, **plan["model"]}
+    plan["choices"] = _choices(config, filled, plan, by_mix=mix is not None)
+    plan["layer_budget"] = filled.layer_budget or "uniform"
+    plan.update(_memory_of_backend(placement, filled, gpus))
+    if mix is not None:
+        plan["mix"] = plan_mix(placement, mix, gpus)
+    if request.network is not None:
+        plan["disaggregation"] = plan_disaggregation(placement, request.network, gpus)
     return plan
+
+
+def resolve_limit(request: PlanRequest, limit: Limit) -> dict[str, Any]:
+    """Return the largest token budget of every policy and cache format that fits, or of those that are given."""
+    config = request.config
+    choice = _choose(config)
+    filled, weights = with_defaults(config, choice), _weight_format(config.weights, choice, config.backend)
+    if filled.backend != "auto":
+        backend_of(filled.backend)
+    turns, itemsize = _takes_turns(filled.backend), cache_itemsize(weights)
+    sought = list(_sought(config, filled, choice, weights))
+    found = plan_limit(choice.config, sought, limit, itemsize, turns, request.gpus)
+    assert filled.max_input_len is not None
+    assert filled.max_output_len is not None
+    return {
+        "model": choice.name,
+        "max_input_len": filled.max_input_len,
+        "max_output_len": filled.max_output_len,
+        "weights": weights,
+        **found,
+    }
+
+
+def _sought(config: BuildConfig, filled: BuildConfig, choice: ModelChoice, weights: str) -> Iterator[Sought]:
+    """Yield the policies and formats that are given, or all of them without the oracles, which no engine runs."""
+    alone = "policy" in config.model_fields_set
+    engines = [name for name, *_ in policies.available() if not policies.named(name).selection.oracle]
+    names = [config.policy] if alone else engines
+    formats = [config.kv_cache] if config.kv_cache is not None else list(CACHE_FORMATS)
+    for name in names:
+        for kv_cache in formats:
+            if alone:
+                own = filled.model_copy(update={"kv_cache": kv_cache})
+            else:
+                own = of_policy(name, kv_cache, filled, choice).model_copy(update={"backend": filled.backend})
+            yield _one_sought(own, choice, weights)
+
+
+def _one_sought(own: BuildConfig, choice: ModelChoice, weights: str) -> Sought:
+    model, layers = choice.config, choice.config.num_hidden_layers
+    assert own.max_input_len is not None
+    assert own.max_output_len is not None
+    longest = max(own.max_conversation_len or 0, own.max_input_len + own.max_output_len)
+
+    def parameters(budget: int) -> PolicyParameters:
+        asked = own if own.policy == BASELINE else own.model_copy(update={"token_budget": budget})
+        found = resolve_parameters(asked, model)
+        if own.backend != "auto" and budget == longest:  # which backends run a policy does not depend on its budget
+            check_supported(found, layers, own.backend, backends())
+        return found
+
+    return Sought(
+        own.policy, own.kv_cache or AUTO, longest, own.policy != BASELINE, parameters,
+        lambda rule: _placement(model, rule, weights, own),
+    )  # fmt: skip
 
 
 def resolve_comparison(config: BuildConfig) -> dict[str, Any]:
     """Return the comparison of all policies at the configuration's budget."""
     choice = _choose(config)
-    return compare_policies(config, choice, _weight_format(config.weights, choice, config.backend))
+    weights = _weight_format(config.weights, choice, config.backend)
+    return compare_policies(config, choice, weights, turns=_takes_turns(with_defaults(config, choice).backend))
 
 
-def refuse_overrides(settings: Iterable[str]) -> None:
-    """Raise InputError for a setting of single policies: a comparison derives them all from the budget."""
-    for name in settings:
-        if name in (*DERIVED_NUMBERS, "dense_until") and name not in ("layer_budget", "kv_cache"):
-            raise InputError(
-                f"--set {name}: --compare shows every policy as it is derived from the budget",
-                hint="leave out --compare to set it for one --policy",
-            )
+def _for_mix(filled: BuildConfig, config: BuildConfig, mix: Mix | None) -> BuildConfig:
+    """Return the build with lengths for the mix where none are given; InputError where the given ones are too short."""
+    if mix is None:
+        return filled
+    own = {"max_input_len": mix.longest_input, "max_output_len": mix.longest_output}
+    filled = filled.model_copy(update={name: value for name, value in own.items() if getattr(config, name) is None})
+    assert filled.max_input_len is not None
+    assert filled.max_output_len is not None
+    mix.check(filled.max_input_len, filled.max_output_len)
+    return filled
+
+
+def _placement(model: ModelConfig, parameters: PolicyParameters, weights: str, filled: BuildConfig) -> Placement:
+    turns = _takes_turns(filled.backend)
+    if filled.tensor_parallel is not None:
+        return on_ranks(model, parameters, weights, filled, filled.tensor_parallel, turns=turns)
+    return on_one_gpu(model, parameters, weights, turns=turns, memory=_own_memory(model, weights, filled, parameters))
+
+
+def _own_memory(model: ModelConfig, weights: str, filled: BuildConfig, parameters: PolicyParameters) -> MemoryOf | None:
+    """Return the memory model of the configured backend; None if it has none of a GPU."""
+    if filled.backend == "auto":
+        return None
+    computing, size = replace(model, dtype=compute_dtype(weights)), weight_bytes(model, weights).resident
+    backend = backend_of(filled.backend)
+    if backend.device_memory(computing, parameters, size, 1, {}) is None:
+        return None
+
+    def memory(rule: PolicyParameters, rows: int) -> float:
+        found = backend.device_memory(computing, rule, size, rows, {})
+        assert found is not None
+        return float(found["total_bytes"])
+
+    return memory
+
+
+def _divisions(placement: Placement, filled: BuildConfig, gpus: Sequence[Accelerator]) -> list[str | None]:
+    """Return for each GPU that does not hold the engine the options that divide it."""
+    if all(map(placement.holds, gpus)):
+        return [None for _ in gpus]
+    return list(divisions(placement.model, placement.parameters, placement.weights, filled, gpus))
+
+
+def _memory_of_backend(placement: Placement, filled: BuildConfig, gpus: Sequence[Accelerator]) -> dict[str, Any]:
+    """Return what the configured backend takes: of each GPU of several, of one, or of the host."""
+    model, parameters, weights = placement.model, placement.parameters, placement.weights
+    turns = _takes_turns(filled.backend)
+    if filled.tensor_parallel is not None:
+        ranks = filled.tensor_parallel
+        return {"tensor_parallel": rank_memory(model, parameters, weights, filled, ranks, turns=turns)}
+    if filled.backend == "auto":
+        return {}
+    found: dict[str, Any] = {}
+    memory = _device_memory(model, parameters, weights, filled, gpus)
+    if memory is not None:
+        check_backend_settings(filled.model_copy(update={"weights": weights}), backends())
+        found["device_memory"] = memory
+    copies = _packed_copies(model, weights, filled)
+    if copies is not None:
+        found["host_memory"] = host_memory(
+            model, parameters, weights, copies=copies, rows=filled.max_batch_size, turns=turns
+        )
+    return found
 
 
 def _choose(config: BuildConfig) -> ModelChoice:
@@ -178,10 +218,10 @@ def _takes_turns(backend: str) -> bool:
 
 
 def _device_memory(
-    model: ModelConfig, parameters: PolicyParameters, weights: str, filled: BuildConfig
+    model: ModelConfig, parameters: PolicyParameters, weights: str, filled: BuildConfig, gpus: Sequence[Accelerator]
 ) -> dict[str, Any] | None:
     computing = replace(model, dtype=compute_dtype(weights))
-    usable = {gpu.name: round(USABLE_MEMORY * gpu.memory) for gpu in ACCELERATORS}
+    usable = {gpu.name: gpu.usable for gpu in gpus}
     size = weight_bytes(model, weights).resident
     return backend_of(filled.backend).device_memory(computing, parameters, size, filled.max_batch_size, usable)
 
@@ -191,24 +231,30 @@ def _packed_copies(model: ModelConfig, weights: str, filled: BuildConfig) -> tup
     return backend_of(filled.backend).packed_copies(weights, size, drafts=drafts)
 
 
-def _choices(config: BuildConfig, filled: BuildConfig, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _choices(
+    config: BuildConfig, filled: BuildConfig, plan: Mapping[str, Any], *, by_mix: bool
+) -> list[dict[str, Any]]:
     """Return every number of the policy with its source: given, the model's default, or derived."""
     known = policies.applicable(filled.policy, dict.fromkeys((*DERIVED_NUMBERS, "dense_until")))
     names = [name for name in (*_INPUTS, *known) if name in plan["policy"]]
-    found = [{"name": name, "value": plan["policy"][name], "source": _source(name, config, filled)} for name in names]
+    found = [
+        {"name": name, "value": plan["policy"][name], "source": _source(name, config, filled, by_mix)} for name in names
+    ]
     if plan["policy"]["prompt_share"]:
         own = "the longest prompt's; each keeps its own share"
         return [{**one, "source": own} if one["name"] == "prompt_budget" else one for one in found]
     return found
 
 
-def _source(name: str, config: BuildConfig, filled: BuildConfig) -> str:
+def _source(name: str, config: BuildConfig, filled: BuildConfig, by_mix: bool) -> str:
     if getattr(filled, name) == "auto":
         return "auto: measured when the engine is built; the token budget stands in for it here"
     if name == "token_budget" and isinstance(filled.token_budget, str):
         return f"{filled.token_budget} of the longest prompt"
     if getattr(config, name) is not None:
         return "given"
+    if by_mix and name in ("max_input_len", "max_output_len"):
+        return "the longest of the mix"
     return "default of the model" if getattr(filled, name) is not None else "derived"
 
 

@@ -1,8 +1,10 @@
-"""Plan an engine that is divided among GPUs: what each of them holds, and the floor of its part of a step."""
+"""Plan an engine that is divided among GPUs: what each of them holds, and how many a model needs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from kvc_trt.backends.registry import backend as backend_of
@@ -11,64 +13,87 @@ from kvc_trt.config import BuildConfig
 from kvc_trt.engine.parallel import check_parallel
 from kvc_trt.engine.resolution.resolve import check_backend_settings
 from kvc_trt.engine.resolution.resolved_build import compute_dtype
+from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.sharding import shards
-from kvc_trt.profile.floor import ACCELERATORS, USABLE_MEMORY, Accelerator, largest_batch
-from kvc_trt.profile.model_size import cache_itemsize
-from kvc_trt.profile.planning.plan import BATCHES
+from kvc_trt.profile.accelerators import Accelerator
+from kvc_trt.profile.floor import StepCost
+from kvc_trt.profile.model_size import WeightBytes, cache_itemsize, count_parameters
+from kvc_trt.profile.planning.placement import SIDES, Placement, Side
 from kvc_trt.profile.traffic import row_traffic
 
-SIDES = ("full", "compressed")
+RANKS_TRIED = (2, 4, 8, 16)
+WIDE = "bf16"
+"""The weights that are tried where those of the plan cannot be divided."""
 
 
-def plan_ranks(
+def on_ranks(
     model: ModelConfig, parameters: PolicyParameters, weights: str, filled: BuildConfig, ranks: int, *, turns: bool
-) -> dict[str, Any]:
-    """Return memory and floor of each of `ranks` GPUs; InputError for what a build would refuse.
+) -> Placement:
+    """Return the placement on `ranks` GPUs; InputError for what a build would refuse.
 
     Floors count the bytes that one GPU reads. The sums over the ranks come on top: how long they take depends on what
     connects the GPUs, and is not modelled.
     """
-    name = takers(("tensor_parallel",))[0].name if filled.backend == "auto" else filled.backend
-    check_backend_settings(filled.model_copy(update={"weights": weights, "backend": name}), backends())
-    check_parallel(ranks, model, parameters)
+    backend = backend_of(_backend(model, parameters, weights, filled, ranks))
     computing = replace(model, dtype=compute_dtype(weights))
-    found = backend_of(name).rank_memory(computing, parameters, filled.max_batch_size, ranks, turns=turns)
-    local, itemsize = shards(model, ranks)[0].local, cache_itemsize(weights)
-    read = {
-        side: row_traffic(local, rule, itemsize, rule.max_input_len, rule.max_output_len).bytes
-        for side, rule in (("full", parameters.keeping_everything()), ("compressed", parameters))
-    }
-    return {
-        **found,
-        "gpus": [_fits(found, gpu) for gpu in ACCELERATORS],
-        "speed": [
-            {
-                "accelerator": gpu.name,
-                "batch": batch,
-                **{
-                    f"{side}_floor_ms": 1e3 * (found["weight_bytes_read_per_step"] + batch * read[side]) / gpu.bandwidth
-                    for side in SIDES
-                },
-            }
-            for gpu in ACCELERATORS
-            for batch in BATCHES
-        ],
-    }
+
+    @lru_cache
+    def memory(rows: int) -> dict[str, Any]:
+        return backend.rank_memory(computing, parameters, rows, ranks, turns=turns)
+
+    one, local, itemsize = memory(1), shards(model, ranks)[0].local, cache_itemsize(weights)
+    resident = one["weight_bytes"] + one["rotary_bytes"]
+    flops = 2.0 * (count_parameters(local).linear + count_parameters(model).lm_head / ranks)
+    rules = {"full": parameters.keeping_everything(), "compressed": parameters}
+
+    def side(name: str) -> Side:
+        rule = rules[name]
+        read = row_traffic(local, rule, itemsize, rule.max_input_len, rule.max_output_len).bytes
+        step = StepCost(one["weight_bytes_read_per_step"], read, flops)
+        return Side(one[name]["cache_bytes_per_row"], step, lambda rows: float(memory(rows)[name]["total_bytes"]))
+
+    size = WeightBytes(resident, one["weight_bytes_read_per_step"])
+    turns = turns and parameters.no_turn is None
+    return Placement(model, local, parameters, weights, turns, ranks, size, {name: side(name) for name in SIDES})
 
 
-def _fits(found: dict[str, Any], gpu: Accelerator) -> dict[str, Any]:
-    usable = round(USABLE_MEMORY * gpu.memory)
-    fixed = found["weight_bytes"] + found["rotary_bytes"]
+def rank_memory(
+    model: ModelConfig, parameters: PolicyParameters, weights: str, filled: BuildConfig, ranks: int, *, turns: bool
+) -> dict[str, Any]:
+    """Return the memory of each GPU while the configured rows decode, as plain data."""
+    backend = backend_of(_backend(model, parameters, weights, filled, ranks))
+    computing = replace(model, dtype=compute_dtype(weights))
+    return backend.rank_memory(computing, parameters, filled.max_batch_size, ranks, turns=turns)
 
-    def largest(side: str) -> int:
-        """Return the rows that fit beside the work of one prefill."""
-        return largest_batch(gpu, fixed, found[side]["cache_bytes_per_row"], found[side]["prefill_bytes"])
 
-    return {
-        "gpu": gpu.name,
-        "usable_bytes": usable,
-        "fits_by_bytes": usable - found["compressed"]["total_bytes"],
-        "largest_batch": {side: largest(side) for side in SIDES},
-    }
+def divisions(
+    model: ModelConfig, parameters: PolicyParameters, weights: str, filled: BuildConfig, gpus: Sequence[Accelerator]
+) -> Iterator[str | None]:
+    """Return for each GPU the options that divide the engine among as few as hold it; None if none of those tried do.
+
+    Weights that cannot be divided are tried in bf16, which the options then say.
+    """
+    asked = filled.model_copy(update={"backend": "auto"})
+    found: list[tuple[str, Placement]] = []
+    for kind in dict.fromkeys((weights, WIDE)):
+        for ranks in RANKS_TRIED:
+            try:
+                placement = on_ranks(model, parameters, kind, asked, ranks, turns=True)
+            except InputError:
+                continue
+            found.append((f"--tp {ranks}" if kind == weights else f"--weights {kind} --tp {ranks}", placement))
+        if found:
+            break
+    for gpu in gpus:
+        yield next((options for options, placement in found if placement.holds(gpu)), None)
+
+
+def _backend(model: ModelConfig, parameters: PolicyParameters, weights: str, filled: BuildConfig, ranks: int) -> str:
+    """Return the backend that divides the engine; InputError for what a build would refuse."""
+    name = takers(("tensor_parallel",))[0].name if filled.backend == "auto" else filled.backend
+    settings = {"weights": weights, "backend": name, "tensor_parallel": ranks}
+    check_backend_settings(filled.model_copy(update=settings), backends())
+    check_parallel(ranks, model, parameters)
+    return name

@@ -180,6 +180,11 @@ class Conversation:
             raise
         return reply
 
+    def take_back(self) -> None:
+        """Forget the last question and its answer. The next question reads what came before them again."""
+        self.close()
+        self._messages = self._messages[:-2]
+
     def clear(self) -> None:
         """Forget every question and answer. The system message and the document stay, and are not read again."""
         self.close()

@@ -86,7 +86,7 @@ def _chat(asked: ApiRequest, model: ServedModel) -> ReadPrompt:
         variables=asked.template_variables,
         add_generation_prompt=asked.opens_answer,
     )
-    grammar = model.tool_format.constrained(asked.tools, text, asked.rules.grammar)
+    grammar = model.tool_format.constrained(asked.tools, text, asked.rules.grammar, model.special_tokens)
     ids = token_ids(model.tokenizer, text, model.limits.max_input_len, add_special_tokens=False)
     if not ids:
         raise InputError("the chat template makes an empty prompt of these messages")

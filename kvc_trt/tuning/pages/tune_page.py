@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.pages.chart import COLOURS, Chart, Series
 from kvc_trt.pages.document import render
+from kvc_trt.profile.accelerators import accelerator
 from kvc_trt.sizes import readable_size
-from kvc_trt.tuning.step_times import accelerator_named
 
 if TYPE_CHECKING:
     from kvc_trt.tuning.result import Line, Tuned
@@ -90,7 +90,7 @@ def _time_axis(tuned: Tuned) -> str:
         return ""
     rows = "one row" if tuned.times.rows == 1 else f"{tuned.times.rows} rows"
     gpu = tuned.asked.gpu
-    return f"ms for a step of {rows}, {'measured here' if gpu is None else f'floor of {accelerator_named(gpu).name}'}"
+    return f"ms for a step of {rows}, {'measured here' if gpu is None else f'floor of {accelerator(gpu).name}'}"
 
 
 def _figure(tuned: Tuned, cost: Callable[[Line], float | None], axis: str) -> str:

@@ -24,13 +24,13 @@ from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.models.presets import load_preset
 from kvc_trt.policies import resolve
-from kvc_trt.profile.floor import ACCELERATORS, USABLE_MEMORY
+from kvc_trt.profile.accelerators import HOPPER
 from kvc_trt.profile.model_size import weight_bytes
 
 GIB = 2**30
 LLAMA = load_preset("llama3.1-8b").config
 BF16, WEIGHTS = replace(LLAMA, dtype="bfloat16"), weight_bytes(LLAMA, "bf16").resident
-GPUS = {gpu.name: round(USABLE_MEMORY * gpu.memory) for gpu in ACCELERATORS}
+GPUS = {gpu.name: gpu.usable for gpu in HOPPER}
 
 
 def parameters_of(policy="rocketkv", budget=512, longest=32640, **overrides):

@@ -22,7 +22,7 @@ from kvc_trt import reference
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.kernels.ops import kvc
 from kvc_trt.kernels.reference_ops import page_major
-from kvc_trt.profile.floor import H200
+from kvc_trt.profile.accelerators import H200
 from tests.small_model import SMALL as MODEL
 
 CPU = torch.device("cpu")

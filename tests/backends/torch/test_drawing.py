@@ -177,6 +177,13 @@ def executor(make_program) -> TorchExecutor:
     return TorchExecutor(make_program("rocketkv", max_output_len=40, draft_tokens=4), device="cpu")
 
 
+def test_a_gpu_draws_unless_that_is_switched_off(executor, monkeypatch):
+    monkeypatch.setattr(executor, "device", torch.device("cuda"))
+    assert executor.draws
+    with DEVICE_SAMPLING.off():
+        assert not executor.draws
+
+
 def without_logprobs(outputs):
     return [replace(one, logprobs=None) for one in outputs]
 
@@ -186,8 +193,9 @@ def without_logprobs(outputs):
 def test_a_session_answers_as_with_the_hosts_sampler(executor, rows, speculation, monkeypatch):
     """Every kind of rule, alone and in batches, with drafts and without: the host's tokens for the same seeds."""
     monkeypatch.setattr("kvc_trt.runtime.session.drafting.Payoff", Always)
-    with DEVICE_SAMPLING.off():
-        expected = Session(executor, None, rows).generate(REQUESTS)
+    assert not executor.draws, "on a CPU the host draws"
+    expected = Session(executor, None, rows).generate(REQUESTS)
+    monkeypatch.setattr(TorchExecutor, "draws", True)
     assert isinstance(executor, DrawingExecutor)
     fetched = []
     monkeypatch.setattr(executor, "decode", lambda *given: fetched.append(given))

@@ -190,6 +190,7 @@ def test_warming_up_captures_every_number_of_rows(make_program, monkeypatch):
     """With the largest first; a step after it captures nothing. Steps, passes over drafts and plain draws."""
     executor = TorchExecutor(make_program("rocketkv", max_output_len=40, draft_tokens=2), device="cpu")
     executor.capturer = StandInCapturer(CPU)
+    monkeypatch.setattr(TorchExecutor, "draws", True)
     executor.allocate(5)
     bodies, shown = [], []
     monkeypatch.setattr(executor.capturer, "capture", lambda body: bodies.append(body) or body)

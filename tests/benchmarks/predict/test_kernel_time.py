@@ -10,7 +10,7 @@ from benchmarks.predict import chain, hardware, kernel_time
 from benchmarks.predict.hardware import Gpu
 from benchmarks.predict.kernel_time import Geometry, Work
 from benchmarks.predict.sass import Instruction, SassBlock, SassKernel, SassLoop
-from kvc_trt.profile.floor import H100, H200
+from kvc_trt.profile.accelerators import H100, H200
 
 US = 1e6 / hardware.CLOCK
 

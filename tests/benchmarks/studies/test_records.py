@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import store
 from benchmarks.studies.__main__ import STUDIES
-from benchmarks.studies.findings import Estimate, verdict
+from benchmarks.studies.findings import Estimate, Finding, overview, verdict
 from benchmarks.studies.records import FOLDER, Records, of_kind, recorded
 
 
@@ -39,6 +39,11 @@ def test_an_estimate_has_its_mean_within_its_interval():
     assert found.mean == pytest.approx(0.3)
     assert 0.1 <= found.low <= found.mean <= found.high <= 0.6
     assert found.count == 3
+
+
+def test_few_prompts_are_named_as_few():
+    assert "preliminary" in overview([Finding("a claim", "a figure", 4, "holds"), Finding("b", "c", 40, "holds")])
+    assert "preliminary" not in overview([Finding("a claim", "a figure", 20, "holds")])
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=list(STUDIES))

@@ -102,8 +102,8 @@ class ParallelExecutor(ExecutorBase):
 
     @property
     def draws(self) -> bool:
-        """True unless the environment leaves draws to the host."""
-        return DEVICE_SAMPLING.is_on
+        """As `TorchExecutor.draws`, of the ranks' devices."""
+        return self._group.device == "cuda" and DEVICE_SAMPLING.is_on
 
     def decode_drawn(
         self, tokens: Integers, positions: Integers, cache_lengths: Integers, rules: Iterable[DrawRules | None]

@@ -45,7 +45,8 @@ class RankGroup:
     ) -> None:
         self.shards: tuple[Shard, ...] = shards(model, ranks)
         self._model, self._weight_file = model, weight_file
-        self._device = device_of(device, ranks)
+        self.device = device_of(device, ranks)
+        """ "cuda" or "cpu"."""
         self._threads = threads or max(1, usable_cores() // ranks)
         self._numbers, self._released = count(), list[int]()
         self._processes: RankProcesses | None = None
@@ -101,7 +102,7 @@ class RankGroup:
         self._processes = RankProcesses(self.ranks, self._threads, weights.descriptor)
         weakref.finalize(self, self._processes.end)
         store = str(self._processes.directory / "store")
-        common = self.ranks, self._model, weights, self._device, store, EXCHANGE_SECONDS, self._threads
+        common = self.ranks, self._model, weights, self.device, store, EXCHANGE_SECONDS, self._threads
         self._exchange([Start(rank, *common) for rank in range(self.ranks)])
 
     def _exchange(self, messages: Sequence[Start | Call]) -> list[Any]:

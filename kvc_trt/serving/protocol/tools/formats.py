@@ -8,14 +8,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError, describe, did_you_mean
-from kvc_trt.runtime.chat.tools import tool_names
-from kvc_trt.serving.protocol.tools.grammars import Answer, CallGrammar, can_embed
+from kvc_trt.serving.protocol.tools.grammars import Answer, CallGrammar, JsonCalls, NamedCalls, XmlCalls, can_embed
+from kvc_trt.tool_calls.named_call import ARGUMENTS, IDENTITY
 from kvc_trt.tool_calls.reader import THOUGHTS, CallMarks, Reader, call_id, short_call_id
 
 if TYPE_CHECKING:
     from kvc_trt.runtime.chat.template import ChatTemplate
     from kvc_trt.runtime.grammar.grammar import Grammar
     from kvc_trt.serving.protocol.tools.choice import ToolUse
+
+
+_NONE: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,15 @@ class ToolFormat:
     thinks: bool = False
     """True for a model that may write its thoughts before what it says."""
 
-    def constrained(self, use: ToolUse, prompt: str, given: Grammar | None = None) -> Grammar | None:
+    def constrained(
+        self, use: ToolUse, prompt: str, given: Grammar | None = None, special: Mapping[str, int] = _NONE
+    ) -> Grammar | None:
         """Return the grammar of an answer to this prompt; None where it may be anything.
 
-        `given` is what the request asks for besides; where tools are offered, a call may come in its place. A model may
-        think first. InputError, which names the tool, for parameters that are not a JSON schema, or one that cannot be
-        obeyed, and for a grammar that tools do not go with.
+        `special` are the ids of tokens that no text shows, by what they stand for. `given` is what the request asks for
+        besides; where tools are offered, a call may come in its place. A model may think first. InputError, which names
+        the tool, for parameters that are not a JSON schema, or one that cannot be obeyed, and for a grammar that tools
+        do not go with.
         """
         if not use.is_forced and given is None:
             return None
@@ -47,14 +53,14 @@ class ToolFormat:
             return given
         otherwise = None if use.is_forced else given
         answer = Answer(use.callable_tools, use.may_call_several, otherwise, thinks, thinks and self.thinking(prompt))
-        return answer.grammar(self.grammar)
+        return answer.grammar(self.grammar, special)
 
     def reader(self, use: ToolUse, prompt: str, given: Grammar | None = None) -> Reader:
         """Return what reads an answer to this prompt, under the grammar of the same arguments."""
         thinks = self._thinks_before(given)
         return Reader(
             self.marks,
-            tool_names(use.callable_tools),
+            {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in use.callable_tools},
             thinks=thinks,
             thinking=thinks and self.thinking(prompt),
             parallel=use.may_call_several,
@@ -71,12 +77,27 @@ class ToolFormat:
 
 _FORMATS = (
     ToolFormat(
+        "qwen3_coder",
+        "`<tool_call><function=...><parameter=...>...</parameter></function></tool_call>`: Qwen3-Coder",
+        ("<function=",),
+        CallMarks((("<tool_call>", "</tool_call>"),), writing="xml"),
+        XmlCalls("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"),
+    ),
+    ToolFormat(
+        "mistral_args",
+        "`[TOOL_CALLS]name[ARGS]{...}`: Mistral's newer models",
+        (ARGUMENTS,),
+        CallMarks((("[TOOL_CALLS]", ""),), writing="named", inside=(ARGUMENTS, IDENTITY)),
+        NamedCalls("[TOOL_CALLS]", "[TOOL_CALLS]"),
+        short_call_id,
+    ),
+    ToolFormat(
         "mistral",
         "`[TOOL_CALLS][{\"name\": ..., \"arguments\": {...}}]`",
         ("[TOOL_CALLS]",),
         CallMarks((("[TOOL_CALLS]", ""),), bare=True),
         # The mark is a special token, which a grammar of texts cannot ask for; the list says enough.
-        CallGrammar("arguments", "[", ", ", "]"),
+        JsonCalls("[", ", ", "]"),
         short_call_id,
     ),
     ToolFormat(
@@ -84,21 +105,21 @@ _FORMATS = (
         "`{\"name\": ..., \"parameters\": {...}}`, also after `<|python_tag|>`",
         ("<|python_tag|>", "<|start_header_id|>"),
         CallMarks((("<|python_tag|>", ""),), bare=True),
-        CallGrammar("parameters"),
+        JsonCalls(arguments="parameters"),
     ),
     ToolFormat(
         "hermes",
         "`<tool_call>{\"name\": ..., \"arguments\": {...}}</tool_call>`: Hermes, Qwen, SmolLM",
         ("<tool_call>",),
         CallMarks((("<tool_call>", "</tool_call>"),)),
-        CallGrammar("arguments", "<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"),
+        JsonCalls("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"),
     ),
     ToolFormat(
         "json",
         "`{\"name\": ..., \"arguments\": {...}}`, or a list of such objects: any other model",
         (),
         CallMarks((("```json", "```"),), bare=True),
-        CallGrammar("arguments"),
+        JsonCalls(),
     ),
 )  # fmt: skip
 PARSERS: Mapping[str, ToolFormat] = MappingProxyType({one.name: one for one in _FORMATS})

@@ -48,19 +48,42 @@ def test_a_rank_reads_its_part_and_takes_the_forecast_bytes(tied, precision, ran
 
 def test_a_70b_model_fits_four_h100(capsys):
     assert run([*PLAN, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["tensor_parallel"]
+    plan = json.loads(capsys.readouterr().out)
+    found, h100 = plan["tensor_parallel"], plan["gpus"][0]
     assert found["weight_bytes"] == pytest.approx(36.9e9, rel=0.01)
     assert found["compressed"]["total_bytes"] < found["full"]["total_bytes"]
-    h100 = found["gpus"][0]
-    assert h100["fits_by_bytes"] > 0
-    assert h100["largest_batch"]["compressed"] > 2 * h100["largest_batch"]["full"]
     assert found["sums_per_step"] == 160
+    assert (plan["ranks"], h100["holds_the_engine"], h100["use"]) == (4, True, None)
+    assert h100["largest_batch"]["compressed"] > 2 * h100["largest_batch"]["full"] >= 8
 
 
-def test_the_plan_as_text_and_one_gpu_too_few(capsys):
+def test_every_table_is_of_the_ranks(capsys):
+    """Each GPU reads a quarter of the matrices and of the cache, and a step of one GPU would not fit."""
+    assert run([*PLAN, "--json"]) == 0
+    divided = json.loads(capsys.readouterr().out)
+    assert run([*PLAN[:-4], "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert whole["speed"] == whole["break_even"] == []
+    assert [gpu["first_token_floor_ms"] for gpu in whole["gpus"]] == [None, None]
+    step = divided["speed"][0]
+    read = whole["weights"]["read_bytes_per_step"] + whole["traffic"]["bytes_per_row"]
+    assert step["compressed"]["floor_ms"] == pytest.approx(1e3 * read / 4 / 3.35e12, rel=0.01)
     assert run(PLAN) == 0
     text = capsys.readouterr().out
     assert "each of 4 ranks has 16 of 64 query heads, 2 of 8 KV heads and 7,168 of 28,672 channels" in text
-    assert "H100 (90% of its memory, 67.1 GiB): fits" in text
-    assert run([*PLAN[:-4], "--tp", "2", "--max-batch-size", "8"]) == 0
-    assert "H100 (90% of its memory, 67.1 GiB): does not fit by" in capsys.readouterr().out
+    assert "each of 4 GPUs: what fits 90% of its memory" in text
+    assert "one GPU" not in text
+
+
+def test_one_gpu_too_few_names_how_many(capsys):
+    assert run(PLAN[:-4]) == 0
+    text = capsys.readouterr().out
+    assert "H100: weights alone are 131.4 GiB, and 67.1 GiB can be used: use --tp 4" in text
+    assert "H200: weights alone are 131.4 GiB, and 118.2 GiB can be used: use --tp 2" in text
+    assert "tokens/s" not in text
+    assert run([*PLAN[:-4], "--tp", "2", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert [(gpu["holds_the_engine"], gpu["use"]) for gpu in plan["gpus"]] == [(False, "--tp 4"), (True, None)]
+    assert run([*PLAN[:-4], "--weights", "fp8", "--json"]) == 0
+    h100 = json.loads(capsys.readouterr().out)["gpus"][0]
+    assert h100["use"] == "--weights bf16 --tp 4"

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from kvc_trt.backends.torch.executor import TorchExecutor
+from kvc_trt.runtime import Sampling
+from kvc_trt.runtime.executor import NO_DRAW, Drawn
+from kvc_trt.runtime.sampling.sampler import Sampler
 
 pytestmark = pytest.mark.slow
 
@@ -54,4 +57,25 @@ def test_a_pass_over_a_draft_is_taken_back_on_every_rank(both):
     for executor, checked in ((one, expected), (several, found)):
         for row in range(2):
             executor.take_back(row, checked.undo[row], stored[:, row], 1)
+    assert_same_state(one, several)
+
+
+def test_ranks_draw_the_tokens_that_one_process_draws(both):
+    """A step and a pass over a draft, by rules; a row without rules gets its logits."""
+    one, several, lengths, stored = both
+    vocab, generator = one.limits.vocab_size, np.random.default_rng(3)
+    rules = [Sampler(Sampling(temperature=0.8, top_p=0.9, seed=seed)).rules(vocab, 2) for seed in range(2)]
+    tokens = generator.integers(2, 97, (1 + DRAFT_TOKENS, 2))
+    for given in ([rules[0], rules[1]], [rules[0], None]):
+        expected, found = (x.decode_drawn(tokens[0], lengths, stored, iter(given)) for x in (one, several))
+        for ours, theirs in zip(found, expected, strict=True):
+            if isinstance(theirs, Drawn):
+                assert ours.token == theirs.token
+            else:
+                np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    expected, found = (x.check_draft_drawn(tokens, lengths, stored, [rules, rules[:1]]) for x in (one, several))
+    assert [[answer.token for answer in row] for row in found.answers] == [
+        [answer.token for answer in row] for row in expected.answers
+    ]
+    assert found.answers[1][1] == NO_DRAW
     assert_same_state(one, several)

@@ -1,0 +1,1 @@
+"""Text of the answers of `kvc-trt plan`."""

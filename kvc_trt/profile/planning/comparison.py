@@ -1,0 +1,94 @@
+"""All policies at one token budget side by side: what each stores, what a step reads, and the papers' formulas.
+
+The formulas are those of RocketKV's Table 1 (arXiv 2502.14051), fractions of the dense cache at a compression of
+c = S / token budget. Its storage column counts the auxiliary data of SparQ and RocketKV in keys, not in pairs of key
+and value, and is of the even split; ours are bytes, as allocated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvc_trt import policies
+from kvc_trt.backends.registry import backends
+from kvc_trt.config import BuildConfig
+from kvc_trt.engine.resolution.model_choice import ModelChoice
+from kvc_trt.engine.resolution.resolved_build import resolve_parameters, with_defaults
+from kvc_trt.engine.supported import check_supported
+from kvc_trt.errors import InputError
+from kvc_trt.methods.base.parameters import BASELINE
+from kvc_trt.methods.base.token_budget import tokens_of
+from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
+from kvc_trt.profile.model_size import cache_itemsize
+from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes, row_traffic
+
+_SETTINGS = {
+    "model", "token_budget", "max_input_len", "max_output_len", "max_conversation_len", "split", "head_pattern",
+    "layer_budget",
+}  # fmt: skip
+"""The settings that hold for every policy."""
+
+
+def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str, *, turns: bool) -> dict[str, Any]:
+    """Return one row per policy at the budget and the lengths of `config`; a policy that cannot have them says why.
+
+    Whole caches in the other formats have rows of their own. Bytes are of one row of a batch at its longest.
+    InputError if no policy is possible.
+    """
+    filled = with_defaults(config, choice)
+    assert filled.max_input_len is not None
+    assert filled.max_output_len is not None
+    sequence = max(filled.max_conversation_len or 0, filled.max_input_len + filled.max_output_len)
+    budget = tokens_of(filled.token_budget, filled.max_input_len)
+    kv_cache = filled.kv_cache or AUTO
+    full = full_cache_bytes(choice.config, sequence, cache_itemsize(weights), kv_cache)
+    rows = [_row(name, kv_cache, filled, choice, weights, full, turns) for name, *_ in policies.available()]
+    if all("not_applicable" in row for row in rows):
+        raise InputError(f"no policy can be built so: {rows[0]['not_applicable']}", hint="kvc-trt plan --help")
+    others = (form for form in CACHE_FORMATS if form != kv_cache)
+    return {
+        "model": choice.name,
+        "token_budget": budget,
+        "max_input_len": filled.max_input_len,
+        "max_output_len": filled.max_output_len,
+        "compression": sequence / budget if budget else None,
+        "kv_cache": kv_cache,
+        "full_bytes_per_row": full,
+        "policies": rows,
+        "whole_caches": [_row(BASELINE, form, filled, choice, weights, full, turns) for form in others],
+    }
+
+
+def of_policy(name: str, kv_cache: str, filled: BuildConfig, choice: ModelChoice) -> BuildConfig:
+    """Return the build of one policy in a cache format, with the budget and the lengths of `filled`."""
+    given = filled.model_dump(include=_SETTINGS, exclude_none=True)
+    if policies.named(name).split is not None:
+        given.pop("split", None)
+    return with_defaults(BuildConfig(**given, policy=name, kv_cache=kv_cache), choice)
+
+
+def _row(
+    name: str, kv_cache: str, filled: BuildConfig, choice: ModelChoice, weights: str, full: int, turns: bool
+) -> dict[str, Any]:
+    try:
+        parameters = resolve_parameters(of_policy(name, kv_cache, filled, choice), choice.config)
+        if filled.backend != "auto":
+            check_supported(parameters, choice.config.num_hidden_layers, filled.backend, backends())
+    except InputError as error:
+        return {"policy": name, "kv_cache": kv_cache, "not_applicable": error.message}
+    itemsize, sequence = cache_itemsize(weights), parameters.max_sequence_len
+    stored = cache_bytes(choice.config, parameters, itemsize, turns=turns and parameters.no_turn is None)
+    read = row_traffic(choice.config, parameters, itemsize, parameters.max_input_len, parameters.max_output_len)
+    formula = policies.named(name).published if kv_cache == (filled.kv_cache or AUTO) else None
+    compression = max(1.0, sequence / (tokens_of(filled.token_budget, parameters.max_input_len) or sequence))
+    return {
+        "policy": name,
+        "kv_cache": kv_cache,
+        "stored_bytes": stored.total,
+        "of_these_beside_keys_and_values": stored.page_bounds,
+        "stored_share": stored.total / full,
+        "stored_share_by_formula": formula and formula.storage and formula.storage(compression),
+        "read_bytes_per_step": round(read.bytes),
+        "read_share": read.bytes / full,
+        "read_share_by_formula": formula and formula.traffic(compression),
+    }

@@ -1,0 +1,175 @@
+"""The largest token budget of each policy and cache format whose rows fit a memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvc_trt.errors import InputError
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.profile.accelerators import Accelerator
+from kvc_trt.profile.planning.placement import Placement
+from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes
+from kvc_trt.sizes import readable_size
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A memory for caches, and the rows that share it."""
+
+    memory: int | None
+    """Bytes of the caches of all rows together; None: what a GPU has beside everything else that it holds."""
+    rows: int
+
+
+@dataclass(frozen=True)
+class Sought:
+    """A policy in a cache format, whose largest token budget is sought."""
+
+    policy: str
+    kv_cache: str
+    longest: int
+    """Tokens of the longest sequence: with a budget of as many, a step reads everything."""
+    has_budget: bool
+    """False for the policy that keeps everything."""
+    parameters: Callable[[int], PolicyParameters]
+    """The numbers of a token budget; InputError where there is no such engine."""
+    place: Callable[[PolicyParameters], Placement]
+
+
+@dataclass(frozen=True)
+class LargestBudget:
+    """The largest budget that fits, or what the smallest engine takes."""
+
+    budget: int | None
+    """None where no budget fits."""
+    needed: float
+    """Bytes that this budget takes; without one, those of the smallest engine that was found."""
+
+
+def plan_limit(
+    model: ModelConfig, sought: Sequence[Sought], limit: Limit, itemsize: int, turns: bool, gpus: Sequence[Accelerator]
+) -> dict[str, Any]:
+    """Return the budgets that fit as plain data: a table for a memory, or one for each GPU.
+
+    InputError if a row's part of the memory does not hold one token, or nothing fits.
+    """
+
+    def row_bytes(parameters: PolicyParameters) -> int:
+        return cache_bytes(model, parameters, itemsize, turns=turns and parameters.no_turn is None).total
+
+    def on(gpu: Accelerator) -> Callable[[Sought], dict[str, Any]]:
+        return lambda one: _entry(
+            one, gpu.usable, lambda rule: one.place(rule).sides["compressed"].memory(limit.rows), limit.rows,
+            lambda placement: placement.rows_that_fit("compressed", gpu), gpus=[gpu],
+        )  # fmt: skip
+
+    tables: list[dict[str, Any]]
+    if limit.memory is None:
+        tables = [{"gpu": gpu.name, "memory_bytes": gpu.usable, "budgets": list(map(on(gpu), sought))} for gpu in gpus]
+    else:
+        memory = limit.memory
+        _check_holds_a_token(model, {one.kv_cache for one in sought}, itemsize, limit)
+        entries = [
+            _entry(
+                one, memory, lambda rule: limit.rows * row_bytes(rule), limit.rows,
+                lambda placement: memory // placement.sides["compressed"].row_bytes, gpus=gpus,
+            )
+            for one in sought
+        ]  # fmt: skip
+        tables = [{"gpu": None, "memory_bytes": memory, "budgets": entries}]
+    if not any("bytes_per_row" in entry for table in tables for entry in table["budgets"]):
+        _refuse(tables, limit)
+    return {"rows": limit.rows, "tables": tables}
+
+
+def _entry(
+    one: Sought,
+    memory: float,
+    needed: Callable[[PolicyParameters], float],
+    rows: int,
+    rows_that_fit: Callable[[Placement], int],
+    *,
+    gpus: Sequence[Accelerator],
+) -> dict[str, Any]:
+    """Return one line of a table: the budget with what follows from it, or why there is none."""
+    head = {"policy": one.policy, "kv_cache": one.kv_cache}
+    try:
+        found = largest_budget(lambda budget: needed(one.parameters(budget)), memory, one.longest)
+    except InputError as error:
+        return {**head, "not_applicable": error.message}
+    if found.budget is None:
+        return {**head, "least_needed_bytes": round(found.needed)}
+    placement = one.place(one.parameters(found.budget))
+    return {
+        **head,
+        "token_budget": found.budget if one.has_budget else None,
+        "compresses": placement.compresses,
+        "bytes_per_row": placement.sides["compressed"].row_bytes,
+        "rows": rows_that_fit(placement),
+        "step_floor_ms": {
+            gpu.name: 1e3 * placement.step_seconds("compressed", gpu, rows)
+            if placement.fits("compressed", gpu, rows)
+            else None
+            for gpu in gpus
+        },
+    }
+
+
+def largest_budget(needed: Callable[[int], float], memory: float, longest: int) -> LargestBudget:
+    """Return the largest budget of at most `longest` tokens that needs at most `memory` bytes.
+
+    `needed` never falls as the budget grows, and raises InputError for budgets that are too small for the policy: the
+    one of the longest budget is raised, others are taken for too small. Bytes are close to a line in the budget, so the
+    next one tried is where the line through two known ones meets the memory, and every third is in the middle.
+    """
+    low, low_bytes = 0, None
+    high, high_bytes = longest, needed(longest)
+    if high_bytes <= memory:
+        return LargestBudget(longest, high_bytes)
+    tries = 0
+    while high - low > 1:
+        tries += 1
+        middle = (low + high) // 2
+        if tries % 3:
+            start = low_bytes or 0.0
+            middle = low + int((high - low) * max(0.0, memory - start) / (high_bytes - start))
+        middle = min(max(middle, low + 1), high - 1)
+        try:
+            found = needed(middle)
+        except InputError:
+            low, low_bytes = middle, None
+            continue
+        if found <= memory:
+            low, low_bytes = middle, found
+        else:
+            high, high_bytes = middle, found
+    return LargestBudget(None, high_bytes) if low_bytes is None else LargestBudget(low, low_bytes)
+
+
+def _check_holds_a_token(model: ModelConfig, formats: set[str], itemsize: int, limit: Limit) -> None:
+    token, name = min((full_cache_bytes(model, 1, itemsize, name), name) for name in formats)
+    assert limit.memory is not None
+    if limit.memory < limit.rows * token:
+        raise InputError(
+            f"--memory {readable_size(limit.memory)} for --rows {limit.rows}: one token's keys and values take "
+            f"{readable_size(token)} of each row (kv-cache {name})",
+            hint=f"{readable_size(limit.rows * token * 1000)} hold 1,000 tokens of each row",
+        )
+
+
+def _refuse(tables: Sequence[dict[str, Any]], limit: Limit) -> None:
+    """Raise InputError for a memory that no engine fits."""
+    entries = [(table, entry) for table in tables for entry in table["budgets"]]
+    short = [(entry["least_needed_bytes"], table, entry) for table, entry in entries if "least_needed_bytes" in entry]
+    if not short:
+        raise InputError(f"no policy can be built so: {entries[0][1]['not_applicable']}", hint="kvc-trt plan --help")
+    least, table, entry = min(short, key=lambda one: one[0] - one[1]["memory_bytes"])
+    place = table["gpu"] or "--memory"
+    raise InputError(
+        f"nothing fits: {limit.rows} row{'s' * (limit.rows > 1)} of {entry['policy']} in kv-cache {entry['kv_cache']} "
+        f"take at least {readable_size(least)}; {place} has {readable_size(table['memory_bytes'])}",
+        hint="fewer --rows, a shorter --max-input-len, or more memory",
+    )

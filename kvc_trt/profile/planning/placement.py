@@ -1,0 +1,144 @@
+"""An engine on one GPU, or divided among several: what each GPU holds, reads and computes.
+
+Everything that a plan says of GPUs is asked here, so its tables cannot disagree: how many rows fit follows from the
+backend's own model of its memory where it has one, and from weights and caches where it has none. Times are floors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from kvc_trt.methods.base.parameters import PolicyParameters
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.profile.accelerators import Accelerator
+from kvc_trt.profile.floor import StepCost, floor_seconds, largest_batch
+from kvc_trt.profile.model_size import (
+    WeightBytes,
+    cache_itemsize,
+    count_parameters,
+    prefill_operations,
+    token_cache_bytes,
+    weight_bytes,
+)
+from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes, row_traffic
+
+SIDES = ("full", "compressed")
+"""The engine that keeps and reads every token, and the policy's."""
+MemoryOf = Callable[[PolicyParameters, int], float]
+"""Bytes of one GPU while an engine of these parameters decodes so many rows."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a plan on each GPU."""
+
+    row_bytes: int
+    """Bytes of one row's cache."""
+    step: StepCost
+    memory: Callable[[int], float]
+    """Bytes of everything, by the number of rows; they never fall with it."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """An engine, and the part of it that each GPU has."""
+
+    model: ModelConfig
+    local: ModelConfig
+    """The part of the model that one GPU computes; `model` itself on one."""
+    parameters: PolicyParameters
+    weights: str
+    """Their format."""
+    turns: bool
+    """True if the engine takes turns, whose slots know their positions."""
+    ranks: int
+    """GPUs that share the engine."""
+    size: WeightBytes
+    """Weights of each GPU."""
+    sides: Mapping[str, Side]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of a cache in the activations' type."""
+        return cache_itemsize(self.weights)
+
+    @property
+    def compresses(self) -> bool:
+        """True if a step of the longest row reads less than the whole cache."""
+        full, compressed = (self.sides[name].step.row_bytes for name in SIDES)
+        return self.parameters.compresses and round(compressed) < round(full)
+
+    def rows_that_fit(self, side: str, gpu: Accelerator) -> int:
+        """Return the largest batch."""
+        return largest_batch(gpu.usable, self.sides[side].memory)
+
+    def fits(self, side: str, gpu: Accelerator, rows: int) -> bool:
+        """Return whether so many rows fit."""
+        return self.sides[side].memory(rows) <= gpu.usable
+
+    def holds(self, gpu: Accelerator) -> bool:
+        """Return whether at least one row of the policy fits."""
+        return self.fits("compressed", gpu, 1)
+
+    def step_seconds(self, side: str, gpu: Accelerator, rows: int, row_bytes: float | None = None) -> float:
+        """Return the floor of one decode step; `row_bytes` are read per row, those of the longest one if None.
+
+        Sums between several GPUs are not in it.
+        """
+        cost = self.sides[side].step
+        if row_bytes is not None:
+            cost = replace(cost, row_bytes=row_bytes)
+        return floor_seconds(cost, rows, gpu.bandwidth, gpu.flops_16bit)
+
+    def prefill_seconds(self, gpu: Accelerator, tokens: int) -> float:
+        """Return the floor of reading one prompt: its products, or its weights where they take longer."""
+        return max(
+            prefill_operations(self.local, tokens) / gpu.flops_16bit,
+            self.sides["full"].step.weight_bytes / gpu.bandwidth,
+        )
+
+    def bytes_read(self, side: str, tokens: int, generated: int) -> float:
+        """Return the cache bytes that a step of one row reads on each GPU after so many tokens."""
+        rule = self.parameters if side == "compressed" else self.parameters.keeping_everything()
+        return row_traffic(self.local, rule, self.itemsize, tokens, generated).bytes
+
+
+def on_one_gpu(
+    model: ModelConfig, parameters: PolicyParameters, weights: str, *, turns: bool, memory: MemoryOf | None = None
+) -> Placement:
+    """Return the placement on one GPU; `memory` is the backend's own model, if it has one.
+
+    Without it, a GPU holds the weights, the caches, and one layer's keys and values of one prompt for its prefill.
+    `turns` is of the backend; the engine takes them if its policy does too.
+    """
+    turns = turns and parameters.no_turn is None
+    itemsize, size = cache_itemsize(weights), weight_bytes(model, weights)
+    prompt = parameters.max_input_len * token_cache_bytes(model, itemsize)
+    rows = {
+        "full": full_cache_bytes(model, parameters.max_sequence_len, itemsize, parameters.kv_cache),
+        "compressed": cache_bytes(model, parameters, itemsize, turns=turns).total,
+    }
+    counts = count_parameters(model)
+    flops = 2.0 * (counts.linear + counts.lm_head)
+    read = {
+        "full": float(rows["full"]),
+        "compressed": row_traffic(
+            model, parameters, itemsize, parameters.max_input_len, parameters.max_output_len
+        ).bytes,
+    }
+    rules = {"full": parameters.keeping_everything(), "compressed": parameters}
+
+    def side(name: str) -> Side:
+        def simple(count: int) -> float:
+            return size.resident + prompt + count * rows[name]
+
+        def own(count: int) -> float:
+            assert memory is not None
+            return memory(rules[name], count)
+
+        step = StepCost(size.per_step, read[name], flops)
+        return Side(rows[name], step, simple if memory is None else lru_cache(own))
+
+    return Placement(model, model, parameters, weights, turns, 1, size, {name: side(name) for name in SIDES})

@@ -1,0 +1,78 @@
+"""One question to `plan`: which of its answers is wanted, checked before anything is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvc_trt.config import DERIVED_NUMBERS, BuildConfig
+from kvc_trt.errors import InputError
+from kvc_trt.profile.accelerators import HOPPER, accelerator
+from kvc_trt.profile.planning.limit import Limit
+from kvc_trt.profile.planning.request import PlanRequest, resolve_comparison, resolve_limit, resolve_plan
+
+_OF_ALL_POLICIES = ("layer_budget", "kv_cache")
+"""Derived numbers that hold for every policy."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a plan is asked: one engine, all policies at a budget, or the budgets that fit a memory."""
+
+    gpus: tuple[str, ...] = ()
+    """Names, or NAME=bandwidth,TFLOPS,GiB; empty: H100 and H200."""
+    compare: bool = False
+    memory: int | None = None
+    """Bytes for the caches of `rows` rows."""
+    rows: int | None = None
+    """Without `memory`: rows that are to fit each GPU."""
+    mix: Path | None = None
+    """File of requests of several lengths."""
+    network: float | None = None
+    """Bytes per second between prefill and decode on different machines; None: they share one."""
+
+    @property
+    def limited(self) -> bool:
+        """True if budgets that fit are sought."""
+        return self.memory is not None or self.rows is not None
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Raise InputError for questions that exclude each other, and for settings that would be passed over."""
+        whole = "--compare" if self.compare else "--memory and --rows" if self.limited else None
+        if whole is None:
+            return
+        others = {
+            "--memory or --rows": self.compare and self.limited,
+            "--mix": self.mix is not None,
+            "--disaggregated": self.network is not None,
+            "--token-budget": self.limited and "token_budget" in settings,
+            "--tp": self.compare and "tensor_parallel" in settings,
+        }
+        for option, given in others.items():
+            if given:
+                raise InputError(f"{whole} and {option} exclude each other", hint=f"leave out {option}")
+        if self.compare or "policy" not in settings:
+            _refuse_overrides(settings, whole)
+
+
+def answered(config: BuildConfig, question: Question) -> dict[str, Any]:
+    """Return the answer as JSON-compatible data; InputError for settings that a build would refuse."""
+    gpus = tuple(dict.fromkeys(map(accelerator, question.gpus))) or HOPPER
+    request = PlanRequest(config, gpus, question.network, question.mix)
+    if question.compare:
+        return resolve_comparison(config)
+    if question.limited:
+        return resolve_limit(request, Limit(question.memory, question.rows or 1))
+    return resolve_plan(request)
+
+
+def _refuse_overrides(settings: Mapping[str, Any], option: str) -> None:
+    """Raise InputError for a setting of single policies: such a table derives them all from the budget."""
+    for name in settings:
+        if name in (*DERIVED_NUMBERS, "dense_until") and name not in _OF_ALL_POLICIES:
+            raise InputError(
+                f"--set {name}: {option} shows every policy as it is derived from the budget",
+                hint=f"leave out {option} to set it for one --policy",
+            )

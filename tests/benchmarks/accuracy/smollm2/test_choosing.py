@@ -1,0 +1,48 @@
+"""docs/choosing.md follows from the answers: nothing smaller would do, and the page is that of its results."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.accuracy.smollm2 import choosing
+from benchmarks.accuracy.smollm2.cells import OURS, Comparison
+from benchmarks.accuracy.smollm2.page import recorded
+
+
+@pytest.fixture(scope="module")
+def found() -> Comparison:
+    return recorded()
+
+
+def test_the_page_is_that_of_its_results(found: Comparison) -> None:
+    assert choosing.MARKS.inside(choosing.PAGE) == choosing.measured(found)
+
+
+@pytest.mark.parametrize("use", choosing.USES)
+def test_no_smaller_cache_keeps_as_much(found: Comparison, use: str) -> None:
+    groups = choosing.USES[use]
+    taken = choosing.choice(found, groups)
+    limit = min(full.stored for group in groups if (full := found.full(group)))
+    if taken is not None:
+        cells = [found.cell(OURS, group, taken.policy, f"budget {taken.token_budget}") for group in groups]
+        assert all(cell is not None and choosing.good_enough(found, cell) for cell in cells)
+        limit = max(cell.stored for cell in cells if cell)
+    for other in found.of(OURS, groups[0]):
+        cells = [found.cell(OURS, group, other.method, other.point) for group in groups]
+        if all(cell is not None and cell.stored < limit for cell in cells):
+            assert not all(choosing.good_enough(found, cell) for cell in cells if cell)
+
+
+def test_every_figure_is_of_as_many_questions(found: Comparison) -> None:
+    cells = [cell for groups in choosing.USES.values() for group in groups for cell in found.of(OURS, group)]
+    assert {len(cell.scores) for cell in cells} == {choosing.SAMPLES}
+
+
+def test_bytes_by_plan_are_those_of_the_engines_that_answered(found: Comparison) -> None:
+    """Today's engines keep the place of every slot as well, for turns: 4 bytes beside 512 of a slot's key and value."""
+    for policy in choosing.BESIDE:
+        for group in (choosing.ONE, choosing.LONG):
+            cell = found.cell(OURS, group, policy, "budget 256")
+            assert cell is not None
+            row = choosing.Row(choosing.Variant(policy, 256), group)
+            assert row.mebibytes * choosing.MIB == pytest.approx(cell.stored, rel=0.02)
