@@ -49,7 +49,7 @@ from kvc_trt.tuning.run import tune_model
 NAME = "tune"
 FOLDER = machine.ROOT / "build" / "accuracy" / NAME
 TASKS = ("niah-single-1", "niah-single-2-prose", "niah-multikey-1-prose")
-LENGTH, ANSWER = 2048, 16
+LENGTH, ANSWER = 2048, 32
 CHOSEN_ON, HELD_BACK, NAMED = 48, 64, 32
 """Prompts of `tune`, of `held`, and the candidates that are asked these."""
 ROWS, ROW, SMALL_ROW = 16, 12 << 20, 1 << 20
