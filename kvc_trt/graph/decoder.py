@@ -8,6 +8,8 @@ from kvc_trt.graph.cache_nodes import Projected, attend_token, store_prompt, tak
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
 from kvc_trt.methods.base.graph_context import DecodeBatch, PromptBatch, TurnBatch, by_head
+from kvc_trt.models.rope import query_scale
+from kvc_trt.models.weights import ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.emitter import Value
 
@@ -21,10 +23,11 @@ def prefill_layer(
     and feed-forward.
     """
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
-    made = _projected(layers, batch, x, name)
+    normed = _read(layers, x, f"{name}.input_layernorm")
+    made = _projected(layers, batch, normed, sites[0].layer)
     attended = PREFILL_ATTENTION.call(emit, {"q": made.queries, "k": made.keys, "v": made.values})["o"]
     store_prompt(emit, config, batch, made, sites, turns=turns)
-    return _finished(layers, x, attended, name)
+    return _finished(layers, x, normed, attended, name)
 
 
 def extend_layer(layers: Layers, batch: TurnBatch, x: Value, sites: Sequence[CacheSite], stored: Value) -> Value:
@@ -33,18 +36,28 @@ def extend_layer(layers: Layers, batch: TurnBatch, x: Value, sites: Sequence[Cac
     `stored` [caches,B] are the entries before the turn.
     """
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
-    made = _projected(layers, batch, x, name)
+    normed = _read(layers, x, f"{name}.input_layernorm")
+    made = _projected(layers, batch, normed, sites[0].layer)
     attended = take_turn(emit, config, batch, made, sites, stored)
-    return _finished(layers, x, attended, name)[0]
+    return _finished(layers, x, normed, attended, name)[0]
 
 
-def _projected(layers: Layers, batch: PromptBatch, x: Value, name: str) -> Projected:
-    """Project the residual stream [T,hidden] to queries, keys and values."""
+def _read(layers: Layers, x: Value, name: str) -> Value:
+    """Return what attention or feed-forward read of the residual stream: a norm of it, or the stream itself."""
+    return layers.norm(x, name) if layers.config.description.norms.reads_norm else x
+
+
+def _added(layers: Layers, update: Value, name: str) -> Value:
+    """Return what attention or feed-forward add to the residual stream, before its scale: their result or its norm."""
+    return layers.norm(update, name) if layers.config.description.norms.adds_norm else update
+
+
+def _projected(layers: Layers, batch: PromptBatch, normed: Value, layer: int) -> Projected:
+    """Project normed activations [T,hidden] to queries, keys and values."""
     emit, config = layers.emit, layers.config
-    normed = layers.norm(x, f"{name}.input_layernorm.weight")
-    plain_query, query = _rotated(layers, batch, normed, name, "q")
-    plain_key, key = _rotated(layers, batch, normed, name, "k")
-    value = _by_row(layers, batch, layers.linear(normed, f"{name}.self_attn.v_proj"))
+    plain_query, query = _rotated(layers, batch, normed, layer, "q")
+    plain_key, key = _rotated(layers, batch, normed, layer, "k")
+    value = _by_row(layers, batch, layers.linear(normed, f"model.layers.{layer}.self_attn.v_proj"))
     queries, keys, values = (by_head(emit, part, config.head_size) for part in (query, key, value))
 
     def plain_keys() -> Value:
@@ -56,24 +69,40 @@ def _projected(layers: Layers, batch: PromptBatch, x: Value, name: str) -> Proje
     return Projected(query, queries, keys, values, plain_keys, plain_queries)
 
 
-def _finished(layers: Layers, x: Value, attended: Value, name: str) -> tuple[Value, Value]:
-    """Add attention [B,H,S,D] and the feed-forward block to the stream; return it after both, and between them."""
+def _finished(layers: Layers, x: Value, normed: Value, attended: Value, name: str) -> tuple[Value, Value]:
+    """Add attention [B,H,S,D] and the feed-forward block to the stream; return it after both, and between them.
+
+    `normed` is what attention has read of the stream."""
     emit, config = layers.emit, layers.config
     flat = emit.Reshape(
         emit.Transpose(attended, perm=[0, 2, 1, 3]), [-1, config.num_attention_heads * config.head_size]
     )
-    x = emit.Add(x, layers.linear(flat, f"{name}.self_attn.o_proj"))
-    normed = layers.norm(x, f"{name}.post_attention_layernorm.weight")
-    return str(emit.Add(x, layers.feed_forward(normed, name))), x
+    return _after_attention(layers, x, normed, flat, name, layers.feed_forward)
 
 
-def _rotated(layers: Layers, batch: PromptBatch, normed: Value, name: str, kind: str) -> tuple[Value, Value]:
+def _after_attention(
+    layers: Layers, x: Value, normed: Value, flat: Value, name: str, feed_forward: Callable[[Value, str], Value]
+) -> tuple[Value, Value]:
+    """Do the same for attention [T,H*D], with one of the two forms of the feed-forward block."""
+    norms, before = layers.config.description.norms, x
+    update = layers.linear(flat, f"{name}.self_attn.o_proj")
+    x = layers.residual(x, _added(layers, update, f"{name}.{ATTENTION_RESULT_NORM}"))
+    read = before if norms.side_by_side else x
+    normed = normed if norms.place == "shared" else _read(layers, read, f"{name}.post_attention_layernorm")
+    update = feed_forward(normed, name)
+    return layers.residual(x, _added(layers, update, f"{name}.{FEED_FORWARD_RESULT_NORM}")), x
+
+
+def _rotated(layers: Layers, batch: PromptBatch, normed: Value, layer: int, kind: str) -> tuple[Value, Value]:
     """Queries or keys of the whole prompt, [B,S,heads*D], before RoPE and after it."""
     heads = layers.config.num_attention_heads if kind == "q" else layers.config.num_key_value_heads
-    plain = _by_row(layers, batch, layers.linear(normed, f"{name}.self_attn.{kind}_proj"))
+    attention = f"model.layers.{layer}.self_attn"
+    plain = _by_row(layers, batch, layers.linear(normed, f"{attention}.{kind}_proj"))
     if layers.config.qk_norm:
-        plain = layers.norm_heads(plain, f"{name}.self_attn.{kind}_norm.weight")
-    return plain, layers.rotate(plain, batch.angles, heads)
+        plain = layers.norm_heads(plain, f"{attention}.{kind}_norm.weight")
+    if kind == "q":
+        plain = layers.scale_queries(plain, layer)
+    return plain, layers.rotate(plain, batch.angles, heads, layer)
 
 
 def _by_row(layers: Layers, batch: PromptBatch, x: Value) -> Value:
@@ -84,18 +113,16 @@ def _by_row(layers: Layers, batch: PromptBatch, x: Value) -> Value:
 def decode_layer(layers: Layers, batch: DecodeBatch, x: Value, sites: Sequence[CacheSite]) -> Value:
     """Pass the residual stream [T,hidden] through one layer, which reads and writes its caches `sites`."""
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
-    normed = layers.norm(x, f"{name}.input_layernorm.weight")
+    normed = _read(layers, x, f"{name}.input_layernorm")
     attended = _attend(layers, batch, normed, name, sites)
     flat = emit.Reshape(attended, [0, config.num_attention_heads * config.head_size])
-    x = emit.Add(x, layers.linear(flat, f"{name}.self_attn.o_proj"))
-    normed = layers.norm(x, f"{name}.post_attention_layernorm.weight")
-    return str(emit.Add(x, layers.feed_forward_joined(normed, name)))
+    return _after_attention(layers, x, normed, flat, name, layers.feed_forward_joined)[0]
 
 
 def _attend(layers: Layers, batch: DecodeBatch, normed: Value, name: str, sites: Sequence[CacheSite]) -> Value:
     """Return attention of each token over all caches of a layer, [T,H,D], heads in the model's order."""
     emit = layers.emit
-    made, plain = _project(layers, batch, normed, name)
+    made, plain = _project(layers, batch, normed, sites[0].layer)
     lengths = [emit.Gather(batch.cache_lengths, site.cache) for site in sites]
     if batch.tokens == 1:
         return attend_token(emit, layers.config, batch, (*made, plain), name, sites, lengths)
@@ -114,23 +141,24 @@ def _attend(layers: Layers, batch: DecodeBatch, normed: Value, name: str, sites:
 
 
 def _project(
-    layers: Layers, batch: DecodeBatch, normed: Value, name: str
+    layers: Layers, batch: DecodeBatch, normed: Value, layer: int
 ) -> tuple[tuple[Value, Value, Value], Callable[[], tuple[Value, Value]]]:
     """Project T tokens to query [T,H,D], key and value [T,G,D]; query and key are rotated together.
 
     Also return a function that writes query and key before rotation.
     """
-    emit, config, attention = layers.emit, layers.config, f"{name}.self_attn"
+    emit, config, attention = layers.emit, layers.config, f"model.layers.{layer}.self_attn"
     heads, kv_heads, head_size = config.num_attention_heads, config.num_key_value_heads, config.head_size
     joined = layers.linear_joined(normed, [f"{attention}.{kind}_proj" for kind in "qkv"])
     rows = emit.Reshape(joined, [0, 1, (heads + 2 * kv_heads) * head_size])
-    if config.qk_norm:
+    if config.qk_norm or query_scale(config, layer) is not None:
         widths = [heads * head_size, kv_heads * head_size, kv_heads * head_size]
         query, key, value = emit.Split(rows, widths, axis=2, outputs=3)
-        query, key = (
-            layers.norm_heads(part, f"{attention}.{kind}_norm.weight") for part, kind in ((query, "q"), (key, "k"))
-        )
-        to_rotate = emit.Concat(query, key, axis=2)
+        if config.qk_norm:
+            query, key = (
+                layers.norm_heads(part, f"{attention}.{kind}_norm.weight") for part, kind in ((query, "q"), (key, "k"))
+            )
+        to_rotate = emit.Concat(layers.scale_queries(query, layer), key, axis=2)
     else:
         to_rotate, value = emit.Split(rows, [(heads + kv_heads) * head_size, kv_heads * head_size], axis=2, outputs=2)
 
@@ -139,5 +167,5 @@ def _project(
         query, key = emit.Split(by_head, [heads, kv_heads], axis=1, outputs=2)
         return query, key
 
-    query, key = split(layers.rotate(to_rotate, batch.angles, heads + kv_heads))
+    query, key = split(layers.rotate(to_rotate, batch.angles, heads + kv_heads, layer))
     return (query, key, str(emit.Reshape(value, [0, kv_heads, head_size]))), lambda: split(to_rotate)

@@ -6,13 +6,18 @@ Activations are token-major, [T, width], both in prefill (T = batch * sequence) 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from kvc_trt.graph.weight_plans import OFFSETS, PACKED, SCALES
 from kvc_trt.graph.weights import EMBEDDING, HEAD, ROTARY, GraphWeights, Stored
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.quantisation import BLOCK
+from kvc_trt.models.rope import query_scale
 from kvc_trt.models.sources.fp8 import FP8
 from kvc_trt.operators.emitter import Emitter, Value
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
@@ -38,7 +43,10 @@ class Layers:
         self.initializers: dict[str, TensorProto] = {}
 
     def embed(self, token_ids: Value) -> Value:
-        """Gather the rows of the embedding for `token_ids` [T]."""
+        """Gather the rows of the embedding for `token_ids` [T], times the model's scale."""
+        return self._scaled(self._rows(token_ids), self.config.description.embedding_scale)
+
+    def _rows(self, token_ids: Value) -> Value:
         if EMBEDDING + PACKED in self.weights:
             inputs = {"rows": token_ids, **self._quantised(EMBEDDING)}
             rows = QUANTISED_ROWS.call(self.emit, inputs, bits=self._bits(EMBEDDING), block=BLOCK)["y"]
@@ -46,8 +54,12 @@ class Layers:
         return str(self.emit.Gather(self._tensor(EMBEDDING), token_ids))
 
     def norm(self, x: Value, name: str) -> Value:
-        """Apply RMSNorm over the last axis."""
-        return str(self.emit.RMSNormalization(x, self._tensor(name), axis=-1, epsilon=self.config.norm_epsilon))
+        """Apply the model's kind of norm over the last axis."""
+        norms, epsilon = self.config.description.norms, self.config.norm_epsilon
+        weights = [self._tensor(f"{name}.{part}") for part in ("weight", *(("bias",) if norms.bias else ()))]
+        if norms.kind == "rms":
+            return str(self.emit.RMSNormalization(x, *weights, axis=-1, epsilon=epsilon))
+        return str(self.emit.LayerNormalization(x, *weights, axis=-1, epsilon=epsilon))
 
     def linear(self, x: Value, name: str) -> Value:
         """Multiply `x` [T,in] by the matrix NAME.weight [out,in] and add NAME.bias if the model has one."""
@@ -60,27 +72,52 @@ class Layers:
         return self._multiply(x, [f"{name}.weight" for name in names], biases)
 
     def feed_forward(self, x: Value, layer: str) -> Value:
-        """Apply SwiGLU: down(silu(gate(x)) * up(x))."""
+        """Apply the feed-forward block to normed activations [T,hidden]."""
+        if not self.config.description.feed_forward.gated:
+            return self._plain_feed_forward(x, layer)
         gate, up = self.linear(x, f"{layer}.mlp.gate_proj"), self.linear(x, f"{layer}.mlp.up_proj")
         return self.linear(self._gated(gate, up), f"{layer}.mlp.down_proj")
 
     def feed_forward_joined(self, x: Value, layer: str) -> Value:
         """Apply `feed_forward` with one matrix product for gate and up, which saves launches when T is small."""
+        if not self.config.description.feed_forward.gated:
+            return self._plain_feed_forward(x, layer)
         gate_and_up = self.linear_joined(x, [f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"])
         gate, up = self.emit.Split(gate_and_up, axis=-1, num_outputs=2, outputs=2)
         return self.linear(self._gated(gate, up), f"{layer}.mlp.down_proj")
 
+    def _plain_feed_forward(self, x: Value, layer: str) -> Value:
+        return self.linear(self._activated(self.linear(x, f"{layer}.mlp.up_proj")), f"{layer}.mlp.down_proj")
+
+    def residual(self, x: Value, update: Value) -> Value:
+        """Add what attention or feed-forward gives [T,hidden] to the residual stream, times the model's scale."""
+        return str(self.emit.Add(x, self._scaled(update, self.config.description.residual_scale)))
+
     def head(self, x: Value) -> Value:
         """Return the FLOAT logits [T,vocab] of hidden states [T,hidden]."""
-        normed = self.norm(x, "model.norm.weight")
+        normed = self.norm(x, "model.norm")
         own = any(name in self.weights for name in (HEAD, HEAD + PACKED))
         logits = self._multiply(normed, [HEAD if own else EMBEDDING], [])
-        return str(self.emit.Cast(logits, to=TensorProto.FLOAT))
+        logits = str(self.emit.Cast(logits, to=TensorProto.FLOAT))
+        scale = self.config.description.logit_scale
+        return logits if scale == 1 else str(self.emit.Mul(logits, np.float32(scale)))
 
     def norm_heads(self, x: Value, name: str) -> Value:
-        """Apply RMSNorm per head to `x` [B,S,heads*D] (Qwen3)."""
+        """Apply the norm of queries or keys to `x` [B,S,heads*D], head by head or over all of them."""
+        if self.config.description.norms.heads == "together":
+            return str(self.emit.RMSNormalization(x, self._tensor(name), axis=-1, epsilon=self.config.norm_epsilon))
         split = self.emit.Reshape(x, [0, 0, -1, self.config.head_size])
-        return str(self.emit.Reshape(self.norm(split, name), [0, 0, -1]))
+        normed = self.emit.RMSNormalization(split, self._tensor(name), axis=-1, epsilon=self.config.norm_epsilon)
+        return str(self.emit.Reshape(normed, [0, 0, -1]))
+
+    def scale_queries(self, x: Value, layer: int) -> Value:
+        """Multiply queries `x` [B,S,H*D] by what a layer's attention wants beyond 1/sqrt(D)."""
+        factors = query_scale(self.config, layer)
+        if factors is None:
+            return x
+        alike = bool((factors == factors[0]).all())
+        tiled = factors[0] if alike else np.tile(factors, self.config.num_attention_heads)
+        return str(self.emit.Mul(x, self._constant(tiled)))
 
     def rotary(self, positions: Value) -> tuple[Value, Value]:
         """Return cosine and sine, FLOAT [B,S,D/2], of `positions` [B,S]; all layers share them."""
@@ -92,13 +129,30 @@ class Layers:
         cosine, sine = (self._tensor(name) for name in ROTARY)
         return cosine, sine
 
-    def rotate(self, x: Value, angles: tuple[Value, Value], heads: int) -> Value:
-        """Apply the rotary embedding to `x` [B,S,heads*D] in fp32; `angles` is the result of `rotary`."""
+    def rotate(self, x: Value, angles: tuple[Value, Value], heads: int, layer: int) -> Value:
+        """Rotate `x` [B,S,heads*D] in fp32, in a layer that rotates; `angles` is the result of `rotary`."""
+        if not self.config.attention(layer).rotary:
+            return x
         wide = self.emit.Cast(x, to=TensorProto.FLOAT)
         return self._cast(self.emit.RotaryEmbedding(wide, *angles, num_heads=heads))
 
     def _gated(self, gate: Value, up: Value) -> Value:
-        return str(self.emit.Mul(self.emit.Mul(gate, self.emit.Sigmoid(gate)), up))
+        return str(self.emit.Mul(self._activated(gate), up))
+
+    def _activated(self, x: Value) -> Value:
+        activation = self.config.description.feed_forward.activation
+        if activation == "silu":
+            return str(self.emit.Mul(x, self.emit.Sigmoid(x)))
+        if activation == "relu":
+            return str(self.emit.Relu(x))
+        return str(self.emit.Gelu(x, approximate="tanh" if activation == "gelu-tanh" else "none"))
+
+    def _scaled(self, x: Value, factor: float) -> Value:
+        return x if factor == 1 else str(self.emit.Mul(x, self._constant(np.float32(factor))))
+
+    def _constant(self, value: NDArray[np.float32] | np.float32) -> NDArray[Any]:
+        """Return a constant in the type of activations."""
+        return np.asarray(value).astype(numpy_dtype(self.weights.dtype))
 
     def _cast(self, x: Value) -> Value:
         return str(self.emit.Cast(x, to=ELEMENT_TYPES[self.weights.dtype]))

@@ -46,6 +46,7 @@ ROCKETKV = Policy(
 VERSION_1 = replace(
     ROCKETKV,
     name="rocketkv-v1",
+    candidate=False,
     summary="rocketkv with the even split of the paper's first version",
     split="even",
     published=Formula(lambda c: c**-0.5 + 2 * c**-0.75, lambda c: 1 / c),
@@ -53,6 +54,7 @@ VERSION_1 = replace(
 VERSION_2 = replace(
     ROCKETKV,
     name="rocketkv-v2",
+    candidate=False,
     summary="rocketkv with pool kernel 63, as released",
     split="adaptive",
     fixed={"pool_kernel": 63},

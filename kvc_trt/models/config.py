@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from kvc_trt.errors import InputError
 
@@ -23,8 +23,94 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
+class Yarn:
+    """YaRN (Peng et al., arXiv 2309.00071): frequencies between two numbers of rotations are interpolated."""
+
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float
+    """Cosines and sines are multiplied by it: attention is sharper by its square."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    """True: the two ends of the interpolation are whole channels."""
+    kind: Literal["yarn"] = "yarn"
+
+
+RotaryScaling: TypeAlias = RopeScaling | Yarn
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The attention of one layer, over every token up to its own."""
+
+    kind: Literal["full"] = "full"
+    rotary: bool = True
+    """False: queries and keys do not depend on positions (NoPE, Kazemnejad et al., arXiv 2305.19466)."""
+
+
+@dataclass(frozen=True)
+class Norms:
+    """The norms of a decoder. `ModelConfig.norm_epsilon` is the constant of all of them."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    """Root mean square (arXiv 1910.07467), or LayerNorm (arXiv 1607.06450)."""
+    bias: bool = False
+    place: Literal["before", "after", "both", "parallel", "shared"] = "before"
+    """Attention and feed-forward read a norm of the residual stream (before), add a norm of their result to it (after),
+    or both. In parallel, both read the same residual stream: each a norm of its own, or a shared one."""
+    heads: Literal["each", "together"] = "each"
+    """What a norm of queries or keys (`ModelConfig.qk_norm`) spans: one head, or all of them."""
+
+    @property
+    def reads_norm(self) -> bool:
+        """True if attention and feed-forward read a norm of the residual stream."""
+        return self.place != "after"
+
+    @property
+    def adds_norm(self) -> bool:
+        """True if norms of their results are added to the stream."""
+        return self.place in ("after", "both")
+
+    @property
+    def side_by_side(self) -> bool:
+        """True if the feed-forward block reads the residual stream that attention reads."""
+        return self.place in ("parallel", "shared")
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """The feed-forward block: down(activation(gate(x)) * up(x)) if it is gated, else down(activation(up(x)))."""
+
+    gated: bool = True
+    activation: Literal["silu", "gelu", "gelu-tanh", "relu"] = "silu"
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class Description:
+    """The parts of a decoder and how they are put together; the defaults are Llama's.
+
+    The graphs, the reference and the torch backend compute each part in one place, and none asks for a family.
+    """
+
+    attention: tuple[Attention, ...] = (Attention(),)
+    """Repeated over the layers: layer i has `attention[i % len(attention)]`."""
+    norms: Norms = Norms()
+    feed_forward: FeedForward = FeedForward()
+    rotary_channels: int | None = None
+    """Channels of a head that rotate; None for all."""
+    attention_scale: float | None = None
+    """The factor of query times key; None for 1/sqrt(head_size)."""
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """The factor of what attention and feed-forward add to the residual stream."""
+    logit_scale: float = 1.0
+
+
+@dataclass(frozen=True)
 class ModelConfig:
-    """Shape and constants of one Llama-like decoder; everything a graph or a reference needs besides weights."""
+    """Shape, constants and parts of one decoder; everything a graph or a reference needs besides weights."""
 
     architecture: str
     dtype: str
@@ -37,7 +123,7 @@ class ModelConfig:
     head_size: int
     norm_epsilon: float
     rotary_base: float
-    rotary_scaling: RopeScaling | None
+    rotary_scaling: RotaryScaling | None
     max_position_embeddings: int
     tie_word_embeddings: bool
     qkv_bias: bool
@@ -46,6 +132,27 @@ class ModelConfig:
     sliding_window: int | None
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    description: Description = field(default=Description(), repr=False)
+
+    @property
+    def identity(self) -> str:
+        """Every field as text; that of Llama's parts does not name them, and is the same in all versions."""
+        return repr(self) if self.description == Description() else f"{self!r}{self.description!r}"
+
+    @property
+    def rotary_channels(self) -> int:
+        """The channels of a head that rotate, in a layer that rotates."""
+        channels = self.description.rotary_channels
+        return self.head_size if channels is None else channels
+
+    def attention(self, layer: int) -> Attention:
+        """Return the attention of a layer."""
+        return self.description.attention[layer % len(self.description.attention)]
+
+    @property
+    def all_layers_rotate(self) -> bool:
+        """True if queries and keys of every layer are turned to their positions."""
+        return all(self.attention(layer).rotary for layer in range(self.num_hidden_layers))
 
     @property
     def group_size(self) -> int:

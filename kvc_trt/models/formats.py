@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.family import family
+from kvc_trt.models.family_weights import in_our_order
 from kvc_trt.models.sources.checkpoint import Checkpoint
+from kvc_trt.models.sources.fp8 import as_floats
 from kvc_trt.models.sources.hub import is_repository
 from kvc_trt.models.sources.hugging_face import read_config
+from kvc_trt.models.weights import WeightSource
 
 if TYPE_CHECKING:
     from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
@@ -35,6 +39,16 @@ def open_checkpoint(path: Path) -> AnyCheckpoint:
 
         return GgufCheckpoint(path)
     return Checkpoint(path)
+
+
+def weights_of(checkpoint: AnyCheckpoint) -> WeightSource:
+    """Return a checkpoint's weights as floats, under the names and in the order that all parts of kvc-trt know."""
+    floats = as_floats(checkpoint)
+    if not isinstance(checkpoint, Checkpoint):
+        return floats  # a GGUF file's tensors have those names already
+    config, own = checkpoint.config, family(checkpoint.config.architecture)
+    places = None if own.weights is None else own.weights(config)
+    return in_our_order(floats, config, places, interleaved=own.interleaved)
 
 
 def read_model_config(path: Path) -> tuple[ModelConfig, bool]:

@@ -1,17 +1,23 @@
 """`ModelConfig` <-> the `pretrained_config` section of an engine's config.json (TensorRT-LLM's field names).
 
 Reading goes through the validation of Hugging Face configurations, so an engine's file is trusted no more than theirs.
+A decoder with other parts than Llama's has a section more, `description`; without it, the family says what the parts
+are, and the file must agree.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.models.config import ModelConfig, RopeScaling
+from kvc_trt.models.config import Description, ModelConfig, RotaryScaling, Yarn
+from kvc_trt.models.family import DecoderFields, Family, families
 from kvc_trt.models.sources.hugging_face import parse_config
-from kvc_trt.validation import ForeignSchema, validated
+from kvc_trt.models.sources.rotary_settings import Length
+from kvc_trt.validation import ForeignSchema, validated, validated_document
 
 SPELLING = {
     "head_dim": "head_size",
@@ -35,9 +41,19 @@ class _PretrainedConfig(ForeignSchema):
     sliding_window: Any = None
 
 
+class _DescribedFields(DecoderFields):
+    """The fields of a decoder whose file describes its parts."""
+
+    qkv_bias: bool
+    output_bias: bool
+    qk_norm: bool
+    sliding_window: Length | None = None
+
+
 def to_pretrained_config(config: ModelConfig) -> dict[str, Any]:
     """Return every field of the configuration, and the constants that TensorRT-LLM's readers expect."""
-    return {
+    described = {} if config.description == Description() else {"description": asdict(config.description)}
+    return described | {
         "architecture": config.architecture,
         "dtype": config.dtype,
         "num_hidden_layers": config.num_hidden_layers,
@@ -47,7 +63,7 @@ def to_pretrained_config(config: ModelConfig) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "vocab_size": config.vocab_size,
-        "hidden_act": "silu",
+        "hidden_act": config.description.feed_forward.activation,
         "norm_epsilon": config.norm_epsilon,
         "position_embedding_type": "rope_gpt_neox",
         "max_position_embeddings": config.max_position_embeddings,
@@ -71,9 +87,11 @@ def from_pretrained_config(mapping: Mapping[str, Any], source: str) -> ModelConf
     translated = {ours: mapping.get(theirs) for ours, theirs in SPELLING.items()}
     translated |= {name: value for name, value in mapping.items() if name not in SPELLING.values()}
     translated["architectures"] = [fields.architecture]
+    translated.setdefault("sliding_window", None)
+    if "description" in mapping:
+        return _described(translated, source)
     translated["attention_bias"] = fields.output_bias
     translated["use_sliding_window"] = fields.sliding_window is not None
-    translated.setdefault("sliding_window", None)
     config = parse_config(translated, source, spelling=SPELLING)
     for name, found in fields.model_dump(exclude={"architecture"}).items():
         if (expected := getattr(config, name)) != found:
@@ -81,8 +99,41 @@ def from_pretrained_config(mapping: Mapping[str, Any], source: str) -> ModelConf
     return config
 
 
-def _rope_scaling(scaling: RopeScaling) -> dict[str, Any]:
+def _described(mapping: Mapping[str, Any], source: str) -> ModelConfig:
+    """Return the decoder whose parts the file itself describes."""
+    where = f"{source}: description"
+    description = validated_document(Description, mapping["description"], where)
+    _check_numbers(description, where)
+    if mapping["architectures"][0] not in families():
+        raise InputError(f"{source}: architecture is {describe(mapping['architectures'][0])}, expected a known one")
+
+    def own(fields: _DescribedFields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
+        names = ("qkv_bias", "output_bias", "qk_norm", "sliding_window")
+        return {name: getattr(fields, name) for name in names} | {"description": description}
+
+    family = Family("", _DescribedFields, own)
+    config = parse_config({**mapping, "hidden_act": "silu"}, source, spelling=SPELLING, family=family)
+    channels = config.rotary_channels
+    if not 2 <= channels <= config.head_size or channels % 2:
+        raise InputError(f"{where}.rotary_channels is {channels}, expected an even number up to {config.head_size}")
+    return config
+
+
+def _check_numbers(description: Description, where: str) -> None:
+    """Raise InputError for numbers with which nothing can be computed."""
+    if not 1 <= len(description.attention) <= 1024:
+        raise InputError(f"{where}.attention has {len(description.attention)} layers, expected 1 to 1024")
+    scales = {name: value for name, value in asdict(description).items() if name.endswith("_scale")}
+    for name, value in scales.items():
+        if value is not None and not (math.isfinite(value) and 0 < value < 1e6):
+            raise InputError(f"{where}.{name} is {value}, expected a positive number")
+
+
+def _rope_scaling(scaling: RotaryScaling) -> dict[str, Any]:
     """Return the field in Hugging Face's spelling, which TensorRT-LLM keeps."""
+    if isinstance(scaling, Yarn):
+        found = {name: value for name, value in asdict(scaling).items() if name != "kind"}
+        return {"rope_type": "yarn", **found}
     if scaling.kind == "linear":
         return {"rope_type": "linear", "factor": scaling.factor}
     return {

@@ -7,25 +7,54 @@ because the float32 `pow` of numpy and torch differ in the last bit; at position
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.models.config import ModelConfig, RopeScaling
+from kvc_trt.models.config import ModelConfig, RopeScaling, Yarn
 
 Float32Array = NDArray[np.float32]
 
 
 def inverse_frequencies(config: ModelConfig) -> Float32Array:
-    """Return the angle per position of each rotary pair, scaled as the model wants: float32 [head_size / 2]."""
-    return scaled(unscaled_frequencies(config.rotary_base, config.head_size), config.rotary_scaling)
+    """Return the angle per position of each rotary pair, scaled as the model wants: float32 [head_size / 2].
+
+    Pair i are the channels i and i + head_size/2. Where only some channels rotate, they are the first pairs, and the
+    angle of the others is zero (`kvc_trt.models.family_weights` orders a checkpoint's channels so).
+    """
+    channels, scaling = config.rotary_channels, config.rotary_scaling
+    if isinstance(scaling, Yarn):
+        frequencies = _yarn(config.rotary_base, channels, scaling)
+    else:
+        frequencies = scaled(unscaled_frequencies(config.rotary_base, channels), scaling)
+    return np.pad(frequencies, (0, (config.head_size - channels) // 2))
 
 
-def unscaled_frequencies(base: float, head_size: int) -> Float32Array:
-    """Return base^(-2i/D) of each rotary pair i: float32 [head_size / 2]."""
-    exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
-    powers = np.power(float(base), exponents.astype(np.float64)).astype(np.float32)
-    frequencies: Float32Array = np.float32(1.0) / powers
+def query_scale(config: ModelConfig, layer: int) -> Float32Array | None:
+    """Return what a layer's queries are multiplied by before they rotate, float32 [head_size]; None for nothing.
+
+    Attention divides by sqrt(head_size): another scale is in the query, where whatever reads queries sees it, votes and
+    page scores included. So is the square of YaRN's factor of cosines and sines, in the channels that rotate.
+    """
+    size, own = config.head_size, config.description.attention_scale
+    factors = np.full(size, 1.0 if own is None else own * math.sqrt(size))
+    if isinstance(config.rotary_scaling, Yarn) and config.attention(layer).rotary:
+        half = config.rotary_channels // 2
+        factors.reshape(2, -1)[:, :half] *= config.rotary_scaling.attention_factor**2
+    return None if (factors == 1).all() else factors.astype(np.float32)
+
+
+def unscaled_frequencies(base: float, channels: int) -> Float32Array:
+    """Return base^(-2i/D) of each pair i of D channels that rotate: float32 [channels / 2]."""
+    frequencies: Float32Array = np.float32(1.0) / _powers(base, channels)
     return frequencies
+
+
+def _powers(base: float, channels: int) -> Float32Array:
+    exponents = np.arange(0, channels, 2, dtype=np.float32) / np.float32(channels)
+    powers: Float32Array = np.power(float(base), exponents.astype(np.float64)).astype(np.float32)
+    return powers
 
 
 def scaled(frequencies: Float32Array, scaling: RopeScaling | None) -> Float32Array:
@@ -36,6 +65,23 @@ def scaled(frequencies: Float32Array, scaling: RopeScaling | None) -> Float32Arr
         stretched: Float32Array = frequencies / np.float32(scaling.factor)
         return stretched
     return _llama3(frequencies, scaling)
+
+
+def _yarn(base: float, channels: int, scaling: Yarn) -> Float32Array:
+    """YaRN: few rotations within the original length are interpolated, many are kept, with a ramp between them."""
+    pairs, powers, one = channels // 2, _powers(base, channels), np.float32(1)
+    low, high = (
+        pairs * math.log(scaling.original_max_position_embeddings / (rotations * 2 * math.pi)) / math.log(base)
+        for rotations in (scaling.beta_fast, scaling.beta_slow)
+    )
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    ramp = (np.arange(pairs, dtype=np.float32) - np.float32(low)) / np.float32(high - low or 0.001)
+    kept = one - np.clip(ramp, np.float32(0), one)
+    stretched = one / (np.float32(scaling.factor) * powers)
+    blended: Float32Array = stretched * (one - kept) + one / powers * kept
+    return blended
 
 
 def _llama3(frequencies: Float32Array, scaling: RopeScaling) -> Float32Array:

@@ -20,6 +20,9 @@ FLOAT_DTYPES = ("float32", "float16", "bfloat16")
 CHUNK_ELEMENTS = 1 << 23
 """Elements in one chunk of rows: 32 MiB of float32."""
 
+ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM = "post_self_attn_layernorm", "post_mlp_layernorm"
+"""The norms of what attention and feed-forward add to the residual stream."""
+
 # Tensors that some exporters store although they follow from the configuration.
 _HARMLESS = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*\.self_attn\.(bias|masked_bias)")
 
@@ -66,29 +69,48 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for layer in range(config.num_hidden_layers):
         tensors |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_tensors(config).items()}
-    tensors["model.norm.weight"] = (hidden,)
+    tensors |= _norm(config, "model.norm", hidden)
     if not config.tie_word_embeddings:
         tensors["lm_head.weight"] = (config.vocab_size, hidden)
     return tensors
 
 
 def _layer_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden, inner, description = config.hidden_size, config.intermediate_size, config.description
     query, key = config.num_attention_heads * config.head_size, config.num_key_value_heads * config.head_size
-    tensors: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (hidden,)}
+    norms, feed_forward = description.norms, description.feed_forward
+    tensors: dict[str, tuple[int, ...]] = {}
+    if norms.reads_norm:
+        tensors |= _norm(config, "input_layernorm", hidden)
     for projection, width in (("q_proj", query), ("k_proj", key), ("v_proj", key)):
         tensors[f"self_attn.{projection}.weight"] = (width, hidden)
         if config.qkv_bias:
             tensors[f"self_attn.{projection}.bias"] = (width,)
     if config.qk_norm:
-        tensors |= {f"self_attn.{name}_norm.weight": (config.head_size,) for name in ("q", "k")}
+        for name, width in (("q", query), ("k", key)):
+            tensors[f"self_attn.{name}_norm.weight"] = (config.head_size if norms.heads == "each" else width,)
     tensors["self_attn.o_proj.weight"] = (hidden, query)
     if config.output_bias:
         tensors["self_attn.o_proj.bias"] = (hidden,)
-    tensors["post_attention_layernorm.weight"] = (hidden,)
-    tensors |= {"mlp.gate_proj.weight": (inner, hidden), "mlp.up_proj.weight": (inner, hidden)}
+    if norms.adds_norm:
+        tensors |= _norm(config, ATTENTION_RESULT_NORM, hidden)
+    if norms.reads_norm and norms.place != "shared":
+        tensors |= _norm(config, "post_attention_layernorm", hidden)
+    for projection in ("gate_proj", "up_proj") if feed_forward.gated else ("up_proj",):
+        tensors[f"mlp.{projection}.weight"] = (inner, hidden)
+        if feed_forward.bias:
+            tensors[f"mlp.{projection}.bias"] = (inner,)
     tensors["mlp.down_proj.weight"] = (hidden, inner)
+    if feed_forward.bias:
+        tensors["mlp.down_proj.bias"] = (hidden,)
+    if norms.adds_norm:
+        tensors |= _norm(config, FEED_FORWARD_RESULT_NORM, hidden)
     return tensors
+
+
+def _norm(config: ModelConfig, name: str, width: int) -> dict[str, tuple[int, ...]]:
+    tensors: dict[str, tuple[int, ...]] = {f"{name}.weight": (width,)}
+    return tensors | {f"{name}.bias": (width,)} if config.description.norms.bias else tensors
 
 
 def count_parameters(config: ModelConfig) -> int:

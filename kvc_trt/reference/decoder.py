@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.models.weights import WeightSource
+from kvc_trt.models.rope import query_scale
+from kvc_trt.models.weights import ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM, WeightSource
 from kvc_trt.reference import checks
 from kvc_trt.reference.cache import LayerCache, ReferenceCache
 from kvc_trt.reference.caching import LayerCaches, Projected, ReadBack
 from kvc_trt.reference.dense import causal_attention
-from kvc_trt.reference.layers import DecoderWeights, Rotary, Weights, linear, mlp, rms_norm
+from kvc_trt.reference.layers import DecoderWeights, Rotary, Weights, layer_norm, linear, mlp, rms_norm
 from kvc_trt.reference.rules import Method, Rule
 from kvc_trt.reference.squeeze import squeeze
 
@@ -43,6 +44,7 @@ class ReferenceDecoder:
             )
             raise ValueError(f"parameters allow {limits}; expected a sequence within the window")
         self.config, self.parameters, self.dtype = config, parameters, dtype
+        self._parts = config.description
         self._weights = DecoderWeights(config, weights, dtype, resident=resident)
         self._rotary = Rotary(config, max(parameters.max_sequence_len, parameters.future_positions), dtype)
         self._caches = LayerCaches(config, parameters, method, self._rotary)
@@ -68,7 +70,7 @@ class ReferenceDecoder:
             raise ValueError(f"input_ids has shape {list(input_ids.shape)}; expected [B,S]")
         longest = min(input_ids.shape[1], self.parameters.max_input_len)
         rows = checks.lengths("prompt_lengths", prompt_lengths, input_ids.shape[0], 1, longest)
-        hidden = [self._weights.embed(input_ids[b, :n]) for b, n in enumerate(rows)]
+        hidden = [self._embed(input_ids[b, :n]) for b, n in enumerate(rows)]
         self._set_prompt_budgets(input_ids, prompt_lengths)
         caches = [
             cache
@@ -87,7 +89,7 @@ class ReferenceDecoder:
         for one, parameters in zip(cache.caches, groups, strict=True):
             most = one.capacity if parameters.evicts_while_decoding else one.capacity - 1
             checks.lengths("cache.lengths", one.lengths, len(tokens), 0, most)
-        hidden = self._weights.embed(tokens)
+        hidden = self._embed(tokens)
         rest = iter(cache.caches)
         for index in layers:
             caches = [next(rest) for _ in self.parameters.groups(index)]
@@ -107,17 +109,18 @@ class ReferenceDecoder:
         rows = checks.lengths("lengths", lengths, len(cache.positions), 1, input_ids.shape[1])
         last = self.parameters.max_sequence_len
         checks.lengths("cache.positions + lengths", cache.positions + lengths, len(rows), 1, last)
-        hidden = [self._weights.embed(input_ids[b, :n]) for b, n in enumerate(rows)]
+        hidden = [self._embed(input_ids[b, :n]) for b, n in enumerate(rows)]
         rest = iter(cache.caches)
         for index in range(self.config.num_hidden_layers):
             weights, caches = self._weights.layer(index), [next(rest) for _ in self.parameters.groups(index)]
             starts = cache.positions.tolist()
             projected = [
-                self._project(weights, x, start + torch.arange(len(x))) for x, start in zip(hidden, starts, strict=True)
+                self._project(index, weights, x, start + torch.arange(len(x)))
+                for x, start in zip(hidden, starts, strict=True)
             ]
             outputs = self._caches.extend(index, projected, cache.positions, caches)
             hidden = [
-                self._feed_forward(weights, self._after_attention(weights, x, output))
+                self._feed_forward(weights, x, self._after_attention(weights, x, output))
                 for x, output in zip(hidden, outputs, strict=True)
             ]
         cache.positions = cache.positions + lengths
@@ -132,15 +135,15 @@ class ReferenceDecoder:
         """Pass every row's residual stream [n,hidden] through one layer, in place in the list; return its caches."""
         projected = []
         for b, x in enumerate(hidden):
-            row, attended = self._attend_prompt(weights, x)
-            hidden[b] = self._feed_forward(weights, attended)
+            row, attended = self._attend_prompt(index, weights, x)
+            hidden[b] = self._feed_forward(weights, x, attended)
             projected.append(row)
         budgets = None if self._prompt_budgets is None else [budgets[index] for budgets in self._prompt_budgets]
         return self._caches.store(index, projected, prompt_lengths, budgets)
 
-    def _attend_prompt(self, weights: Weights, hidden: Tensor) -> tuple[Projected, Tensor]:
+    def _attend_prompt(self, index: int, weights: Weights, hidden: Tensor) -> tuple[Projected, Tensor]:
         """Return the projections of one prompt [n,hidden], and its residual stream after a layer's attention."""
-        row = self._project(weights, hidden, torch.arange(len(hidden)))
+        row = self._project(index, weights, hidden, torch.arange(len(hidden)))
         query, keys, values = (part.transpose(0, 1) for part in row[:3])
         output = causal_attention(query, keys, values).transpose(0, 1)
         return row, self._after_attention(weights, hidden, output)
@@ -150,14 +153,14 @@ class ReferenceDecoder:
         """Return the cosine of the residual stream before and after each layer's attention: [B,S], [B] -> [L,B].
 
         It is averaged over a prompt's tokens (SqueezeAttention, arXiv 2404.04793)."""
-        hidden = [self._weights.embed(input_ids[b, :n]) for b, n in enumerate(prompt_lengths.tolist())]
+        hidden = [self._embed(input_ids[b, :n]) for b, n in enumerate(prompt_lengths.tolist())]
         cosines = hidden[0].new_empty(self.config.num_hidden_layers, len(hidden))
         for index in range(self.config.num_hidden_layers):
             weights = self._weights.layer(index)
             for b, x in enumerate(hidden):
-                _, attended = self._attend_prompt(weights, x)
+                _, attended = self._attend_prompt(index, weights, x)
                 cosines[index, b] = torch.cosine_similarity(x, attended, dim=-1).mean()
-                hidden[b] = self._feed_forward(weights, attended)
+                hidden[b] = self._feed_forward(weights, x, attended)
         return cosines
 
     def _set_prompt_budgets(self, input_ids: Tensor, prompt_lengths: Tensor) -> None:
@@ -180,36 +183,71 @@ class ReferenceDecoder:
         self, index: int, weights: Weights, hidden: Tensor, positions: Tensor, caches: list[LayerCache]
     ) -> Tensor:
         """Pass the residual stream [B,hidden] of one token per row through one layer, updating its caches in place."""
-        projected = self._project(weights, hidden, positions)
+        projected = self._project(index, weights, hidden, positions)
         output = self._caches.attend(index, projected, positions, caches)
-        return self._feed_forward(weights, self._after_attention(weights, hidden, output))
+        return self._feed_forward(weights, hidden, self._after_attention(weights, hidden, output))
 
-    def _project(self, weights: Weights, hidden: Tensor, positions: Tensor) -> Projected:
-        """Project N tokens [N,hidden] at their positions to queries, keys and values."""
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """Return the residual stream before the first layer: tokens [N] -> [N,hidden]."""
+        return self._weights.embed(tokens) * self._parts.embedding_scale
+
+    def _project(self, index: int, weights: Weights, hidden: Tensor, positions: Tensor) -> Projected:
+        """Project N tokens [N,hidden] at their positions to queries, keys and values of one layer."""
         config = self.config
-        x = rms_norm(hidden, weights["input_layernorm.weight"], config.norm_epsilon)
-        query, keys, values = (
-            self._product(weights, f"self_attn.{name}_proj", x).reshape(len(x), -1, config.head_size)
-            for name in ("q", "k", "v")
-        )
+        x = self._read(weights, "input_layernorm", hidden)
+        query, keys, values = (self._product(weights, f"self_attn.{name}_proj", x) for name in ("q", "k", "v"))
         if config.qk_norm:
-            query = rms_norm(query, weights["self_attn.q_norm.weight"], config.norm_epsilon)
-            keys = rms_norm(keys, weights["self_attn.k_norm.weight"], config.norm_epsilon)
+            query, keys = (
+                self._norm_heads(weights[f"self_attn.{name}_norm.weight"], part)
+                for name, part in (("q", query), ("k", keys))
+            )
+        query, keys, values = (part.reshape(len(x), -1, config.head_size) for part in (query, keys, values))
+        factors = query_scale(config, index)
+        if factors is not None:
+            query = query * torch.from_numpy(factors).to(self.dtype)
+        if not config.attention(index).rotary:
+            return Projected(query, keys, values, query, keys)
         return Projected(self._rotary(query, positions), self._rotary(keys, positions), values, query, keys)
+
+    def _norm_heads(self, weight: Tensor, x: Tensor) -> Tensor:
+        """Apply the norm of queries or keys [N,heads*D], head by head or over all of them."""
+        if self._parts.norms.heads == "together":
+            return rms_norm(x, weight, self.config.norm_epsilon)
+        return rms_norm(x.reshape(len(x), -1, self.config.head_size), weight, self.config.norm_epsilon).flatten(1)
 
     def _after_attention(self, weights: Weights, hidden: Tensor, attention: Tensor) -> Tensor:
         """Add attention [N,H,D] to the residual stream [N,hidden] through the output projection."""
-        return hidden + self._product(weights, "self_attn.o_proj", attention.flatten(1))
+        update = self._product(weights, "self_attn.o_proj", attention.flatten(1))
+        return hidden + self._added(weights, ATTENTION_RESULT_NORM, update)
 
-    def _feed_forward(self, weights: Weights, hidden: Tensor) -> Tensor:
-        """Apply the feed-forward block to the residual stream [N,hidden]."""
-        x = rms_norm(hidden, weights["post_attention_layernorm.weight"], self.config.norm_epsilon)
-        return hidden + mlp(partial(self._product, weights), x)
+    def _feed_forward(self, weights: Weights, before: Tensor, hidden: Tensor) -> Tensor:
+        """Apply the feed-forward block to the residual stream [N,hidden]; `before` is the one that attention read."""
+        norms = self._parts.norms
+        name = "input_layernorm" if norms.place == "shared" else "post_attention_layernorm"
+        x = self._read(weights, name, before if norms.side_by_side else hidden)
+        update = mlp(partial(self._product, weights), x, self._parts.feed_forward)
+        return hidden + self._added(weights, FEED_FORWARD_RESULT_NORM, update)
+
+    def _read(self, weights: Weights, name: str, hidden: Tensor) -> Tensor:
+        """Return what attention or feed-forward read of the residual stream: a norm of it, or the stream itself."""
+        return self._norm(weights, name, hidden) if self._parts.norms.reads_norm else hidden
+
+    def _added(self, weights: Weights, name: str, update: Tensor) -> Tensor:
+        """Return what they add to the stream: their result or its norm, times the model's scale."""
+        normed = self._norm(weights, name, update) if self._parts.norms.adds_norm else update
+        return normed * self._parts.residual_scale
+
+    def _norm(self, weights: Weights, name: str, x: Tensor) -> Tensor:
+        """Apply the norm of that name to the last axis."""
+        weight, epsilon = weights[f"{name}.weight"], self.config.norm_epsilon
+        if self._parts.norms.kind == "rms":
+            return rms_norm(x, weight, epsilon)
+        return layer_norm(x, weight, weights[f"{name}.bias"] if self._parts.norms.bias else None, epsilon)
 
     def _product(self, weights: Weights, name: str, x: Tensor) -> Tensor:
         """Multiply x [N,in] by a layer's matrix of that name."""
         return linear(weights, name, x)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        norm = self._weights.tensor("model.norm.weight")
-        return self._weights.logits(rms_norm(hidden, norm, self.config.norm_epsilon))
+        norm = self._weights.outer("model.norm")
+        return self._weights.logits(self._norm(norm, "model.norm", hidden)) * self._parts.logit_scale

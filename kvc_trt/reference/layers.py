@@ -1,14 +1,15 @@
-"""The parts of a Llama-like decoder that are not attention, as `transformers` defines them."""
+"""The parts of a decoder that are not attention, as `transformers` defines them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.config import FeedForward, ModelConfig
 from kvc_trt.models.rope import rotary_tables
 from kvc_trt.models.weights import WeightSource, expected_tensors, row_chunks
 
@@ -26,13 +27,29 @@ def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
     return torch.nn.functional.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
 
 
-def mlp(product: Callable[[str, Tensor], Tensor], x: Tensor) -> Tensor:
-    """The gated feed-forward block (SwiGLU, arXiv 2002.05202): [N,hidden] -> [N,hidden].
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+    """LayerNorm of the last axis (Ba et al., arXiv 1607.06450); some models have no bias."""
+    centred = x - x.mean(dim=-1, keepdim=True)
+    normed = rms_norm(centred, weight, epsilon)
+    return normed if bias is None else normed + bias
+
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu-tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
+    "relu": torch.nn.functional.relu,
+}
+
+
+def mlp(product: Callable[[str, Tensor], Tensor], x: Tensor, part: FeedForward) -> Tensor:
+    """The feed-forward block, gated (SwiGLU, arXiv 2002.05202) or plain: [N,hidden] -> [N,hidden].
 
     `product` multiplies by the matrix of a name, as `linear` does.
     """
-    gate = torch.nn.functional.silu(product("mlp.gate_proj", x))
-    return product("mlp.down_proj", gate * product("mlp.up_proj", x))
+    activated, up = ACTIVATIONS[part.activation], product("mlp.up_proj", x)
+    inner = activated(product("mlp.gate_proj", x)) * up if part.gated else activated(up)
+    return product("mlp.down_proj", inner)
 
 
 def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -66,6 +83,10 @@ class DecoderWeights:
         """Return all tensors of one layer, by their name within the layer."""
         prefix = f"model.layers.{index}."
         return {name[len(prefix) :]: self.tensor(name) for name in self._names if name.startswith(prefix)}
+
+    def outer(self, prefix: str) -> Weights:
+        """Return the tensors of a part that is in no layer, by their names."""
+        return {name: self.tensor(name) for name in self._names if name.startswith(f"{prefix}.")}
 
     def tensor(self, name: str) -> Tensor:
         """Read one whole tensor."""

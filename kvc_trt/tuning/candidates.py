@@ -51,9 +51,9 @@ class Candidates:
 def method_names(named: Sequence[str] | None, formats: Sequence[str] | None, *, measures_layers: bool) -> list[str]:
     """Return the methods to try: policies with settings after colons.
 
-    `named` None takes every policy that is a candidate by default, with its ALTERNATIVES, those of layers only where
-    they can be measured; what a user names is tried as it is, in every format unless it has its own. InputError for an
-    unknown policy or format.
+    `named` None takes every policy that is a candidate by default, with its ALTERNATIVES, those of layers where they
+    can be measured and for caches as they are. What a user names is tried as it is, in every format unless it has its
+    own. InputError for an unknown policy or format.
     """
     known = [one.name for one in policies.describe()]
     for name in (one.partition(":")[0] for one in named or ()):
@@ -69,7 +69,8 @@ def method_names(named: Sequence[str] | None, formats: Sequence[str] | None, *, 
         return list(methods(named, formats or FORMATS))
     own = [name for name in known if policies.named(name).candidate]
     settings = {name: tuple(_alternatives(name, measures_layers)) for name in own}
-    return list(methods(own, formats or FORMATS, settings))
+    found = methods(own, formats or FORMATS, settings)
+    return [name for name in found if not {"layer_budget", "kv_cache"} <= Variant(name, None).settings.keys()]
 
 
 def _alternatives(policy: str, measures_layers: bool) -> Iterator[str]:

@@ -19,7 +19,6 @@ from kvc_trt.errors import InputError, VerificationFailed
 from kvc_trt.graph.state import cache_sites
 from kvc_trt.methods.rankings.rounding import slack_of_truncation
 from kvc_trt.models.presets import load_preset
-from kvc_trt.models.sources.fp8 import as_floats
 from kvc_trt.models.weights import check_weights
 from kvc_trt.progress import Progress
 from kvc_trt.reference.decoder import ReferenceDecoder
@@ -263,12 +262,12 @@ class EngineUnderTest:
     @cached_property
     def checkpoint(self) -> tuple[WeightSource | None, str]:
         """Unquantised weights to compare with, and what they are or why there are none."""
-        from kvc_trt.models.formats import open_checkpoint
+        from kvc_trt.models.formats import open_checkpoint, weights_of
 
         directory = self.checkpoint_directory or self._shipped_checkpoint()
         if directory is None:
             return None, "no checkpoint given (--checkpoint PATH)"
-        source = as_floats(open_checkpoint(directory))
+        source = weights_of(open_checkpoint(directory))
         check_weights(self.engine.model, source)
         recorded = self.engine.manifest.checkpoint.fingerprint
         if recorded == source.fingerprint():

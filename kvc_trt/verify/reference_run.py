@@ -137,9 +137,9 @@ class ForcedDecoder(ReferenceDecoder):
     def forced(self, batch: Batch, tokens: NDArray[np.int64], progress: Progress | None = None) -> ReferenceRun:
         """Prompts, then `tokens` [N,B]; equal to `prefill` and N times `decode`, in another order of work."""
         lengths = torch.from_numpy(batch.prompt_lengths)
-        prompts = [self._weights.embed(torch.tensor(row)) for row in batch.rows()]
+        prompts = [self._embed(torch.tensor(row)) for row in batch.rows()]
         self._set_prompt_budgets(torch.from_numpy(batch.input_ids), lengths)
-        steps = [self._weights.embed(row) for row in torch.from_numpy(tokens)]
+        steps = [self._embed(row) for row in torch.from_numpy(tokens)]
         choices: dict[int, list[NDArray[np.integer]]] = {}
         layers = self.config.num_hidden_layers
         with (progress or NullProgress()).task("reference", layers) as advance:
@@ -174,8 +174,8 @@ class ForcedDecoder(ReferenceDecoder):
         return stream
 
     @override
-    def _feed_forward(self, weights: Weights, hidden: Tensor) -> Tensor:
-        stream = super()._feed_forward(weights, hidden)
+    def _feed_forward(self, weights: Weights, before: Tensor, hidden: Tensor) -> Tensor:
+        stream = super()._feed_forward(weights, before, hidden)
         self.ranges.measure_stream(f"the residual stream after model.layers.{self._layer}.mlp", stream)
         return stream
 

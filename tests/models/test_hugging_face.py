@@ -118,11 +118,11 @@ def test_a_stretched_length_is_read(tiny_config):
         *[("eos_token_id", v) for v in (50, -1, "2", [2, 50], 2.0, [[2]], list(range(50)) * 2, True)],
         *[("bos_token_id", v) for v in (50, -1, "1")],
         ("hidden_act", "gelu"),
-        ("mlp_bias", True),
+        ("mlp_bias", 1),
         ("attention_bias", "yes"),
         ("partial_rotary_factor", 0.5),
         ("quantization_config", {"quant_method": "gptq"}),
-        *[("rope_scaling", v) for v in ("linear", 8, [], {"type": "yarn", "factor": 4.0}, {"type": "linear"})],
+        *[("rope_scaling", v) for v in ("linear", 8, [], {"type": "longrope", "factor": 4.0}, {"type": "linear"})],
         *[("rope_scaling", {"type": "linear", "factor": v}) for v in (0, -8, 0.5, "8", math.nan, 1e9)],
         *[("rope_scaling", LLAMA3 | c) for c in ({"low_freq_factor": 4.0}, {"high_freq_factor": 0}, {"factor": None})],
         ("rope_scaling", LLAMA3 | {"original_max_position_embeddings": 8192.5}),
@@ -154,7 +154,9 @@ def test_unknown_names_list_what_is_supported(tiny_fields):
     with pytest.raises(InputError, match="Qwen3ForCausalLM"):
         parse_config(tiny_fields(architectures=["MixtralForCausalLM"]), "x")
     with pytest.raises(InputError, match="llama3"):
-        parse_config(tiny_fields(rope_scaling={"rope_type": "yarn", "factor": 4.0}), "x")
+        parse_config(tiny_fields(rope_scaling={"rope_type": "dynamic", "factor": 4.0}), "x")
+    with pytest.raises(InputError, match="unknown key 'low_freq_facto'"):
+        parse_config(tiny_fields(rope_scaling=LLAMA3 | {"low_freq_facto": 1.0}), "x")
     with pytest.raises(InputError, match="silu"):
         parse_config(tiny_fields(hidden_act="relu"), "x")
 

@@ -24,6 +24,8 @@ VARIANTS = [
     {"architectures": ["Qwen3ForCausalLM"], "head_dim": 64, "attention_bias": True},
     {"rope_scaling": {"type": "linear", "factor": 2.5}, "eos_token_id": [3, 4], "bos_token_id": None},
     {"rope_scaling": LLAMA3, "rope_theta": 500000.0, "eos_token_id": None},
+    {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+    {"mlp_bias": True, "attention_bias": True},
 ]
 
 
@@ -65,7 +67,10 @@ def test_field_names_are_those_of_tensorrt_llm(tiny_config):
         ("sliding_window", 64, "sliding_window"),
         ("tie_word_embeddings", None, "tie_word_embeddings"),
         ("eos_token_ids", [99], "eos_token_ids"),
-        ("rotary_scaling", {"rope_type": "yarn"}, "rope_type"),
+        ("rotary_scaling", {"rope_type": "longrope"}, "rope_type"),
+        ("description", {"embedding_scale": -1.0}, "embedding_scale"),
+        ("description", {"norms": {"kind": "batch"}}, "norms.kind"),
+        ("description", {"rotary_channels": 3}, "rotary_channels"),
     ],
 )
 def test_an_edited_file_is_refused_in_its_own_words(tiny_config, field, value, words):

@@ -43,6 +43,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_key_value_heads": 6, "head_dim": 8,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
+    "llama-yarn": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": True,
+        "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64},
+    },
     "mistral": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None},
     "mistral-v0.1": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 4096},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "head_dim": 8},
@@ -104,7 +108,8 @@ def make_exact(pair: Pair, length: int = 1024) -> Any:
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = partial(rms_norm, weight=module.weight, epsilon=module.variance_epsilon)
-    cos, sin = (torch.from_numpy(table).double().repeat(1, 2) for table in rotary_tables(pair.config, length))
+    factor = getattr(pair.config.rotary_scaling, "attention_factor", 1.0)  # ours is in the query
+    cos, sin = (torch.from_numpy(table).double().repeat(1, 2) * factor for table in rotary_tables(pair.config, length))
     model.model.rotary_emb.forward = lambda x, position_ids, **_: (cos[position_ids], sin[position_ids])
     pair.weights = DictWeights({n: torch.from_numpy(pair.weights.read(n)) for n in pair.weights.names()})
     return model

@@ -36,6 +36,10 @@ def test_default_methods_have_wider_pools_and_budgets_by_layer_where_they_can():
     found = method_names(None, ["auto"], measures_layers=True)
     assert {"snapkv-gqa", "snapkv-gqa:pool_kernel=17", "streaming-llm:layer_budget=squeeze", "full"} <= set(found)
     assert "hybrid:layer_budget=squeeze" not in found
+    assert {one.partition(":")[0] for one in found} == {
+        "full", "rocketkv", "snapkv++", "snapkv-gqa", "pyramidkv", "expected-attention", "keydiff", "tova",
+        "streaming-llm", "hybrid",
+    }  # fmt: skip
     without = method_names(None, ["auto"], measures_layers=False)
     assert [one for one in found if "squeeze" not in one] == without
     assert method_names(["tova:window=8"], None, measures_layers=True) == [

@@ -13,11 +13,10 @@ from kvc_trt.errors import InputError
 from kvc_trt.files.atomic import write_whole
 from kvc_trt.files.cache import cache_root
 from kvc_trt.models.config import ModelConfig, longest_sequence
-from kvc_trt.models.formats import AnyCheckpoint, is_file, is_path, open_checkpoint, read_model_config
+from kvc_trt.models.formats import AnyCheckpoint, is_file, is_path, open_checkpoint, read_model_config, weights_of
 from kvc_trt.models.presets import load_preset
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sources.checkpoint import Checkpoint
-from kvc_trt.models.sources.fp8 import as_floats
 from kvc_trt.models.sources.hub import WAYS_OUT, fetch, fetch_config, is_repository, ways_out_of
 from kvc_trt.models.sources.hugging_face import read_config, read_json_object
 from kvc_trt.models.sources.package_file import PackageFile
@@ -38,6 +37,7 @@ _SAME_SHAPE = (
     "qk_norm",
     "rotary_base",
     "rotary_scaling",
+    "description",
 )
 
 
@@ -131,7 +131,7 @@ def open_source(choice: ModelChoice, config: BuildConfig) -> tuple[ModelChoice, 
         path, commit = _fetch(choice, config)
     checkpoint = open_checkpoint(path)
     _check_same_model(choice.config, checkpoint.config, choice.name, path)
-    weights = as_floats(checkpoint)
+    weights = weights_of(checkpoint)
     check_weights(checkpoint.config, weights)
     opened = replace(choice, config=checkpoint.config, path=path)
     source = ModelSource(weights, _described(choice, path, commit), commit, _tokenizer_files(checkpoint), path)

@@ -8,24 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError, describe
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.family import families
 from kvc_trt.models.gguf.header import GgufHeader, GgufTensor, Scalar
 from kvc_trt.models.gguf.names import EMBEDDING, HEAD, ROPE_FACTORS
 from kvc_trt.models.gguf.rope_factors import check_shape, llama3_scaling
 from kvc_trt.models.sources.hugging_face import parse_config
-
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-"""`general.architecture` -> the class in Hugging Face's config.json. Files of Mistral models usually say llama."""
 
 _WINDOW = "attention.sliding_window"
 _FIELDS = {
@@ -65,14 +59,16 @@ def model_config(header: GgufHeader, read: Callable[[GgufTensor], NDArray[Any]])
     Raises InputError for what no graph computes.
     """
     name = header.scalar("general.architecture")
-    if name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise InputError(f"{header.source}: general.architecture is {describe(name)}, expected one of {known}")
+    known = architectures()
+    if name not in known:
+        raise InputError(
+            f"{header.source}: general.architecture is {describe(name)}, expected one of {', '.join(known)}"
+        )
     own = _OwnKeys(header, str(name))
     own.check_neutral()
     fields: dict[str, Any] = {field: own[key] for field, key in _FIELDS.items()}
     fields |= {
-        "architectures": [ARCHITECTURES[str(name)]],
+        "architectures": [known[str(name)]],
         "vocab_size": _vocabulary_size(own),
         "head_dim": _head_size(own),
         "tie_word_embeddings": HEAD not in header.tensors,
@@ -97,6 +93,12 @@ def model_config(header: GgufHeader, read: Callable[[GgufTensor], NDArray[Any]])
     check_shape(factors.shape, config.head_size, where)
     fields["rope_scaling"] = llama3_scaling(read(factors), config.rotary_base, config.head_size, where)
     return parse_config(fields, header.source, spelling=spelling)
+
+
+@cache
+def architectures() -> Mapping[str, str]:
+    """Return `general.architecture` -> the class in Hugging Face's config.json. Files of Mistral usually say llama."""
+    return {name: one.architecture for one in families().values() if one.gguf is not None for name in one.gguf.names}
 
 
 def end_tokens(header: GgufHeader, vocab_size: int) -> list[int]:

@@ -104,7 +104,7 @@ class GgufCheckpoint:
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the configuration and the file, reading every byte once."""
         if self._fingerprint is None:
-            digest = hashlib.sha256(f"{self.config!r}\0{self._file.digest()}".encode())
+            digest = hashlib.sha256(f"{self.config.identity}\0{self._file.digest()}".encode())
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
 

@@ -8,6 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.family import family
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Divisors of the rotary frequencies: part of the configuration, not of the weights."""
@@ -41,7 +42,8 @@ def interleaved_heads(name: str, config: ModelConfig) -> int | None:
     It rotates neighbouring rows of Llama's heads (2i with 2i+1) where Hugging Face rotates halves (i with i + D/2).
     """
     match = _ROTATED.fullmatch(name)
-    if match is None or config.architecture not in ("LlamaForCausalLM", "MistralForCausalLM"):
+    stored = family(config.architecture).gguf
+    if match is None or stored is None or not stored.interleaved:
         return None
     return config.num_attention_heads if match[1] == "q" else config.num_key_value_heads
 

@@ -73,7 +73,7 @@ class Checkpoint:
     def fingerprint(self) -> str:
         """SHA-256 (hex) of config and weights, reading every byte once."""
         if self._fingerprint is None:
-            digest = hashlib.sha256(repr(self.config).encode())
+            digest = hashlib.sha256(self.config.identity.encode())
             for name in sorted(self._files):
                 digest.update(f"{name}\0{self._files[name].digest()}\n".encode())
             self._fingerprint = digest.hexdigest()

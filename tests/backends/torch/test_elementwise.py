@@ -95,7 +95,7 @@ def test_a_compiler_that_fails_is_said_once_and_changes_nothing(caplog):
     assert caplog.text.count("Failed to find C compiler.") == 1
     assert "gated" in caplog.text
     with pytest.raises(TypeError):
-        gated(x, x)
+        gated(x, "silu", x)
 
 
 def test_out_of_memory_is_no_failure_of_the_compiler():

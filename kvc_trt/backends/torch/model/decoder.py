@@ -94,7 +94,11 @@ class TorchDecoder(Projections):
         self._ahead = weight_prefetch(weights.embedding.device)
         self._by_nodes = runs_by_nodes(self, twin_of, self._expose, turns=turns)
         # The kernels rotate what a step projects, where nothing stands between the two: no norm, type or other kernel.
-        plain = weights.embedding.dtype == cache_dtype and not config.qk_norm
+        plain = (
+            weights.embedding.dtype == cache_dtype
+            and not config.qk_norm
+            and not any(scale is not None for scale in self._query_scales)
+        )
         self._rotates = plain and dense_attention is None and self._by_nodes.steps is None
 
     @property
@@ -110,14 +114,13 @@ class TorchDecoder(Projections):
         batch, length = input_ids.shape
         state: dict[str, Tensor] = {}
         lengths: list[Tensor] = []
-        hidden = functional.embedding(input_ids.flatten(), self._weights.embedding)
+        hidden = self._embed(input_ids.flatten())
         for layer in range(self.config.num_hidden_layers):
             kept, stored = self._prefill_layer(layer, hidden, batch, prompt_lengths)
             state.update(kept)
             lengths += stored
         last = torch.arange(batch, device=hidden.device) * length + prompt_lengths - 1
-        final = self._norm(hidden.index_select(0, last), self._weights.norm)
-        return PromptResult(self._logits(final), state, torch.stack(lengths))
+        return PromptResult(self._logits(hidden.index_select(0, last)), state, torch.stack(lengths))
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor, positions: Tensor, cache_lengths: Tensor, state: State) -> Tensor:
@@ -133,20 +136,21 @@ class TorchDecoder(Projections):
 
     def _steps(self, tokens: Tensor, positions: Tensor, cache_lengths: Tensor, state: State, count: int) -> Tensor:
         """Run `count` steps of known tokens [count*B]: only attention takes them one after the other."""
-        layers = self._weights.layers
-        norms = [layer["input_layernorm.weight"] for layer in layers[1:]] + [self._weights.norm]
-        cos, sin = self._angles(positions)
+        layers, last = self._weights.layers, self.config.num_hidden_layers - 1
+        by_kind = {self.config.attention(layer).rotary: layer for layer in range(last + 1)}
+        angles = {rotary: self._angles(layer, positions) for rotary, layer in by_kind.items()}
         # Below 0 a row is inactive, and stays that.
         stored = [
             cache_lengths,
             *(torch.where(cache_lengths < 0, -1, cache_lengths + step) for step in range(1, count)),
         ]
-        hidden = functional.embedding(tokens, self._weights.embedding)
-        x = self._norm(hidden, layers[0]["input_layernorm.weight"])
-        for layer, next_norm in enumerate(norms):
+        hidden = self._embed(tokens)
+        x = self._read(0, "input_layernorm", hidden)
+        for layer, weights in enumerate(layers):
+            cos, sin = angles[self.config.attention(layer).rotary]
             made = (self._join(layer, x), cos, sin) if self._rotates else self._split(layer, x, cos, sin)
             if self._ahead is not None:
-                self._ahead.start(*(layers[layer][f"{name}.weight"] for name in AFTER_ATTENTION))
+                self._ahead.start(*(weights[f"{name}.weight"] for name in AFTER_ATTENTION))
             if self._by_nodes.steps is not None:
                 outputs = self._by_nodes.steps.attend(layer, x, made, positions, cache_lengths, state, count)
             else:
@@ -157,10 +161,9 @@ class TorchDecoder(Projections):
                     for step, own in enumerate(zip(*(part.chunk(count) for part in made), strict=True))
                 ]
             attended = outputs[0] if count == 1 else torch.cat(outputs)
-            update = self._output(layer, attended.to(x.dtype).flatten(1))
-            hidden, x = self._add(hidden, update, layers[layer]["post_attention_layernorm.weight"])
-            hidden, x = self._add(hidden, self._feed_forward(layer, x), next_norm)
-        logits = self._logits(x)
+            hidden, update = self._before_next(layer, hidden, x, attended.to(x.dtype).flatten(1))
+            hidden, x = self._add(None if layer == last else layer + 1, "input_layernorm", hidden, update)
+        logits = self._project_to_vocabulary(x)
         if self._ahead is not None:
             self._ahead.end()
         return logits
@@ -177,7 +180,7 @@ class TorchDecoder(Projections):
         it, int64 [caches,B] on the CPU.
         """
         batch, block = input_ids.shape
-        hidden = functional.embedding(input_ids.flatten(), self._weights.embedding)
+        hidden = self._embed(input_ids.flatten())
         places = positions[:, None] + torch.arange(block, device=positions.device)
         places = places.flatten().clamp(max=len(self._cos) - 1)  # padding may extend past the tables
         stored: list[Tensor] = []
@@ -193,11 +196,9 @@ class TorchDecoder(Projections):
             stored += after
             self._finish(layer, hidden, attended.transpose(1, 2).reshape(len(hidden), -1))
         if all_logits:
-            every = self._logits(self._norm(hidden, self._weights.norm))
-            return every.reshape(batch, block, -1), torch.stack(stored)
+            return self._logits(hidden).reshape(batch, block, -1), torch.stack(stored)
         last = torch.arange(batch, device=hidden.device) * block + torch.tensor(lengths, device=hidden.device) - 1
-        final = self._norm(hidden.index_select(0, last), self._weights.norm)
-        return self._logits(final), torch.stack(stored)
+        return self._logits(hidden.index_select(0, last)), torch.stack(stored)
 
     def _prefill_layer(
         self, layer: int, hidden: Tensor, batch: int, prompt_lengths: Tensor

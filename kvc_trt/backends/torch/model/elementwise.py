@@ -23,36 +23,62 @@ log = logging.getLogger(__name__)
 COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
-def normed(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Apply the root-mean-square norm to x [N,width], computed in float32: squares of half types overflow."""
-    return functional.rms_norm(x, (x.shape[-1],), weight, epsilon)
+def normed(x: Tensor, weight: Tensor, epsilon: float, bias: Tensor | None = None, kind: str = "rms") -> Tensor:
+    """Apply the root-mean-square norm, or LayerNorm (`layer`), to x [N,width], computed in float32.
+
+    Squares of half types overflow.
+    """
+    if kind == "rms":
+        return functional.rms_norm(x, (x.shape[-1],), weight, epsilon)
+    return functional.layer_norm(x, (x.shape[-1],), weight, bias, epsilon)
 
 
-def added_and_normed(hidden: Tensor, update: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def added_and_normed(
+    hidden: Tensor, update: Tensor, weight: Tensor, epsilon: float, bias: Tensor | None = None, kind: str = "rms"
+) -> tuple[Tensor, Tensor]:
     """Return the residual stream after an update [N,hidden], and its norm, which the next product reads."""
     hidden = hidden + update
-    return hidden, normed(hidden, weight, epsilon)
+    return hidden, normed(hidden, weight, epsilon, bias, kind)
 
 
 def rotated_heads(
     joined: Tensor, cos: Tensor, sin: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, heads: tuple[int, int],
-    epsilon: float,
+    epsilon: float, q_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Split the product [N,(H+2G)*D] of the joined matrix into contiguous queries [N,H,D], keys, values [N,G,D].
 
-    Queries and keys are normed if the model norms heads, then rotated in float32: cos, sin [N,D/2]; heads (H, G).
+    Queries and keys are normed if the model norms them, each head or all of them together (as wide as the norm is),
+    queries are multiplied by `q_scale` [D], and both are rotated in float32: cos, sin [N,D/2]; heads (H, G).
     """
     size = 2 * cos.shape[-1]
     query, keys, values = torch.split(joined.view(len(joined), -1, size), [heads[0], heads[1], heads[1]], dim=1)
     if q_norm is not None and k_norm is not None:
-        query, keys = normed(query, q_norm, epsilon), normed(keys, k_norm, epsilon)
+        query, keys = _normed_heads(query, q_norm, epsilon), _normed_heads(keys, k_norm, epsilon)
+    if q_scale is not None:
+        query = query * q_scale
     return _rotated(query, cos, sin), _rotated(keys, cos, sin), values.contiguous()
 
 
-def gated(joined: Tensor) -> Tensor:
-    """Apply SwiGLU (arXiv 2002.05202): [N,2*inner], gate before up, to [N,inner]."""
+def _normed_heads(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Apply the norm to each head of x [N,heads,D], or to all of them if the weights are as many."""
+    if len(weight) == x.shape[-1]:
+        return normed(x, weight, epsilon)
+    return normed(x.flatten(1), weight, epsilon).view(x.shape)
+
+
+def activated(x: Tensor, activation: str) -> Tensor:
+    """Apply the activation of `FeedForward.activation`."""
+    if activation == "gelu":
+        return functional.gelu(x)
+    if activation == "gelu-tanh":
+        return functional.gelu(x, approximate="tanh")
+    return functional.relu(x) if activation == "relu" else functional.silu(x)
+
+
+def gated(joined: Tensor, activation: str = "silu") -> Tensor:
+    """Apply SwiGLU (arXiv 2002.05202) or one of its kind: [N,2*inner], gate before up, to [N,inner]."""
     gate, up = joined.chunk(2, dim=-1)
-    return functional.silu(gate) * up
+    return activated(gate, activation) * up
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -70,6 +96,7 @@ class Elementwise:
     added_and_normed: Callable[..., tuple[Tensor, Tensor]]
     rotated_heads: Callable[..., tuple[Tensor, Tensor, Tensor]]
     gated: Callable[..., Tensor]
+    activated: Callable[..., Tensor]
 
 
 class Compiled:
@@ -101,7 +128,7 @@ class Compiled:
         return getattr(self._function, "__name__", "a function")
 
 
-AS_WRITTEN = Elementwise(normed, added_and_normed, rotated_heads, gated)
+AS_WRITTEN = Elementwise(normed, added_and_normed, rotated_heads, gated, activated)
 
 
 @cache
@@ -112,6 +139,6 @@ def compiled() -> Elementwise:
     """
     os.environ.setdefault(COMPILER_CACHE, str(cache_root() / "compiled"))
     functions: list[Any] = [
-        Compiled(function, torch.compile) for function in (normed, added_and_normed, rotated_heads, gated)
+        Compiled(function, torch.compile) for function in (normed, added_and_normed, rotated_heads, gated, activated)
     ]
     return Elementwise(*functions)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kvc_trt.backends.torch.model.elementwise import Elementwise
-from kvc_trt.models.rope import rotary_tables
+from kvc_trt.models.rope import query_scale, rotary_tables
+from kvc_trt.models.weights import ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM
 from kvc_trt.reference.layers import linear
 
 if TYPE_CHECKING:
@@ -29,9 +31,15 @@ class Projections:
     ) -> None:
         self.config = config
         self._weights, self._run, self._block = weights, elementwise, block
+        self._norms = config.description.norms
         self._heads = config.num_attention_heads, config.num_key_value_heads
         device = weights.embedding.device
         self._cos, self._sin = (torch.from_numpy(table).to(device) for table in rotary_tables(config, length))
+        dtype = weights.embedding.dtype
+        self._query_scales = [
+            None if factors is None else torch.from_numpy(factors).to(device, dtype)
+            for factors in (query_scale(config, layer) for layer in range(config.num_hidden_layers))
+        ]
 
     @property
     def rotary_tables(self) -> tuple[Tensor, Tensor]:
@@ -49,7 +57,7 @@ class Projections:
 
     def plain_token(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """Project N normed tokens before the rotary embedding to queries [N,H,D], keys [N,G,D]."""
-        return self._split(layer, x, *self._angles(self._unrotated(len(x))))[:2]
+        return self._split(layer, x, *self._angles(layer, self._unrotated(len(x))))[:2]
 
     def _unrotated(self, count: int) -> Tensor:
         """Return positions that rotate nothing."""
@@ -61,26 +69,57 @@ class Projections:
         length = len(hidden) // batch
         parts = [hidden.new_empty(len(hidden), count, size) for count in (heads, kv_heads, kv_heads)]
         for rows in self._blocks(len(hidden)):
-            x = self._norm(hidden[rows], self._weights.layers[layer]["input_layernorm.weight"])
-            made = self._split(layer, x, *self._angles(places[rows]))
+            x = self._read(layer, "input_layernorm", hidden[rows])
+            made = self._split(layer, x, *self._angles(layer, places[rows]))
             for whole, part in zip(parts, made, strict=True):
                 whole[rows] = part
         query, keys, values = (part.view(batch, length, *part.shape[1:]) for part in parts)
         return query, keys, values
 
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """Return the residual stream before the first layer: tokens [T] -> [T,hidden]."""
+        rows, scale = functional.embedding(tokens, self._weights.embedding), self.config.description.embedding_scale
+        return rows if scale == 1 else rows * scale
+
     def _finish(self, layer: int, hidden: Tensor, attended: Tensor) -> None:
         """Add output projection and feed-forward to the residual stream, in place."""
-        weights = self._weights.layers[layer]
         for rows in self._blocks(len(hidden)):
-            update = self._output(layer, attended[rows])
-            added, x = self._add(hidden[rows], update, weights["post_attention_layernorm.weight"])
-            torch.add(added, self._feed_forward(layer, x), out=hidden[rows])
+            x = None if self._norms.place != "shared" else self._read(layer, "input_layernorm", hidden[rows])
+            before, update = self._before_next(layer, hidden[rows], x, attended[rows])
+            torch.add(before, update, out=hidden[rows])
+
+    def _before_next(self, layer: int, hidden: Tensor, x: Tensor | None, attended: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the residual stream and what is to be added to it after a layer, from its attention [N,H*D].
+
+        `x` is what attention has read of the stream; only a feed-forward block that shares it asks for it.
+        """
+        update = self._added(layer, ATTENTION_RESULT_NORM, self._output(layer, attended))
+        if self._norms.side_by_side:
+            if self._norms.place != "shared":
+                x = self._read(layer, "post_attention_layernorm", hidden)
+            hidden = hidden + update
+        else:
+            hidden, x = self._add(layer, "post_attention_layernorm", hidden, update)
+        assert x is not None
+        return hidden, self._added(layer, FEED_FORWARD_RESULT_NORM, self._feed_forward(layer, x))
+
+    def _read(self, layer: int, name: str, hidden: Tensor) -> Tensor:
+        """Return what attention or feed-forward read of the residual stream: a norm of it, or the stream itself."""
+        return self._norm(layer, name, hidden) if self._norms.reads_norm else hidden
+
+    def _added(self, layer: int, name: str, update: Tensor) -> Tensor:
+        """Return what they add to the stream: their result or its norm, times the model's scale."""
+        if self._norms.adds_norm:
+            update = self._norm(layer, name, update)
+        scale = self.config.description.residual_scale
+        return update if scale == 1 else update * scale
 
     def _split(self, layer: int, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project N normed tokens to queries [N,H,D], keys and values [N,G,D], rotated to their positions."""
         weights = self._weights.layers[layer]
         norms = weights.get("self_attn.q_norm.weight"), weights.get("self_attn.k_norm.weight")
-        return self._run.rotated_heads(self._join(layer, x), cos, sin, *norms, self._heads, self.config.norm_epsilon)
+        constants = self._heads, self.config.norm_epsilon, self._query_scales[layer]
+        return self._run.rotated_heads(self._join(layer, x), cos, sin, *norms, *constants)
 
     def _join(self, layer: int, x: Tensor) -> Tensor:
         """Project N normed tokens to queries, keys and values side by side [N,(H+2G)*D], not rotated yet."""
@@ -91,22 +130,45 @@ class Projections:
         return linear(self._weights.layers[layer], "self_attn.o_proj", attended)
 
     def _feed_forward(self, layer: int, x: Tensor) -> Tensor:
-        """Apply the gated block: [N,hidden] -> [N,hidden]."""
-        weights = self._weights.layers[layer]
-        return linear(weights, "mlp.down_proj", self._run.gated(linear(weights, "mlp.gate_up_proj", x)))
+        """Apply the feed-forward block: [N,hidden] -> [N,hidden]."""
+        weights, part = self._weights.layers[layer], self.config.description.feed_forward
+        activate = self._run.gated if part.gated else self._run.activated
+        inner = activate(linear(weights, "mlp.gate_up_proj", x), part.activation)
+        return linear(weights, "mlp.down_proj", inner)
 
-    def _logits(self, x: Tensor) -> Tensor:
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Project the residual stream after the last layer to float32 logits: [N,hidden] -> [N,vocab]."""
+        return self._project_to_vocabulary(self._norm(None, "", hidden))
+
+    def _project_to_vocabulary(self, x: Tensor) -> Tensor:
         """Project normed tokens to float32 logits: [N,hidden] -> [N,vocab]."""
-        return float_product(x, self._weights.head)
+        logits, scale = float_product(x, self._weights.head), self.config.description.logit_scale
+        return logits if scale == 1 else logits * scale
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self._run.normed(x, weight, self.config.norm_epsilon)
+    def _norm(self, layer: int | None, name: str, x: Tensor) -> Tensor:
+        """Apply a norm of a layer, or the one after the last layer (None)."""
+        weight, bias = self._norm_weights(layer, name)
+        return self._run.normed(x, weight, self.config.norm_epsilon, bias, self._norms.kind)
 
-    def _add(self, hidden: Tensor, update: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return self._run.added_and_normed(hidden, update, weight, self.config.norm_epsilon)
+    def _add(self, layer: int | None, name: str, hidden: Tensor, update: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the residual stream after an update, and what the next part reads of it."""
+        if layer is not None and not self._norms.reads_norm:
+            hidden = hidden + update
+            return hidden, hidden
+        weight, bias = self._norm_weights(layer, name)
+        constants = self.config.norm_epsilon, bias, self._norms.kind
+        return self._run.added_and_normed(hidden, update, weight, *constants)
 
-    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines [N,D/2] of positions [N]."""
+    def _norm_weights(self, layer: int | None, name: str) -> tuple[Tensor, Tensor | None]:
+        if layer is None:
+            return self._weights.norm, self._weights.norm_bias
+        weights = self._weights.layers[layer]
+        return weights[f"{name}.weight"], weights.get(f"{name}.bias")
+
+    def _angles(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a layer's cosines and sines [N,D/2] of positions [N]; those of position 0 where nothing rotates."""
+        if not self.config.attention(layer).rotary:
+            positions = torch.zeros_like(positions)
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
     def _blocks(self, tokens: int) -> Iterator[slice]:

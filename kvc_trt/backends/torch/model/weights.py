@@ -21,16 +21,20 @@ if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.models.weights import WeightSource
 
-FINAL_NORM = "model.norm.weight"
+FINAL_NORM = "model.norm"
 Layer = Mapping[str, Tensor]
-"""Tensors of one layer by name, with `self_attn.qkv_proj` and `mlp.gate_up_proj` in place of their parts."""
+"""Tensors of one layer by name, with `self_attn.qkv_proj` and `mlp.gate_up_proj` in place of their parts (of the
+latter without a gate: `mlp.gate_up_proj` is then up alone)."""
 
 
 class TorchWeights:
     """A model's tensors, which decoders of the same model under other policies can share."""
 
-    def __init__(self, layers: list[Layer], embedding: Tensor, head: Tensor, norm: Tensor) -> None:
+    def __init__(
+        self, layers: list[Layer], embedding: Tensor, head: Tensor, norm: Tensor, norm_bias: Tensor | None = None
+    ) -> None:
         self.layers, self.embedding, self.head, self.norm = layers, embedding, head, norm
+        self.norm_bias = norm_bias
 
     @classmethod
     def read(cls, config: ModelConfig, source: WeightSource, device: torch.device, dtype: torch.dtype) -> TorchWeights:
@@ -46,13 +50,15 @@ class TorchWeights:
         embedding = load([EMBEDDING])
         # In older engines a quantised tied head differs from the embedding.
         head = load([HEAD]) if HEAD in source.names() else embedding
-        return cls(layers, embedding, head, load([FINAL_NORM]))
+        bias = load([f"{FINAL_NORM}.bias"]) if config.description.norms.bias else None
+        return cls(layers, embedding, head, load([f"{FINAL_NORM}.weight"]), bias)
 
     @property
     def nbytes(self) -> int:
         """Size of all tensors in bytes; a tied head counts once."""
         tensors = [tensor for layer in self.layers for tensor in layer.values()]
-        tensors += [self.embedding, self.norm] + ([] if self.head is self.embedding else [self.head])
+        tensors += [self.embedding, self.norm, *([] if self.norm_bias is None else [self.norm_bias])]
+        tensors += [] if self.head is self.embedding else [self.head]
         return sum(tensor.nbytes for tensor in tensors)
 
 

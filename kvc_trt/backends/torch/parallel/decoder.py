@@ -51,8 +51,8 @@ class ParallelDecoder(TorchDecoder):
     def _feed_forward(self, layer: int, x: Tensor) -> Tensor:
         return self._together.summed(super()._feed_forward(layer, x))
 
-    def _logits(self, x: Tensor) -> Tensor:
-        own = super()._logits(x)
+    def _project_to_vocabulary(self, x: Tensor) -> Tensor:
+        own = super()._project_to_vocabulary(x)
         padded = functional.pad(own, (0, self._width - own.shape[1]))
         return self._together.gathered(padded)[:, : self._vocabulary].contiguous()
 

@@ -71,4 +71,6 @@ def read_shard(file: HeldFile, shard: Shard, device: torch.device, dtype: torch.
     if HEAD in source.names():
         return found
     part = shard.extent(HEAD, source.shape(EMBEDDING))[0]
-    return TorchWeights(found.layers, found.embedding, found.embedding[part.start : part.stop], found.norm)
+    return TorchWeights(
+        found.layers, found.embedding, found.embedding[part.start : part.stop], found.norm, found.norm_bias
+    )

@@ -1,0 +1,29 @@
+"""Qwen3 (arXiv 2505.09388), dense: Llama's parts, with norms of queries and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvc_trt.models.families.qwen2 import QwenFields, window_of
+from kvc_trt.models.family import Family, GgufArchitecture
+
+
+class _Fields(QwenFields):
+    attention_bias: bool = False
+
+
+def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
+    biased = fields.attention_bias
+    return {"qk_norm": True, "qkv_bias": biased, "output_bias": biased, "sliding_window": window_of(fields)}
+
+
+QWEN3 = Family(
+    architecture="Qwen3ForCausalLM",
+    fields=_Fields,
+    describe=_describe,
+    harmless=frozenset({"max_window_layers"}),
+    absent_kv_heads=32,
+    absent_head_size=128,
+    gguf=GgufArchitecture(("qwen3",)),
+)

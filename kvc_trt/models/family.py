@@ -1,0 +1,115 @@
+"""A family of decoders: what its config.json and its weights say of the parts of `Description`.
+
+A family is one file in `kvc_trt/models/families`, found by what it defines. Its `Fields` name every field of
+config.json that changes what the model computes; those that do not are listed as harmless, and a test walks the
+configuration classes of `transformers` for others.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+import kvc_trt.models.families
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.family_weights import Rows
+from kvc_trt.models.sources.rotary_settings import Base, Length
+from kvc_trt.validation import ForeignSchema
+
+DType = Literal["float32", "float16", "bfloat16"]
+Count = Annotated[int, Field(ge=1, le=1024)]
+LayerType = Literal["full_attention", "sliding_attention"]
+
+HARMLESS = frozenset({
+    "_name_or_path", "add_cross_attention", "attention_dropout", "chunk_size_feed_forward", "id2label",
+    "initializer_range", "is_decoder", "is_encoder_decoder", "label2id", "model_type", "output_attentions",
+    "output_hidden_states", "pad_token_id", "problem_type", "return_dict", "transformers_version", "use_cache",
+})  # fmt: skip
+"""Fields of every configuration that do not change the logits of a trained decoder."""
+
+
+class DecoderFields(ForeignSchema):
+    """The fields that all families have; a value that no part can express is refused, never ignored."""
+
+    architectures: list[str]
+    vocab_size: Annotated[int, Field(ge=1, le=1 << 23)]
+    hidden_size: Annotated[int, Field(ge=1, le=1 << 18)]
+    intermediate_size: Annotated[int, Field(ge=1, le=1 << 20)]
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count | None = None
+    head_dim: int | None = None
+    rms_norm_eps: Annotated[float, Field(ge=1e-12, le=0.1)]
+    max_position_embeddings: Length
+    max_sequence_length: Length = 1
+    """The stretched length of Vicuna and LongChat."""
+    original_max_position_embeddings: Length | None = None
+    dtype: DType | None = None
+    torch_dtype: DType | None = None
+    rope_theta: Base = 10000.0
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    partial_rotary_factor: float | None = None
+    hidden_act: Literal["silu"] = "silu"
+    tie_word_embeddings: bool = False
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    quantization_config: Any = None
+
+
+@dataclass(frozen=True)
+class GgufArchitecture:
+    """How llama.cpp's converter writes a family."""
+
+    names: tuple[str, ...]
+    """Values of `general.architecture`."""
+    interleaved: bool = False
+    """True if neighbouring rows of queries and keys form the rotary pairs there (2i with 2i+1, not i with i + D/2)."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family. `describe` gets the validated fields and the whole mapping, and returns fields of `ModelConfig`.
+
+    It raises ValueError for a field that it cannot express, with the field's name and the reason.
+    """
+
+    architecture: str
+    """The class that config.json names."""
+    fields: type[DecoderFields]
+    describe: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
+    harmless: frozenset[str] = frozenset()
+    """Fields that do not change the logits, besides `HARMLESS`."""
+    spelling: Mapping[str, str] = field(default_factory=dict)
+    """Names of fields in `DecoderFields` -> the family's own, where they differ."""
+    absent_kv_heads: int | None = None
+    """What an absent `num_key_value_heads` means to transformers; None, and null in the file: as many as heads."""
+    absent_head_size: int | None = None
+    """What an absent `head_dim` means to it; None, and null in the file: the hidden size divided among the heads."""
+    rotary_fraction: float | None = None
+    """The share of a head's channels that rotate where `partial_rotary_factor` is absent; None: always all."""
+    interleaved: bool = False
+    """True if neighbouring channels form the rotary pairs (2i with 2i+1, not i with i + D/2)."""
+    weights: Callable[[ModelConfig], Mapping[str, Rows]] | None = None
+    """Where the tensors of `expected_tensors` are in a checkpoint; None: under the same names."""
+    gguf: GgufArchitecture | None = None
+
+
+def family(architecture: str) -> Family:
+    """Return the family of an architecture; KeyError for one that no file defines."""
+    return families()[architecture]
+
+
+@cache
+def families() -> Mapping[str, Family]:
+    """Return every family by its architecture."""
+    package = kvc_trt.models.families
+    modules = [import_module(f"{package.__name__}.{found.name}") for found in pkgutil.iter_modules(package.__path__)]
+    found = [one for module in modules for one in vars(module).values() if isinstance(one, Family)]
+    return {one.architecture: one for one in sorted(found, key=lambda one: one.architecture)}

@@ -1,0 +1,131 @@
+"""A checkpoint's tensors under the names, and with the order of rows, that all parts of kvc-trt know.
+
+A family stores queries, keys and values in one matrix or in three, and the channels of a head in one of several orders.
+Rows are only moved: no value changes, and nothing else has to know how a family stores them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.weights import WeightSource, expected_tensors
+
+_ROTATED = re.compile(r".*\.self_attn\.([qk])_(proj|norm)\.(weight|bias)")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one tensor of a checkpoint: `blocks` of `size` rows, the first at `start`, one each `step` rows."""
+
+    name: str
+    start: int = 0
+    size: int | None = None
+    """None: all rows."""
+    blocks: int = 1
+    step: int = 0
+
+    def indices(self, rows: int) -> NDArray[np.int64]:
+        """Return the places in the checkpoint's tensor of `rows` rows."""
+        size = rows if self.size is None else self.size
+        starts = self.start + np.arange(self.blocks) * self.step
+        return (starts[:, None] + np.arange(size)).reshape(-1)
+
+
+class FamilyWeights:
+    """A `WeightSource` with the names of `expected_tensors`, over a checkpoint that has others."""
+
+    def __init__(self, source: WeightSource, config: ModelConfig, places: Mapping[str, Rows]) -> None:
+        self._source, self._config, self._places = source, config, places
+        self._order: NDArray[np.int64] | None = None
+
+    def with_order(self, order: NDArray[np.int64]) -> FamilyWeights:
+        """Let channel i of every head of queries and keys be the checkpoint's channel `order[i]`; returns itself."""
+        self._order = order
+        return self
+
+    def names(self) -> list[str]:
+        """Every tensor that is here, and those of the checkpoint that are part of none, under their own names."""
+        stored = set(self._source.names())
+        used = {rows.name for rows in self._places.values()}
+        return [name for name, rows in self._places.items() if rows.name in stored] + sorted(stored - used)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one tensor; matrices are [out, in]."""
+        place = self._places.get(name)
+        if place is None:
+            return tuple(self._source.shape(name))
+        rows, *rest = self._source.shape(place.name)
+        return (rows if place.size is None else place.blocks * place.size, *rest)
+
+    def dtype(self, name: str) -> str:
+        """Stored type of one tensor."""
+        return self._source.dtype(self._stored(name))
+
+    def read(self, name: str) -> NDArray[Any]:
+        """The whole tensor."""
+        return self.read_rows(name, 0, self.shape(name)[0])
+
+    def read_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Rows [start, stop) of one tensor; reads no more than lies between the first and the last of them."""
+        place = self._places.get(name)
+        if place is None:
+            return self._source.read_rows(name, start, stop)
+        wanted = self._indices(name, place)[start:stop]
+        if not len(wanted):
+            return self._source.read_rows(place.name, 0, 0)
+        first, last = int(wanted.min()), int(wanted.max()) + 1
+        rows = self._source.read_rows(place.name, first, last)
+        contiguous = last - first == len(wanted) and bool((np.diff(wanted) == 1).all())
+        return rows if contiguous else np.ascontiguousarray(rows[wanted - first])
+
+    def fingerprint(self) -> str:
+        """The fingerprint of the checkpoint."""
+        return self._source.fingerprint()
+
+    def _stored(self, name: str) -> str:
+        return self._places[name].name if name in self._places else name
+
+    def _indices(self, name: str, place: Rows) -> NDArray[np.int64]:
+        found = place.indices(self._source.shape(place.name)[0])
+        if self._order is None or not _ROTATED.fullmatch(name):
+            return found
+        return found.reshape(-1, len(self._order))[:, self._order].reshape(-1)
+
+
+def in_our_order(
+    source: WeightSource, config: ModelConfig, places: Mapping[str, Rows] | None, *, interleaved: bool
+) -> WeightSource:
+    """Return a checkpoint's tensors as all parts know them; the source itself if it stores them so.
+
+    `places` says where they are (None: under the same names), `interleaved` that neighbouring channels form pairs.
+    """
+    order = channel_order(config, interleaved=interleaved)
+    if order is None and places is None:
+        return source
+    if places is None:
+        places = {name: Rows(name) for name in expected_tensors(config)}
+    found = FamilyWeights(source, config, places)
+    return found if order is None else found.with_order(order)
+
+
+def channel_order(config: ModelConfig, *, interleaved: bool) -> NDArray[np.int64] | None:
+    """Return the checkpoint's channel of each channel of a head, int64 [D]; None if they are in order.
+
+    Pair i are the channels i and i + D/2 here, those that rotate first. In a checkpoint the channels that rotate are
+    the first R of a head: i and i + R/2 form pair i, or neighbours if `interleaved`.
+    """
+    size, channels = config.head_size, config.rotary_channels
+    first, second = np.arange(0, channels, 2), np.arange(1, channels, 2)
+    if not interleaved:
+        first, second = np.arange(channels // 2), np.arange(channels // 2, channels)
+    still = np.arange(channels, size)
+    middle = len(still) // 2
+    order = np.concatenate([first, still[:middle], second, still[middle:]])
+    return None if (order == np.arange(size)).all() else order
