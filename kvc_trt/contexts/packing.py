@@ -21,6 +21,7 @@ from kvc_trt.engine.program import Program, engine_program
 from kvc_trt.graph.state import ITEM_SIZE, CacheSite, StateTensor, cache_sites, parts_in_step, with_other_turns
 from kvc_trt.methods.base.constants import ADDED_LATER
 from kvc_trt.models.cache_formats import AUTO
+from kvc_trt.models.config import Description
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators.cached_vectors import cached_vectors
 from kvc_trt.operators.schema import part_names
@@ -118,7 +119,7 @@ def fingerprint_of(engine: EngineDirectory, program: Program | None = None) -> F
     return Fingerprint(
         engine=engine.digest,
         weights=engine.files[WEIGHTS_FILE].sha256,
-        model=digest_of(dataclasses.asdict(engine.model)),
+        model=digest_of(recorded_model(engine.model)),
         parameters=digest_of(recorded(parameters)),
         state=_state_digest(state),
         model_name=re.sub(r"[^\x20-\x7e]", "?", model_name)[:LONGEST_NAME],
@@ -132,6 +133,14 @@ def recorded(parameters: PolicyParameters) -> dict[str, Any]:
     unknown = ADDED_LATER - OLDER_THAN_CONTEXTS
     fields = ((field, getattr(parameters, field.name)) for field in dataclasses.fields(parameters))
     return {field.name: one for field, one in fields if field.name not in unknown or one != field.default}
+
+
+def recorded_model(model: ModelConfig) -> dict[str, Any]:
+    """Return what tells models apart, without a description of Llama's parts, which the first contexts did not know."""
+    fields = dataclasses.asdict(model)
+    if model.description == Description():
+        del fields["description"]
+    return fields
 
 
 def _other_turns(program: Program) -> OtherTurns | None:

@@ -150,11 +150,6 @@ class ModelConfig:
         return self.description.attention[layer % len(self.description.attention)]
 
     @property
-    def all_layers_rotate(self) -> bool:
-        """True if queries and keys of every layer are turned to their positions."""
-        return all(self.attention(layer).rotary for layer in range(self.num_hidden_layers))
-
-    @property
     def group_size(self) -> int:
         """The number of query heads that share one KV head."""
         return self.num_attention_heads // self.num_key_value_heads

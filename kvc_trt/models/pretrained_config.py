@@ -1,22 +1,19 @@
 """`ModelConfig` <-> the `pretrained_config` section of an engine's config.json (TensorRT-LLM's field names).
 
 Reading goes through the validation of Hugging Face configurations, so an engine's file is trusted no more than theirs.
-A decoder with other parts than Llama's has a section more, `description`; without it, the family says what the parts
-are, and the file must agree.
+A decoder with other parts than Llama's has a section more, `description`. The family says what the parts are, and the
+file must agree.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from kvc_trt.errors import InputError, describe
 from kvc_trt.models.config import Description, ModelConfig, RotaryScaling, Yarn
-from kvc_trt.models.family import DecoderFields, Family, families
 from kvc_trt.models.sources.hugging_face import parse_config
-from kvc_trt.models.sources.rotary_settings import Length
 from kvc_trt.validation import ForeignSchema, validated, validated_document
 
 SPELLING = {
@@ -39,15 +36,6 @@ class _PretrainedConfig(ForeignSchema):
     qk_norm: bool
     tie_word_embeddings: bool
     sliding_window: Any = None
-
-
-class _DescribedFields(DecoderFields):
-    """The fields of a decoder whose file describes its parts."""
-
-    qkv_bias: bool
-    output_bias: bool
-    qk_norm: bool
-    sliding_window: Length | None = None
 
 
 def to_pretrained_config(config: ModelConfig) -> dict[str, Any]:
@@ -84,49 +72,29 @@ def to_pretrained_config(config: ModelConfig) -> dict[str, Any]:
 def from_pretrained_config(mapping: Mapping[str, Any], source: str) -> ModelConfig:
     """The inverse of `to_pretrained_config`; every field but `mapping` and `quantization` is validated."""
     fields = validated(_PretrainedConfig, mapping, source)
+    described = validated_document(Description, mapping.get("description", {}), f"{source}: description")
     translated = {ours: mapping.get(theirs) for ours, theirs in SPELLING.items()}
     translated |= {name: value for name, value in mapping.items() if name not in SPELLING.values()}
     translated["architectures"] = [fields.architecture]
     translated.setdefault("sliding_window", None)
-    if "description" in mapping:
-        return _described(translated, source)
     translated["attention_bias"] = fields.output_bias
+    translated["mlp_bias"] = described.feed_forward.bias
     translated["use_sliding_window"] = fields.sliding_window is not None
     config = parse_config(translated, source, spelling=SPELLING)
     for name, found in fields.model_dump(exclude={"architecture"}).items():
         if (expected := getattr(config, name)) != found:
             raise InputError(f"{source}: {name} is {describe(found)}, expected {expected} for {config.architecture}")
+    _check_parts(asdict(described), asdict(config.description), f"{source}: description", config.architecture)
     return config
 
 
-def _described(mapping: Mapping[str, Any], source: str) -> ModelConfig:
-    """Return the decoder whose parts the file itself describes."""
-    where = f"{source}: description"
-    description = validated_document(Description, mapping["description"], where)
-    _check_numbers(description, where)
-    if mapping["architectures"][0] not in families():
-        raise InputError(f"{source}: architecture is {describe(mapping['architectures'][0])}, expected a known one")
-
-    def own(fields: _DescribedFields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
-        names = ("qkv_bias", "output_bias", "qk_norm", "sliding_window")
-        return {name: getattr(fields, name) for name in names} | {"description": description}
-
-    family = Family("", _DescribedFields, own)
-    config = parse_config({**mapping, "hidden_act": "silu"}, source, spelling=SPELLING, family=family)
-    channels = config.rotary_channels
-    if not 2 <= channels <= config.head_size or channels % 2:
-        raise InputError(f"{where}.rotary_channels is {channels}, expected an even number up to {config.head_size}")
-    return config
-
-
-def _check_numbers(description: Description, where: str) -> None:
-    """Raise InputError for numbers with which nothing can be computed."""
-    if not 1 <= len(description.attention) <= 1024:
-        raise InputError(f"{where}.attention has {len(description.attention)} layers, expected 1 to 1024")
-    scales = {name: value for name, value in asdict(description).items() if name.endswith("_scale")}
-    for name, value in scales.items():
-        if value is not None and not (math.isfinite(value) and 0 < value < 1e6):
-            raise InputError(f"{where}.{name} is {value}, expected a positive number")
+def _check_parts(found: Any, expected: Any, where: str, architecture: str) -> None:
+    """Raise InputError that names the first part which is not the family's: others were never compared with it."""
+    if isinstance(found, dict):
+        for name, part in found.items():
+            _check_parts(part, expected[name], f"{where}.{name}", architecture)
+    elif found != expected:
+        raise InputError(f"{where} is {describe(found)}, expected {describe(expected)} for {architecture}")
 
 
 def _rope_scaling(scaling: RotaryScaling) -> dict[str, Any]:

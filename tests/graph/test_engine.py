@@ -14,7 +14,7 @@ from tests.graph.small_models import EVICTING, FAMILIES, POLICIES, QUERY_AGNOSTI
 FAMILIES_AND_POLICIES = [(family, "rocketkv") for family in FAMILIES] + [
     ("llama3.1", policy) for policy in (*POLICIES, *QUERY_AGNOSTIC) if policy != "rocketkv"
 ]
-FAMILIES_AND_POLICIES += [(family, "expected-attention-hybrid") for family in ("longchat", "qwen2", "qwen3")]
+FAMILIES_AND_POLICIES += [(family, "expected-attention-hybrid") for family in ("longchat", "qwen2", "qwen3", "yarn")]
 
 
 @pytest.mark.parametrize(("family", "policy"), FAMILIES_AND_POLICIES)

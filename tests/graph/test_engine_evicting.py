@@ -84,8 +84,11 @@ def test_logits_and_what_stays_equal_the_reference(make_engine, name):
 
 
 @pytest.mark.parametrize(
-    ("family", "policy"), [("qwen3", "streaming-llm"), ("qwen2", "h2o"), ("longchat", "h2o"), ("qwen3", "tova")]
-)
+    ("family", "policy"),
+    [
+        ("qwen3", "streaming-llm"), ("yarn", "streaming-llm"), ("qwen2", "h2o"), ("longchat", "h2o"), ("qwen3", "tova"),
+    ],
+)  # fmt: skip
 def test_other_families(make_engine, family, policy):
     changes = {"positions": "cache"} if policy == "streaming-llm" else {}
     engine = make_engine(policy, model=FAMILIES[family], max_output_len=40, **changes)

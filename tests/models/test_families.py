@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from kvc_trt.models.config import Description
 from kvc_trt.models.family import HARMLESS, families
-from kvc_trt.models.family_weights import channel_order
+from kvc_trt.models.family_weights import FamilyWeights, Rows, channel_order, in_our_order
+from kvc_trt.models.random_weights import RandomWeights
+from kvc_trt.models.weights import WeightSource
 from tests.small_model import SMALL
+
+QKV = "model.layers.0.self_attn.qkv_proj.weight"
 
 
 @pytest.mark.parametrize("architecture", families())
@@ -24,3 +33,73 @@ def test_the_channels_of_a_head_are_in_order_unless_pairs_are_neighbours() -> No
     assert order is not None
     half = SMALL.head_size // 2
     assert np.array_equal(order[half:], order[:half] + 1)  # pair i is 2i and 2i + 1
+
+
+def test_the_channels_that_do_not_rotate_are_the_last_of_each_half() -> None:
+    config = replace(SMALL, head_size=12, description=Description(rotary_channels=4))
+    halves, neighbours = (channel_order(config, interleaved=interleaved) for interleaved in (False, True))
+    assert halves is not None
+    assert neighbours is not None
+    assert halves.tolist() == [0, 1, 4, 5, 6, 7, 2, 3, 8, 9, 10, 11]
+    assert neighbours.tolist() == [0, 2, 4, 5, 6, 7, 1, 3, 8, 9, 10, 11]
+
+
+class Joined(RandomWeights):
+    """A checkpoint that stores, for each KV head, its query heads, its key and its value in one matrix."""
+
+    def names(self) -> list[str]:
+        return [QKV, "other.weight"]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return {QKV: ((SMALL.num_attention_heads + 2 * SMALL.num_key_value_heads) * SMALL.head_size, 3)}.get(
+            name, (5, 2)
+        )
+
+    def dtype(self, name: str) -> str:
+        return "float32"
+
+    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        rows, columns = self.shape(name)
+        return np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)[start:stop]
+
+
+def joined() -> WeightSource:
+    group, size = SMALL.group_size, SMALL.head_size
+    step, blocks = (group + 2) * size, SMALL.num_key_value_heads
+    parts = (("q", 0, group * size), ("k", group * size, size), ("v", (group + 1) * size, size))
+    places = {
+        f"model.layers.0.self_attn.{part}_proj.weight": Rows(QKV, start, rows, blocks, step)
+        for part, start, rows in parts
+    }
+    return in_our_order(Joined(SMALL, 0), SMALL, places, interleaved=True)
+
+
+def test_one_matrix_of_a_checkpoint_is_three_of_ours() -> None:
+    source, size = joined(), SMALL.head_size
+    whole = Joined(SMALL, 0).read_rows(QKV, 0, 1 << 20)
+    by_group = whole.reshape(SMALL.num_key_value_heads, SMALL.group_size + 2, size, 3)
+    pairs = np.r_[0:size:2, 1:size:2]
+    expected = {"q": by_group[:, :-2, pairs], "k": by_group[:, -2:-1, pairs], "v": by_group[:, -1:]}
+    assert source.names() == [*(f"model.layers.0.self_attn.{part}_proj.weight" for part in expected), "other.weight"]
+    for part, rows in expected.items():
+        name = f"model.layers.0.self_attn.{part}_proj.weight"
+        assert np.array_equal(source.read(name), rows.reshape(-1, 3))
+        assert source.shape(name) == source.read(name).shape
+        assert source.dtype(name) == "float32"
+    assert np.array_equal(source.read("other.weight"), np.arange(10).reshape(5, 2))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.sampled_from("qkv"), st.data())
+def test_any_rows_are_those_of_the_whole_tensor(part: str, data: st.DataObject) -> None:
+    source, name = joined(), f"model.layers.0.self_attn.{part}_proj.weight"
+    rows = source.shape(name)[0]
+    start = data.draw(st.integers(0, rows))
+    stop = data.draw(st.integers(start, rows))
+    assert np.array_equal(source.read_rows(name, start, stop), source.read(name)[start:stop])
+
+
+def test_a_checkpoint_in_our_order_is_read_as_it_is() -> None:
+    source = RandomWeights(SMALL, 0)
+    assert in_our_order(source, SMALL, None, interleaved=False) is source
+    assert isinstance(in_our_order(source, SMALL, None, interleaved=True), FamilyWeights)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
-from kvc_trt.models.config import RopeScaling
+from kvc_trt.models.config import RopeScaling, Yarn
 from kvc_trt.models.sources.hugging_face import parse_config, read_config
 from tests.conftest import TINY_MODEL
 
@@ -20,6 +20,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
     "rope_type": "llama3",
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
 def test_defaults_of_a_plain_llama(tiny_config):
@@ -92,6 +93,15 @@ def test_old_and_new_rotary_settings_agree(tiny_config, tiny_fields, scaling, ex
     assert new == old
 
 
+@pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
+def test_a_base_beside_the_scaling_counts_as_in_transformers(tiny_fields, name):
+    from transformers import LlamaConfig
+
+    fields = tiny_fields(rope_theta=1e4, **{name: {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}})
+    theirs = LlamaConfig.from_dict(fields).rope_parameters["rope_theta"]
+    assert parse_config(fields, "it").rotary_base == theirs == 5e5
+
+
 def test_a_stretched_length_is_read(tiny_config):
     """Vicuna 16K: max_position_embeddings is the original one, max_sequence_length what it was tuned for."""
     config = tiny_config(max_sequence_length=1024, rope_scaling={"type": "linear", "factor": 4.0})
@@ -126,6 +136,8 @@ def test_a_stretched_length_is_read(tiny_config):
         *[("rope_scaling", {"type": "linear", "factor": v}) for v in (0, -8, 0.5, "8", math.nan, 1e9)],
         *[("rope_scaling", LLAMA3 | c) for c in ({"low_freq_factor": 4.0}, {"high_freq_factor": 0}, {"factor": None})],
         ("rope_scaling", LLAMA3 | {"original_max_position_embeddings": 8192.5}),
+        *[("rope_scaling", YARN | c) for c in ({"factor": 0.5}, {"beta_fast": 1.0}, {"truncate": 1}, {"mscale": -1})],
+        ("rope_scaling", {"type": "yarn", "original_max_position_embeddings": 1 << 20}),
         ("rope_parameters", {"full_attention": {"rope_type": "default"}, "rope_type": "longrope"}),
         ("rope_parameters", {"rope_type": "default", "partial_rotary_factor": 0.25}),
     ],
@@ -138,6 +150,24 @@ def test_wrong_fields_are_refused_by_name(tiny_fields, field, value):
     assert field in message or isinstance(value, dict) or field.startswith("num_")
     assert "\n" not in message
     assert len(message) < 300
+
+
+def test_yarn_of_a_base_without_a_logarithm_is_refused(tiny_fields):
+    with pytest.raises(InputError, match="rope_theta is 1, expected more than 1 with yarn"):
+        parse_config(tiny_fields(rope_theta=1, rope_scaling=YARN), "SOURCE")
+
+
+def test_two_spellings_of_the_rotary_settings_must_agree(tiny_fields):
+    """A file of `transformers` 5 has rope_parameters; model cards tell you to add rope_scaling."""
+    default = {"rope_type": "default", "rope_theta": 5e5}
+    with pytest.raises(InputError, match="rope_scaling says something else than rope_parameters"):
+        parse_config(tiny_fields(rope_parameters=default, rope_scaling=YARN), "SOURCE")
+    with pytest.raises(InputError, match="rope_scaling says something else than rope_parameters"):
+        parse_config(
+            tiny_fields(rope_parameters=default, rope_scaling={"type": "default", "rope_theta": 1e6}), "SOURCE"
+        )
+    alike = parse_config(tiny_fields(rope_parameters=YARN | {"rope_theta": 5e5}, rope_scaling=YARN), "SOURCE")
+    assert (alike.rotary_base, alike.rotary_scaling) == (5e5, Yarn(4.0, 64, 0.1 * math.log(4.0) + 1))
 
 
 @pytest.mark.parametrize(

@@ -68,15 +68,25 @@ def test_field_names_are_those_of_tensorrt_llm(tiny_config):
         ("tie_word_embeddings", None, "tie_word_embeddings"),
         ("eos_token_ids", [99], "eos_token_ids"),
         ("rotary_scaling", {"rope_type": "longrope"}, "rope_type"),
-        ("description", {"embedding_scale": -1.0}, "embedding_scale"),
-        ("description", {"norms": {"kind": "batch"}}, "norms.kind"),
-        ("description", {"rotary_channels": 3}, "rotary_channels"),
+        ("description", {"norms": {"kind": "batch"}}, "description: norms.kind"),
+        ("description", {"embedding_scale": 2.0}, "description.embedding_scale is 2.0, expected 1.0 for Llama"),
+        ("description", {"attention": [{"rotary": False}]}, "description.attention is"),
+        ("description", {"norms": {"place": "after"}}, "description.norms.place is 'after', expected 'before'"),
+        ("description", {"feed_forward": {"gated": False}}, "description.feed_forward.gated is False, expected True"),
+        ("description", {"rotary_channels": 8}, "description.rotary_channels is 8, expected None"),
+        ("hidden_act", "gelu", "hidden_act"),
     ],
 )
 def test_an_edited_file_is_refused_in_its_own_words(tiny_config, field, value, words):
     written = to_pretrained_config(tiny_config()) | {field: value}
     with pytest.raises(InputError, match=words):
         from_pretrained_config(written, "engine")
+
+
+def test_biases_of_the_feed_forward_block_are_refused_in_a_family_without_them(tiny_config):
+    written = to_pretrained_config(tiny_config(architectures=["Qwen2ForCausalLM"]))
+    with pytest.raises(InputError, match=r"feed_forward\.bias is True, expected False for Qwen2ForCausalLM"):
+        from_pretrained_config(written | {"description": {"feed_forward": {"bias": True}}}, "engine")
 
 
 @pytest.mark.parametrize("value", [None, [], "text", 3])

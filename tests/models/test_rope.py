@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 
 from kvc_trt.models.presets import list_presets, load_preset
 from kvc_trt.models.pretrained_config import to_pretrained_config
-from kvc_trt.models.rope import inverse_frequencies, rotary_tables
+from kvc_trt.models.rope import inverse_frequencies, query_scale, rotary_tables
+from kvc_trt.models.sources.hugging_face import parse_config
 
 torch = pytest.importorskip("torch")
 LLAMA3 = {
@@ -68,6 +71,36 @@ def test_tables_equal_transformers(tiny_config, scaling, head_dim, theta):
     our_cos, our_sin = rotary_tables(config, 20000)
     np.testing.assert_allclose(our_cos[positions], cos, rtol=0, atol=3e-7)
     np.testing.assert_allclose(our_sin[positions], sin, rtol=0, atol=3e-7)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.707},
+        {"mscale": 0.707},
+        {"attention_factor": 0.8, "mscale": 1.0, "mscale_all_dim": 0.5},
+        {"truncate": False, "beta_fast": 16.0, "beta_slow": 2.0},
+        {"original_max_position_embeddings": 64},
+        {"original_max_position_embeddings": None},
+        {"factor": 1.0},
+    ],
+)
+@pytest.mark.parametrize("theta", [10000.0, 1000000.0])
+def test_yarn_equals_transformers(tiny_fields, change, theta):
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    scaling = {name: value for name, value in (YARN | change).items() if value is not None}
+    fields = tiny_fields(head_dim=64, rope_theta=theta, rope_scaling=scaling, max_position_embeddings=20000)
+    config = parse_config(fields, "it")
+    theirs = LlamaRotaryEmbedding(LlamaConfig.from_dict(deepcopy(fields)))
+    np.testing.assert_array_max_ulp(inverse_frequencies(config), theirs.inv_freq.numpy(), maxulp=1)
+    scale, found = query_scale(config, 0), theirs.attention_scaling**2
+    np.testing.assert_allclose(1.0 if scale is None else scale, found, rtol=1e-6)
 
 
 def test_llama3_scaling_against_its_definition(tiny_config):

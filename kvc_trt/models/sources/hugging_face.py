@@ -52,15 +52,12 @@ def read_json_object(path: Path) -> Mapping[str, Any]:
     return value
 
 
-def parse_config(
-    mapping: Mapping[str, Any], source: str, *, spelling: Mapping[str, str] | None = None, family: Family | None = None
-) -> ModelConfig:
+def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[str, str] | None = None) -> ModelConfig:
     """Validate every field; `source` (a path or preset name) opens each error message.
 
-    `spelling` renames fields in error messages, for a mapping that was translated from other names. The family is that
-    of `architectures`, unless one is given.
+    `spelling` renames fields in error messages, for a mapping that was translated from other names.
     """
-    family = _family_of(mapping, source, spelling or {}) if family is None else family
+    family = _family_of(mapping, source, spelling or {})
     given = {ours: mapping[theirs] for ours, theirs in family.spelling.items() if theirs in mapping}
     given |= {name: value for name, value in mapping.items() if name not in family.spelling}
     names = {**family.spelling, **(spelling or {})}

@@ -19,7 +19,8 @@ _MAX_LENGTH = 1 << 26
 Length = Annotated[int, Field(ge=1, le=_MAX_LENGTH)]
 Base = Annotated[float, Field(ge=1, le=1e12)]
 _Fraction = Annotated[float, Field(gt=0, le=1)]
-_Factor = Annotated[float, Field(ge=1, le=1024)]
+_LARGEST_FACTOR = 1024
+_Factor = Annotated[float, Field(ge=1, le=_LARGEST_FACTOR)]
 _Blend = Annotated[float, Field(ge=1e-3, le=1e3)]
 _RopeKind = Literal["default", "linear", "llama3", "yarn"]
 
@@ -71,17 +72,31 @@ _KNOWN = {name for schema in (_Rope, _Llama3, _Yarn) for name in schema.model_fi
 def rotary_settings(fields: RotaryFields, source: str) -> tuple[float, RotaryScaling | None, float | None]:
     """Return base, scaling and the share of a head's channels that rotate, None where the file does not say it.
 
-    Raises InputError, naming `source` and the key, for what is not understood.
+    Raises InputError, naming `source` and the key, for what is not understood, and for two spellings that differ.
     """
-    name = "rope_scaling" if fields.rope_parameters is None else "rope_parameters"
+    base, scaling, fraction = fields.rope_theta, None, fields.partial_rotary_factor
+    if fields.rope_parameters is not None:
+        base, scaling, fraction = _settings(fields, "rope_parameters", source, base)
+    if fields.rope_scaling is not None:
+        found = _settings(fields, "rope_scaling", source, base)
+        if fields.rope_parameters is not None and found != (base, scaling, fraction):
+            raise InputError(f"{source}: rope_scaling says something else than rope_parameters, expected one of them")
+        base, scaling, fraction = found
+    if isinstance(scaling, Yarn) and base <= 1:
+        raise InputError(f"{source}: rope_theta is {base:g}, expected more than 1 with yarn")
+    return base, scaling, fraction
+
+
+def _settings(
+    fields: RotaryFields, name: str, source: str, base: float
+) -> tuple[float, RotaryScaling | None, float | None]:
+    """Return what one of the two spellings says; `base` is that of a spelling without one."""
     settings, where = getattr(fields, name), f"{source}: {name}"
-    if settings is None:
-        return fields.rope_theta, None, fields.partial_rotary_factor
     rope = validated(_Rope, settings, where)
     for key in settings:
         if key not in _KNOWN:
             raise InputError(f"{where}: unknown key {describe(key)}{did_you_mean(str(key), sorted(_KNOWN))}")
-    base = rope.rope_theta if name == "rope_parameters" and rope.rope_theta is not None else fields.rope_theta
+    base = base if rope.rope_theta is None else rope.rope_theta
     fraction = fields.partial_rotary_factor if rope.partial_rotary_factor is None else rope.partial_rotary_factor
     kind = rope.rope_type or rope.type or "default"
     return base, _KINDS[kind](fields, settings, where), fraction
@@ -119,6 +134,11 @@ def _yarn(fields: RotaryFields, settings: Mapping[str, Any], where: str) -> Rota
     original = fields.original_max_position_embeddings or scaling.original_max_position_embeddings
     original = original or fields.max_position_embeddings
     factor = scaling.factor or fields.max_position_embeddings / original
+    if not 1 <= factor <= _LARGEST_FACTOR:
+        raise InputError(
+            f"{where}: factor is missing, and max_position_embeddings ({fields.max_position_embeddings}) is {factor:g} "
+            f"times original_max_position_embeddings ({original}), expected 1 to {_LARGEST_FACTOR} times"
+        )
     attention = scaling.attention_factor
     if attention is None and scaling.mscale and scaling.mscale_all_dim:
         attention = _sharpness(factor, scaling.mscale) / _sharpness(factor, scaling.mscale_all_dim)

@@ -58,6 +58,7 @@ def assert_same(expected, found, tolerance=1e-5):
     [
         "full", "rocketkv, a skipped layer", "snapkv", "rocketkv, bounds in fp8", "quest", "quest, bounds in fp8",
         "h2o", "duo-attention", "expected-attention", "rocketkv, budgets from the prompt",
+        "h2o, budgets from the prompt", "tova, budgets from the prompt", "streaming-llm, budgets from the prompt",
     ],
 )  # fmt: skip
 def test_rows_of_unequal_length_keep_the_same_tokens(make_program, policy):
