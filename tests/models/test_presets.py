@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import yaml
 
+from kvc_trt.config import BuildConfig
+from kvc_trt.engine.resolution.model_choice import choose_model, open_source
 from kvc_trt.errors import InputError
 from kvc_trt.models import check_length, presets
+from kvc_trt.models.config import Yarn
 from kvc_trt.models.presets import build_configs_directory, list_presets, load_preset
 from kvc_trt.models.sources.checkpoint import Checkpoint
 from kvc_trt.models.weights import check_weights, count_parameters
@@ -13,7 +19,7 @@ from kvc_trt.models.weights import check_weights, count_parameters
 def test_the_models_of_the_paper_and_the_others_are_there():
     assert list_presets() == [
         "llama3.1-70b", "llama3.1-8b", "longchat-7b-v1.5-32k", "mistral-7b-v0.1", "mistral-7b-v0.2", "qwen2.5-7b",
-        "qwen3-8b", "retrieval-text", "retrieval-tiny", "smollm2-135m-instruct",
+        "qwen2.5-7b-128k", "qwen3-8b", "qwen3-8b-128k", "retrieval-text", "retrieval-tiny", "smollm2-135m-instruct",
     ]  # fmt: skip
 
 
@@ -55,6 +61,16 @@ def test_presets_have_the_settings_of_their_model():
     assert load_preset("qwen3-8b").config.qk_norm
     tiny = load_preset("retrieval-tiny").defaults
     assert (tiny["pool_kernel"], tiny["token_budget"], tiny["max_output_len"]) == (7, 64, 64)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-7b", "qwen3-8b"])
+def test_the_presets_of_128k_are_their_models_stretched_by_yarn(name):
+    """As the model cards say: factor 4 over 32,768 positions."""
+    plain, long = load_preset(name), load_preset(f"{name}-128k")
+    yarn = Yarn(4.0, 32768, 0.1 * math.log(4.0) + 1)
+    assert long.config == replace(plain.config, rotary_scaling=yarn, max_position_embeddings=131072)
+    assert long.hugging_face_id == plain.hugging_face_id
+    assert long.defaults["max_input_len"] + long.defaults["max_output_len"] == 131072
 
 
 def test_an_unknown_name_suggests_the_nearest():
@@ -113,3 +129,22 @@ def test_a_shipped_checkpoint_is_the_presets_model(name, most_bytes):
     check_weights(checkpoint.config, checkpoint)
     assert checkpoint.tokenizer_path is not None
     assert (preset.checkpoint / "model.safetensors").stat().st_size <= most_bytes
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+
+
+def test_a_preset_stretches_a_checkpoint_that_has_no_scaling(edited):
+    preset = edited(lambda content: content["architecture"].update(rope_scaling=YARN))
+    assert Checkpoint(preset.checkpoint).config.rotary_scaling is None
+    for checkpoint in (None, str(preset.checkpoint)):
+        build = BuildConfig(model="edited", policy="full", checkpoint=checkpoint)
+        opened, _ = open_source(choose_model("edited", checkpoint), build)
+        assert opened.config.rotary_scaling == preset.config.rotary_scaling == Yarn(4.0, 4096, 0.1 * math.log(4.0) + 1)
+        assert opened.config.max_position_embeddings == 4 * 4096
+
+
+def test_a_checkpoint_of_another_scaling_is_refused(edited):
+    preset = edited(lambda content: content["architecture"].update(rope_scaling={"type": "linear", "factor": 2.0}))
+    with pytest.raises(InputError, match="is not edited: rotary_scaling is None, expected RopeScaling"):
+        choose_model("edited", str(preset.checkpoint))

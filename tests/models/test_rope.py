@@ -37,6 +37,7 @@ def tables_of_transformers(config, positions):
             rope_parameters=parameters,
         )
     )
+    theirs.attention_scaling = 1.0  # ours is in the query
     cos, sin = theirs(torch.zeros(1, dtype=torch.float32), torch.from_numpy(positions)[None])
     half = config.head_size // 2
     return theirs.inv_freq.numpy(), cos[0, :, :half].numpy(), sin[0, :, :half].numpy()

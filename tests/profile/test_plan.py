@@ -115,6 +115,14 @@ def test_every_preset_has_a_plan_that_is_json(name):
     assert plan["traffic"]["bytes_per_row"] <= plan["traffic"]["full_bytes_per_row"]
 
 
+@pytest.mark.parametrize(("name", "token_bytes"), [("qwen2.5-7b-128k", 57344), ("qwen3-8b-128k", 147456)])
+def test_the_cache_of_128k_tokens_under_yarn(name, token_bytes):
+    """Keys and values of a token in bf16: 28 layers of 4 KV heads, 36 of 8, of 128 channels."""
+    plan = plan_of(name)
+    assert plan["cache"]["full_bytes_per_row"] == 131072 * token_bytes
+    assert plan["cache"]["compressed_bytes_per_row"] < 131072 * token_bytes / 10
+
+
 @pytest.mark.parametrize(
     ("policy", "shared", "agnostic"),
     [

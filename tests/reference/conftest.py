@@ -30,6 +30,7 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
     "llama-tied-biased": {
@@ -44,13 +45,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
     "llama-yarn": {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": True,
-        "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64},
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": True, "rope_scaling": YARN,
     },
     "mistral": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None},
     "mistral-v0.1": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 4096},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "head_dim": 8},
+    "qwen2-yarn": {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "head_dim": 8, "rope_scaling": YARN,
+    },
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False},
+    "qwen3-yarn": {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False, "rope_scaling": YARN,
+    },
 }  # fmt: skip
 
 

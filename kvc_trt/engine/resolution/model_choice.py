@@ -12,7 +12,7 @@ from kvc_trt.config import BuildConfig
 from kvc_trt.errors import InputError
 from kvc_trt.files.atomic import write_whole
 from kvc_trt.files.cache import cache_root
-from kvc_trt.models.config import ModelConfig, longest_sequence
+from kvc_trt.models.config import ModelConfig, Yarn, longest_sequence
 from kvc_trt.models.formats import AnyCheckpoint, is_file, is_path, open_checkpoint, read_model_config, weights_of
 from kvc_trt.models.presets import load_preset
 from kvc_trt.models.random_weights import RandomWeights
@@ -109,14 +109,13 @@ def choose_model(model: str, checkpoint: str | None = None, revision: str | None
         return choice
     path = Path(checkpoint).absolute()
     config, _ = read_model_config(path)
-    _check_same_model(preset.config, config, model, path)
-    return replace(choice, config=config, path=path)
+    return replace(choice, config=_as_chosen(preset.config, config, model, path), path=path)
 
 
 def open_source(choice: ModelChoice, config: BuildConfig) -> tuple[ModelChoice, ModelSource]:
     """Open the weights: random, from the given checkpoint, from the package, or from the Hugging Face Hub.
 
-    The returned choice has the configuration of the checkpoint that was opened.
+    The returned choice has the configuration of the checkpoint that was opened, stretched if the preset stretches it.
     """
     from_hub = config.random_weights is None and choice.hugging_face_id is not None and choice.path is None
     if config.revision is not None and not from_hub:
@@ -130,10 +129,9 @@ def open_source(choice: ModelChoice, config: BuildConfig) -> tuple[ModelChoice, 
     elif path is None:
         path, commit = _fetch(choice, config)
     checkpoint = open_checkpoint(path)
-    _check_same_model(choice.config, checkpoint.config, choice.name, path)
+    opened = replace(choice, config=_as_chosen(choice.config, checkpoint.config, choice.name, path), path=path)
     weights = weights_of(checkpoint)
-    check_weights(checkpoint.config, weights)
-    opened = replace(choice, config=checkpoint.config, path=path)
+    check_weights(opened.config, weights)
     source = ModelSource(weights, _described(choice, path, commit), commit, _tokenizer_files(checkpoint), path)
     return opened, source
 
@@ -189,7 +187,15 @@ def _general_defaults(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _check_same_model(expected: ModelConfig, found: ModelConfig, name: str, path: Path) -> None:
+def _as_chosen(expected: ModelConfig, found: ModelConfig, name: str, path: Path) -> ModelConfig:
+    """Return the configuration of a checkpoint, with the YaRN of a preset that stretches a model without it.
+
+    For long texts, model cards have their readers add YaRN to config.json; such a preset stands for the edited file.
+    Raises InputError for a checkpoint of another architecture.
+    """
+    if isinstance(expected.rotary_scaling, Yarn) and found.rotary_scaling is None:
+        longest = expected.max_position_embeddings
+        found = replace(found, rotary_scaling=expected.rotary_scaling, max_position_embeddings=longest)
     for attribute in _SAME_SHAPE:
         wanted, got = getattr(expected, attribute), getattr(found, attribute)
         if wanted != got:
@@ -197,3 +203,4 @@ def _check_same_model(expected: ModelConfig, found: ModelConfig, name: str, path
                 f"{path} is not {name}: {attribute} is {got!r}, expected {wanted!r}",
                 hint=f"to build that model as it is: --model {path}",
             )
+    return found
