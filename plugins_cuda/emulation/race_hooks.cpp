@@ -48,3 +48,7 @@ extern "C" __attribute__((visibility("hidden"))) uint64_t __tsan_atomic64_load(c
 KVC_HOOK __tsan_atomic64_store(volatile uint64_t* address, uint64_t value, int) {
     __atomic_store_n(address, value, __ATOMIC_RELEASE);
 }
+extern "C" __attribute__((visibility("hidden"))) uint32_t __tsan_atomic32_exchange(volatile uint32_t* address,
+                                                                                   uint32_t value, int) {
+    return __atomic_exchange_n(address, value, __ATOMIC_ACQ_REL);
+}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 
 import pytest
 
 from kvc_trt.runtime import Grammar
-from kvc_trt.serving.protocol.tools import ToolFormat
+from kvc_trt.serving.engine import ServedEngine
 
 WEATHER = {
     "type": "function",
@@ -196,10 +197,16 @@ def test_refusals_name_the_field(client, fields, param, message):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_ends_after_its_only_call(client, monkeypatch, stream):
-    """A model that would go on for ever is stopped; the tokens that it writes meanwhile are no part of the answer."""
+    """A model that would go on for ever is stopped; the tokens that it writes meanwhile are no part of the answer.
+
+    What the model writes is forced behind the server's back: an answer with a grammar of its request ends by that.
+    """
     call = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>\n'
     grammar = Grammar.regex(re.escape(call + call) + "[a-z]{1000,}")
-    monkeypatch.setattr(ToolFormat, "constrained", lambda *_: grammar)
+    take = ServedEngine.take
+    monkeypatch.setattr(
+        ServedEngine, "take", lambda self, request, **how: take(self, replace(request, grammar=grammar), **how)
+    )
     options = {"tools": TOOLS, "parallel_tool_calls": False, "max_tokens": 400}
     if stream:
         *chunks, last = ask(client, stream=True, stream_options={"include_usage": True}, **options)

@@ -56,8 +56,11 @@ class Choice:
 
     @property
     def wants_no_more(self) -> bool:
-        """True once nothing counts that the answer may still say: it has the only call that it may have."""
-        return self._reader.is_done
+        """True once nothing counts that the answer may still say: it has the only call that it may have.
+
+        A grammar ends the answer there by itself, with the same count of tokens on every server.
+        """
+        return self._reader.is_done and self._request.grammar is None
 
     def begin(self) -> list[Part]:
         """Return what a stream says before the first token."""
