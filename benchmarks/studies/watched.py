@@ -72,12 +72,12 @@ class WatchedDecoder(ReferenceDecoder):
     @torch.inference_mode()
     def watch(self, ids: Sequence[int], visit: Visit) -> None:
         """Read a text and show each layer, one at a time."""
-        hidden = self._weights.embed(torch.tensor(ids))
+        hidden = self._embed(torch.tensor(ids))
         for index in range(self.config.num_hidden_layers):
             weights = self._weights.layer(index)
-            row, after = self._attend_prompt(weights, hidden)
+            row, after = self._attend_prompt(index, weights, hidden)
             visit(WatchedLayer(index, row.query.transpose(0, 1), row.keys.transpose(0, 1), hidden, after))
-            hidden = self._feed_forward(weights, after)
+            hidden = self._feed_forward(weights, hidden, after)
 
     @torch.inference_mode()
     def along(self, prompt: Sequence[int], following: Sequence[int], caches: Caches) -> list[Tensor]:
@@ -87,22 +87,22 @@ class WatchedDecoder(ReferenceDecoder):
         last.
         """
         n, new, count = len(prompt), len(following) - 1, caches.count
-        hidden = self._weights.embed(torch.tensor(prompt))
-        streams = self._weights.embed(torch.tensor(following[:-1])).repeat(count, 1)
+        hidden = self._embed(torch.tensor(prompt))
+        streams = self._embed(torch.tensor(following[:-1])).repeat(count, 1)
         places = (n + torch.arange(new)).repeat(count)
         for index in range(self.config.num_hidden_layers):
             weights = self._weights.layer(index)
-            row, after = self._attend_prompt(weights, hidden)
+            row, after = self._attend_prompt(index, weights, hidden)
             layer = WatchedLayer(index, row.query.transpose(0, 1), row.keys.transpose(0, 1), hidden, after)
-            own = self._project(weights, streams, places)
+            own = self._project(index, weights, streams, places)
             outputs = []
             for place, seen in enumerate(caches.seen(layer, new)):
                 mine = slice(place * new, (place + 1) * new)
                 keys, values = (torch.cat([old, one[mine]]) for old, one in zip(row[1:3], own[1:3], strict=True))
                 outputs.append(_attend(own.query[mine], keys, values, seen))
             attended = self._after_attention(weights, streams, torch.cat(outputs))
-            streams = self._feed_forward(weights, attended)
-            hidden = self._feed_forward(weights, after)
+            streams = self._feed_forward(weights, streams, attended)
+            hidden = self._feed_forward(weights, hidden, after)
         return [self._logits(torch.cat([hidden[-1:], stream])) for stream in streams.chunk(count)]
 
 
