@@ -34,7 +34,9 @@ class XmlCall:
         self.is_whole = False
         """True once its last tag has come."""
         self._text = ""
-        """The characters of this tag, or of this value with the tag that ends it."""
+        """The characters of this tag; of a value, the last ones, which may be the tag that ends it."""
+        self._value: list[str] = []
+        """The characters of this value with the tag that ends it."""
         self._parameter: str | None = None
         """The parameter whose value comes."""
         self._seen: set[str] = set()
@@ -53,11 +55,13 @@ class XmlCall:
 
     def push(self, character: str) -> bool:
         """Take one more character; False if no call continues so."""
-        self._text += character
         if self._parameter is not None:
-            if self._text.endswith(VALUE_END):
-                self._took_value(self._text[: -len(VALUE_END)])
+            self._value.append(character)
+            self._text = (self._text + character)[-len(VALUE_END) :]
+            if self._text == VALUE_END:
+                self._took_value("".join(self._value[: -len(VALUE_END)]))
             return True
+        self._text += character
         if self._text.isspace() and self.name is not None:
             self._text = ""
             return True
@@ -93,7 +97,7 @@ class XmlCall:
         schema = properties_of(self._tools[self.name]).get(self._parameter)
         self._arguments += f"{', ' if self._seen else '{'}{_quoted(self._parameter)}: {_value(text, schema)}"
         self._seen.add(self._parameter)
-        self._parameter, self._text = None, ""
+        self._parameter, self._text, self._value = None, "", []
 
 
 def properties_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:

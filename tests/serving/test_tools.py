@@ -137,6 +137,12 @@ ANSWERS = {
         None,
         [("get_weather", json.dumps({"city": "\na < b\n</par>\n"}))],
     ),
+    "tags, a value that ends like its tag": (
+        "qwen3_coder",
+        "<tool_call><function=get_weather><parameter=city></parameter</parameter></function>",
+        None,
+        [("get_weather", json.dumps({"city": "</parameter"}))],
+    ),
     "json": ("json", NOON, None, [CLOCK_CALL]),
     "json, a list": ("json", f"[{NOON},{PARIS}]", None, [CLOCK_CALL, WEATHER_CALL]),
     "json, fenced": ("json", f"Here:\n```json\n{NOON}\n```\n", "Here:", [CLOCK_CALL]),
