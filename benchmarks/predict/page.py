@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import machine, store
+from benchmarks.page import paragraph
 from benchmarks.predict.bars import Bar, bars, case_text, storage_text
+from benchmarks.predict.hardware import COPY_SHARE
 from kvc_trt.methods.base.parameters import DEFAULT
 from kvc_trt.profile.accelerators import HOPPER
 
@@ -38,6 +40,8 @@ def predicted(result: Entry) -> str:
         "*Measured* is filled by the command beside it, on a GPU. *Predicted* comes from the model: the bar would be",
         f"met, or missed. Llama-3.1-8B, bf16, context 32K, on {gpus}.",
         "",
+        _of_floors(list(bars(now))),
+        "",
         *_bar_table(now),
         "",
         "## Predicted times",
@@ -68,6 +72,18 @@ def _origin(title: str, snapshot: Entry) -> str:
     )
 
 
+def _of_floors(found: Sequence[Bar]) -> str:
+    """Say what floors the shares are of, and how many bars are met only because of it."""
+    shares = [bar for bar in found if bar.of_published is not None]
+    only = sum(bar.met and not bar.met_of_published for bar in shares)
+    return paragraph(
+        f"Shares of a floor are of the floor at {100 * COPY_SHARE:.0f} % of the published bandwidth, which a GPU's "
+        "memory is taken to reach. The last column sets the same prediction against the stricter floor at the "
+        f"published bandwidth. Of {len(shares)} predicted shares (two GPUs each), **{only} are met only because the "
+        "floor is at the lower bandwidth**."
+    )
+
+
 def _bar_table(now: Entry) -> list[str]:
     """One row for each bar and case; both GPUs in a cell."""
     found: dict[tuple[str, str], list[Bar]] = {}
@@ -77,9 +93,16 @@ def _bar_table(now: Entry) -> list[str]:
     for text, case in sorted(found, key=lambda key: list(dict.fromkeys(one[0] for one in found)).index(key[0])):
         same = found[text, case]
         limit = f"{'<=' if same[0].at_most else '>='} {same[0].limit:g} {same[0].unit}"
-        values = " / ".join(f"{bar.predicted:.1f} {bar.unit} ({'met' if bar.met else 'missed'})" for bar in same)
-        rows.append([text, case, limit, f"not run: `{same[0].command}`", values])
-    return _table(("bar", "case", "limit", "measured", "predicted"), rows)
+        values = " / ".join(_verdict(bar.predicted, bar.unit, bar.met) for bar in same)
+        published = " / ".join(
+            _verdict(bar.of_published, bar.unit, bar.met_of_published) for bar in same if bar.of_published is not None
+        )
+        rows.append([text, case, limit, f"not run: `{same[0].command}`", values, published or "-"])
+    return _table(("bar", "case", "limit", "measured", "predicted", "at the published bandwidth"), rows)
+
+
+def _verdict(value: float, unit: str, met: bool) -> str:
+    return f"{value:.1f} {unit} ({'met' if met else 'missed'})"
 
 
 def _kernel_table(now: Entry, before: Entry) -> list[str]:

@@ -34,6 +34,16 @@ def test_no_prediction_stands_in_the_column_of_measurements() -> None:
     assert all(re.fullmatch(r"not run: `[^`]+`", row[column]) for row in bars_rows)
 
 
+def test_bars_that_only_the_lower_bandwidth_meets_are_counted() -> None:
+    result = page.read()
+    shares = [bar for bar in bars(result["now"]) if bar.of_published is not None]
+    only = [bar for bar in shares if bar.predicted >= bar.limit > bar.of_published]
+    assert only
+    text = " ".join(page.predicted(result).split())
+    assert f"Of {len(shares)} predicted shares (two GPUs each), **{len(only)} are met only because" in text
+    assert all(f"{bar.of_published:.1f} % (missed)" in text for bar in only)
+
+
 def test_a_stale_page_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.check() == 0
     changed = copy.deepcopy(page.read())
