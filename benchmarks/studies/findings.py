@@ -55,9 +55,13 @@ def verdict(*conditions: bool) -> Verdict:
     return "holds" if all(conditions) else "holds in part" if any(conditions) else "does not hold here"
 
 
+def _shown(finding: Finding) -> str:
+    return f"**{finding.verdict}**" + (", preliminary" if finding.count < ENOUGH else "")
+
+
 def overview(findings: Sequence[Finding]) -> str:
     """The table that a study's page begins with; a note where there are few documents or prompts."""
-    rows = [(one.claim, one.figure, str(one.count), f"**{one.verdict}**") for one in findings]
+    rows = [(one.claim, one.figure, str(one.count), _shown(one)) for one in findings]
     shown = table(("the paper", "here (95 % interval)", "n", "verdict"), rows)
     if min(one.count for one in findings) >= ENOUGH:
         return shown

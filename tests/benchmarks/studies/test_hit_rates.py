@@ -95,7 +95,8 @@ def test_the_page_begins_with_what_the_paper_says_and_has_its_plots(records):
     rows = [line for line in written.text.splitlines() if line.startswith("| ") and "**" in line]
     assert len(rows) == 4
     for row in rows:
-        assert any(f"| **{verdict}** |" in row for verdict in ("holds", "holds in part", "does not hold here"))
+        verdicts = ("holds", "holds in part", "does not hold here")
+        assert any(f"| **{verdict}**, preliminary |" in row for verdict in verdicts)
     assert len(written.images) == 3
     assert all(content.startswith(b"\x89PNG") for content in written.images.values())
     for path in written.images:

@@ -42,7 +42,10 @@ def test_an_estimate_has_its_mean_within_its_interval():
 
 
 def test_few_prompts_are_named_as_few():
-    assert "preliminary" in overview([Finding("a claim", "a figure", 4, "holds"), Finding("b", "c", 40, "holds")])
+    shown = overview([Finding("a claim", "a figure", 4, "holds"), Finding("b", "c", 40, "holds")])
+    assert "verdicts are preliminary" in shown
+    assert "| 4 | **holds**, preliminary |" in shown
+    assert "| 40 | **holds** |" in shown
     assert "preliminary" not in overview([Finding("a claim", "a figure", 20, "holds")])
 
 
