@@ -33,7 +33,7 @@ class NetworkLayers:
     def __init__(self, api: BuilderApi, model: ModelConfig, weights: WeightSource, length: int) -> None:
         if model.description != Description() or query_scale(model, 0) is not None:
             raise UnsupportedEnvironment(
-                f"TensorRT-LLM's builder is given Llama's parts alone, and {model.architecture} here has others",
+                f"{model.architecture} with YaRN, or biases in the feed-forward block: this adapter writes neither",
                 hint="--backend tensorrt",
             )
         self.api, self.model = api, model
