@@ -116,6 +116,7 @@ def test_a_prompt_that_fits_is_kept_whole() -> None:
         ({"split": float("nan")}, "split is nan"),
         ({"split": "odd"}, "split is 'odd'"),
         ({"policy": "rocketkv-v1", "split": 0.3}, "rocketkv-v1 fixes the split to even, found 0.3"),
+        ({"policy": "quest", "split": 0.3}, "policy quest has no split"),
         ({"policy": "rocketvk"}, "unknown policy 'rocketvk'; did you mean 'rocketkv'?"),
         ({"page_sise": 3}, "unknown policy override 'page_sise'; did you mean 'page_size'?"),
         ({"policy": "full", "page_size": 3}, "policy full has no page_size"),

@@ -33,6 +33,12 @@ def test_every_policy_has_a_row_and_dense_is_the_unit() -> None:
     assert rows["quest-matched"]["stored_share"] == pytest.approx(1 + 1 / 64, abs=1e-3)
 
 
+def test_a_split_is_for_the_policies_that_divide_their_budget() -> None:
+    even, adaptive = compared(token_budget=512, split="even"), compared(token_budget=512)
+    assert even["quest"] == adaptive["quest"]
+    assert even["rocketkv"]["stored_bytes"] != adaptive["rocketkv"]["stored_bytes"]
+
+
 def test_the_formula_of_the_even_split_is_of_that_version_alone() -> None:
     rows = compared(token_budget=512)
     compression = 32768 / 512

@@ -75,12 +75,15 @@ def test_a_budget_beyond_the_sequence_compresses_nothing():
 def test_a_split_is_told_where_it_decides_something(policy):
     model, given = load_preset("llama3.1-8b").config, {"token_budget": 512, "max_input_len": 4096}
     plan = make_plan(on_one_gpu(model, resolve(policy, model=model, max_output_len=8, **given), "bf16", turns=True))
-    if named(policy).split is None:
+    if not named(policy).divides:
+        assert "split" not in plan["policy"]
+    elif named(policy).split is None:
         adaptive, even = (
             replace(resolve(policy, model=model, max_output_len=8, split=split, **given), split="")
             for split in ("adaptive", "even")
         )
-        assert (adaptive != even) == ("split" in plan["policy"])
+        assert adaptive != even
+        assert "split" in plan["policy"]
     else:
         assert plan["policy"]["split"] == named(policy).split
 

@@ -47,7 +47,7 @@ def resolve(
     Overrides (those that `describe` lists for the policy, and layer_budget, squeeze_share, layer_budgets) set a number
     by hand; None, and "auto" for pool_kernel and dense_until, leave it derived. Counts are tokens; a token budget may
     be a share of the longest prompt, "20%", which SnapKV takes of each prompt (eq. 3). InputError for an unknown policy
-    or override (suggesting the nearest name), for one that the policy does not use, and for invalid values.
+    or override (suggesting the nearest name), for one or a split that the policy does not use, and for invalid values.
     """
     entry = named(policy)
     given = _given(overrides)
@@ -58,6 +58,9 @@ def resolve(
     given = {**entry.fixed, **given}
     if entry.split is not None and split not in (entry.split, "adaptive"):
         raise InputError(f"policy {policy} fixes the split to {entry.split}, found {split!r}", hint="--policy rocketkv")
+    if split != "adaptive" and not entry.divides:
+        known = ", ".join(sorted(one.name for one in objects(Policy).values() if one.divides and one.split is None))
+        raise InputError(f"policy {policy} has no split: it does not divide its budget", hint=f"it is for {known}")
     check_integer("max_input_len", max_input_len, 1)
     tokens, share = tokens_of(token_budget, max_input_len), share_of(token_budget)
     inputs = PolicyInputs(policy, model, tokens, max_input_len, max_output_len, entry.split or split, given, share)

@@ -62,7 +62,8 @@ def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str, *, 
 def of_policy(name: str, kv_cache: str, filled: BuildConfig, choice: ModelChoice) -> BuildConfig:
     """Return the build of one policy in a cache format, with the budget and the lengths of `filled`."""
     given = filled.model_dump(include=_SETTINGS, exclude_none=True)
-    if policies.named(name).split is not None:
+    rule = policies.named(name)
+    if rule.split is not None or not rule.divides:
         given.pop("split", None)
     return with_defaults(BuildConfig(**given, policy=name, kv_cache=kv_cache), choice)
 

@@ -40,11 +40,12 @@ class Question:
 
     def check(self, settings: Mapping[str, Any]) -> None:
         """Raise InputError for questions that exclude each other, and for settings that would be passed over."""
-        whole = "--compare" if self.compare else "--memory and --rows" if self.limited else None
+        limit = "--rows" if self.memory is None else "--memory"
+        whole = "--compare" if self.compare else limit if self.limited else None
         if whole is None:
             return
         others = {
-            "--memory or --rows": self.compare and self.limited,
+            limit: self.compare and self.limited,
             "--mix": self.mix is not None,
             "--disaggregated": self.network is not None,
             "--token-budget": self.limited and "token_budget" in settings,
