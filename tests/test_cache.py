@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kvc_trt.errors import UnsupportedEnvironment
@@ -30,3 +32,15 @@ def test_the_cache_follows_the_environment(tmp_path, monkeypatch):
     monkeypatch.delenv("KVC_TRT_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_root() == tmp_path / "kvc-trt"
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("KVC_TRT_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(UnsupportedEnvironment, match="no home directory") as raised:
+        cache_root()
+    assert "KVC_TRT_CACHE" in raised.value.hint

@@ -13,10 +13,12 @@ from kvc_trt.files.unfinished import abandoned, remove, unfinished_directory
 
 
 def cache_root() -> Path:
-    """Return the private cache directory, created with mode 0700; UnsupportedEnvironment if others can write to it."""
+    """Return the private cache directory, created with mode 0700.
+
+    UnsupportedEnvironment if others can write to it, or if the user has no home directory.
+    """
     chosen = os.environ.get("KVC_TRT_CACHE")
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    root = Path(chosen) if chosen else home / "kvc-trt"
+    root = Path(chosen) if chosen else _caches() / "kvc-trt"
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = root.lstat()
@@ -27,6 +29,16 @@ def cache_root() -> Path:
         message = f"the cache {root} must be a directory of yours that nobody else may write"
         raise UnsupportedEnvironment(message, hint=f"chmod 700 {root}, or set KVC_TRT_CACHE to another directory")
     return root
+
+
+def _caches() -> Path:
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError as error:
+        message = "this user has no home directory for a cache"
+        raise UnsupportedEnvironment(message, hint="set KVC_TRT_CACHE to a directory you may write") from error
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ ROOM = Room(120, 8)
 @pytest.fixture(scope="module")
 def programs():
     with open_model("retrieval-tiny") as model:
-        yield [model._program(model._resolve(variant, ROOM), turns=False) for variant in VARIANTS]
+        yield [model.program(variant, ROOM) for variant in VARIANTS]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def test_every_method_with_an_engine_has_the_same_trunk():
             if not policies.named(policy).selection.oracle:
                 variant = Variant(policy, None if policy == "full" else 160)
                 identities[policy] = split_prefill(
-                    model._program(model._resolve(variant, ROOM), turns=False).prefill()
+                    model.program(variant, ROOM).prefill()
                 ).identity
     assert len(identities) > 15
     assert len(set(identities.values())) == 1

@@ -181,7 +181,7 @@ def test_an_engine_is_built_verified_and_reported(tmp_path):
 def test_points_that_do_not_fit_are_listed_with_needed_and_free(weights, monkeypatch):
     monkeypatch.setattr(TimedCpu, "free_bytes", 1 << 20)
     cell = Cell("dense", 32, 4096, None, "bfloat16", SMALL)
-    entry = torch_backend.measured(cell, weights, CPU_TIMED, 1e9, 1)
+    entry = torch_backend.measured(cell, weights, CPU_TIMED, 1e9, 1, switches=False)
     assert entry["not_measured"].startswith("needs ")
     assert entry["not_measured"].endswith("MiB beside the weights, 1 MiB are free")
     assert entry["floor_ms"] > 0

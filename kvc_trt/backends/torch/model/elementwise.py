@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.files.cache import cache_root
 
 log = logging.getLogger(__name__)
@@ -135,9 +137,12 @@ AS_WRITTEN = Elementwise(normed, added_and_normed, rotated_heads, gated, activat
 def compiled() -> Elementwise:
     """Return the compiled functions; each is compiled on its first call, once per process.
 
-    What the compiler makes is kept in the user's cache (`TORCHINDUCTOR_CACHE_DIR` if that is set), for later processes.
+    What the compiler makes is kept in the user's cache (`TORCHINDUCTOR_CACHE_DIR` if that is set), for later processes;
+    a user who can have none gets the compiler's own temporary folder.
     """
-    os.environ.setdefault(COMPILER_CACHE, str(cache_root() / "compiled"))
+    if COMPILER_CACHE not in os.environ:
+        with suppress(UnsupportedEnvironment):
+            os.environ[COMPILER_CACHE] = str(cache_root() / "compiled")
     functions: list[Any] = [
         Compiled(function, torch.compile) for function in (normed, added_and_normed, rotated_heads, gated, activated)
     ]
