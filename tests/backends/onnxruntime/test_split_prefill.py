@@ -22,9 +22,7 @@ def test_every_method_with_an_engine_has_the_same_trunk():
         for policy in (one.name for one in policies.describe()):
             if not policies.named(policy).selection.oracle:
                 variant = Variant(policy, None if policy == "full" else 160)
-                identities[policy] = split_prefill(
-                    model.program(variant, ROOM).prefill()
-                ).identity
+                identities[policy] = split_prefill(model.program(variant, ROOM).prefill()).identity
     assert len(identities) > 15
     assert len(set(identities.values())) == 1
 
