@@ -36,7 +36,8 @@ def keep_recent(keys: Tensor, values: Tensor, prompt_lengths: Tensor, *, slots: 
 def make_room(cache: LayerCache, *, slots: list[int], sinks: int) -> None:
     """Drop the oldest entry that is not a sink from every full row, in place, to make room for the next token.
 
-    `slots` are those that each row uses."""
+    `slots` are those that each row uses.
+    """
     for row, (entries, used) in enumerate(zip(cache.lengths.tolist(), slots, strict=True)):
         if entries == used:
             index = torch.arange(used, device=cache.keys.device)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import timing as gpu_timing
+from benchmarks.gpu.device import Bandwidths
 from benchmarks.gpu.emulated import EmulatedGpu
 from benchmarks.kernels import __main__ as kernels
 from benchmarks.kernels import calls as kernel_calls
@@ -260,11 +261,14 @@ def test_baselines_are_judged_by_dense_attention() -> None:
     assert judged_by == {name: name for name in kernel_cases.OPERATIONS} | dict.fromkeys(kernels.BASELINES, "dense")
 
 
-def test_figures_of_a_time() -> None:
-    found = kernels.figures(Traffic(2_000_000), median_us=2.0, bandwidth=4e12)
+@pytest.mark.parametrize(("operation", "floor"), [("compact", 0.5), ("dense", 0.4)])
+def test_figures_of_a_time(operation: str, floor: float) -> None:
+    """A copy's bandwidth bounds compaction, a read's everything else."""
+    point, bandwidths = kernels.Point(operation, Case(1, 512, 64)), Bandwidths(copied=4e12, read=5e12)
+    found = kernels.figures(point, Traffic(2_000_000), 2.0, bandwidths)
     assert found["gigabytes_per_second"] == pytest.approx(1000)
-    assert found["floor_us"] == pytest.approx(0.5)
-    assert found["share_of_floor"] == found["share_of_copy_bandwidth"] == pytest.approx(0.25)
+    assert found["floor_us"] == pytest.approx(floor)
+    assert found["share_of_floor"] == found["share_of_bandwidth"] == pytest.approx(floor / 2)
 
 
 def test_tensors_are_rotated_until_the_cache_is_cold() -> None:

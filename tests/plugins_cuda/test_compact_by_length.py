@@ -87,13 +87,13 @@ def test_a_row_without_its_numbers_is_refused(library: KernelLibrary) -> None:
     from kvc_trt.kernels.structs import struct_of
 
     seen = []
-    library_run = library.run
+    launch = library._launch
     try:
-        library.run = lambda operation, params, device: seen.append(params)  # type: ignore[method-assign]
+        library._launch = lambda operation, params, *_: seen.append(params)  # type: ignore[method-assign]
         kept_alive = arguments(mixed_rows(), device=library.device_type)
         library.compute(COMPACT, kept_alive)
     finally:
-        library.run = library_run  # type: ignore[method-assign]
+        library._launch = launch  # type: ignore[method-assign]
     (params,) = seen
     assert isinstance(params, struct_of(COMPACT))
     params.pool_kernels = None

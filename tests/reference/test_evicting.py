@@ -36,7 +36,7 @@ def test_the_first_and_the_last_tokens_of_a_prompt() -> None:
 def test_room_is_made_behind_the_sinks_of_full_rows_alone() -> None:
     keys = torch.arange(1.0, 13.0).reshape(2, 1, 6, 1)
     cache = LayerCache(keys.clone(), keys.clone(), torch.tensor([6, 5]), positions=keys[..., 0].long())
-    make_room(cache, slots=6, sinks=2)
+    make_room(cache, slots=[6, 6], sinks=2)
     assert cache.keys[..., 0].tolist() == [[[1, 2, 4, 5, 6, 0]], [[7, 8, 9, 10, 11, 12]]]
     assert cache.positions is not None
     assert cache.positions[0].tolist() == [[1, 2, 4, 5, 6, 0]]
