@@ -239,6 +239,12 @@ class Tuned:
                 f"Not all prompts were asked: this rests on {self.prompts} of {len(self.state.prompts.names)}; "
                 "the same command goes on."
             )
+        if self.labelled and not any(best.lost):
+            unseen = 100 * (1 - 0.05 ** (1 / self.prompts))
+            yield (
+                f"No prompt tells it from the whole cache, so the interval has no width; {self.prompts} prompts do not "
+                f"show a difference in fewer than about {unseen:.0f} % of prompts."
+            )
         if self.prompts < FEWEST:
             yield f"Fewer than {FEWEST} prompts tell no two candidates apart."
 

@@ -16,10 +16,11 @@ _LATENCIES = {
 def requests_text(result: Mapping[str, Any]) -> str:
     """Return the load, throughput, latencies and findings, each an aligned table."""
     info = result["request_info"]
+    rate = "all there at once" if info["request_rate"] == "inf" else f"{info['request_rate']} a second"
     load = (
         f"{head(result['engine'], result['machine'])}\n"
-        f"load: {info['num_prompts']:,} requests a run, {info['max_concurrency']:,} at a time, rate "
-        f"{info['request_rate']}/s, prompts of up to {info['longest_input_len']:,} tokens and answers of up to "
+        f"load: {info['num_prompts']:,} requests a run, {rate}, {info['max_concurrency']:,} at a time, "
+        f"prompts of up to {info['longest_input_len']:,} tokens and answers of up to "
         f"{info['longest_output_len']:,} (together {info['mean_tokens']:,.0f} in the mean), {info['prompts']}"
     )
     sections = (load, _throughput(result), _latency(result), findings_text(result))
