@@ -1,7 +1,7 @@
 """The choice: the Pareto front of quality over bytes, what cannot be told apart from the best, and one of these.
 
-Chosen is the smallest candidate whose mean is within one standard error of the best one's, prompt by prompt: the
-one-standard-error rule of Breiman, Friedman, Olshen and Stone (Classification and Regression Trees, 1984, section 3.4).
+Chosen is the smallest candidate of the front whose mean is within one standard error of the best one's, prompt by
+prompt: the one-standard-error rule of Breiman, Friedman, Olshen and Stone (Classification and Regression Trees, 1984, section 3.4).
 Of all that cannot be told apart, the smallest would be the worst that few prompts let pass.
 """
 
@@ -25,9 +25,9 @@ class Recommendation:
     """One candidate, and how far it can be trusted."""
 
     chosen: Candidate
-    """The fewest bytes of all within one standard error of the best."""
+    """The fewest bytes of all on the front within one standard error of the best."""
     best: Candidate
-    """The best mean."""
+    """The best mean, of equal ones that of the fewest bytes."""
     alike: tuple[Candidate, ...]
     """All that cannot be told apart from the best, itself included, the smallest first."""
     behind: tuple[float, float, float]
@@ -73,12 +73,13 @@ def recommend(
 
     Without `whole` nothing says how good is good enough, and every choice is.
     """
-    best = qualities.ranked()[0]
+    on_front = front(qualities)
+    best = on_front[-1]
     alike = sorted(
         (one for one in qualities.by_name if one == best or not qualities.worse(one, best)),
         key=lambda one: (one.row_bytes, -qualities.mean(one)),
     )
-    chosen = next(one for one in alike if one == best or qualities.within_one_error(one, best))
+    chosen = next(one for one in on_front if one == best or (one in alike and qualities.within_one_error(one, best)))
     lost = None if whole is None else _lost(qualities.by_name[chosen], whole)
     return Recommendation(
         chosen,

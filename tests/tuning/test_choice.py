@@ -140,19 +140,20 @@ def test_that_nothing_is_good_enough_is_found():
     assert recommend(qualities).good_enough
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=8, max_size=8)),
                 min_size=1, max_size=6))  # fmt: skip
 def test_a_choice_is_never_dominated(rows):
     qualities = Qualities({one(f"c{place}", size): values for place, (size, values) in enumerate(rows)})
-    found = recommend(qualities)
+    found, ordered = recommend(qualities), front(qualities)
+    assert found.chosen in ordered
     assert found.chosen.row_bytes <= found.best.row_bytes
     for other in qualities.by_name:
         if other.row_bytes < found.chosen.row_bytes:
-            assert qualities.worse(other, found.best) or not qualities.within_one_error(other, found.best)
-        elif other.row_bytes == found.chosen.row_bytes:
+            told = qualities.worse(other, found.best) or not qualities.within_one_error(other, found.best)
+            assert told or other not in ordered
+        if other.row_bytes <= found.chosen.row_bytes:
             assert qualities.mean(other) <= qualities.mean(found.chosen)
-    ordered = front(qualities)
     means = [qualities.mean(item) for item in ordered]
     assert means == sorted(means)
     assert means[-1] == qualities.mean(found.best)
