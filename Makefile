@@ -91,7 +91,7 @@ help:
 	@echo "make soak       an hour of mixed load on kvc-trt serve, with clients that leave, nonsense, and processes that are killed"
 	@echo "make bench-accuracy-smollm2  a real chat model under every policy (two hours of processor time), and beside kvpress (six and a half hours more)"
 	@echo "make bench-accuracy-turns  a second question under every policy, on retrieval-tiny and a real chat model"
-	@echo "make studies    the papers' studies on a real chat model, a page each; goes on where it stopped (an hour or two)"
+	@echo "make studies    the papers' studies on a real chat model, a page each; goes on where it stopped (an hour or two, estimated)"
 	@echo "make generate   the C++ that follows from the operators' schemas"
 	@echo "make lock       versions and hashes of all that the environments install, into environments/ (ARGUMENTS=--upgrade for the newest)"
 	@echo "make env-latest the newest versions that pyproject.toml admits, in $(LATEST), for make test VENV=$(LATEST)"

@@ -87,6 +87,8 @@ class Map:
     title: str
     values: NDArray[np.float64]
     """[rows, columns]; NaN is drawn in grey."""
+    crossed: NDArray[np.bool_] | None = None
+    """[rows, columns]; these places get a cross: there is nothing to measure."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ def heat_maps(title: str, maps: Sequence[Map], axes: MapAxes, columns: int = 3) 
         image = one.imshow(
             each.values, aspect="auto", cmap="cividis", vmin=low, vmax=high, interpolation="nearest", extent=extent
         )
+        for row, column in np.argwhere(each.crossed) if each.crossed is not None else ():
+            one.text((column + 0.5) * axes.x_step, (row + 0.5) * axes.y_step, "x", ha="center", va="center")
         one.set_title(each.title, fontsize="small")
         one.tick_params(labelsize="small")
         for names, step, setter in (

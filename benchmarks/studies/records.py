@@ -56,11 +56,13 @@ def read(path: Path) -> list[Record]:
 
 
 def recorded(study: str) -> list[Record]:
-    """The records in the tree. SystemExit where there are none."""
+    """The records in the tree, of the model that was measured last. SystemExit where there are none."""
     path = (store.RESULTS / FOLDER / study).with_suffix(".jsonl")
     if not path.exists():
         raise SystemExit(f"error: no {path}; python -m benchmarks.studies {study} measures")
-    return read(path)
+    found = read(path)
+    last = found[-1]["key"]
+    return of_kind(found, model=last["model"], checkpoint=last["checkpoint"])
 
 
 def of_kind(records: Iterable[Record], **wanted: Any) -> list[Record]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.page import DOCS, IMAGES
 from benchmarks.studies.records import Record, Records
+from kvc_trt.progress import progress_on
 
 FOLDER = "studies"
 """Of pages within docs/results, and of plots within docs/images."""
@@ -56,6 +58,20 @@ class Study:
     def path(self) -> Path:
         """The path of the page."""
         return DOCS / FOLDER / f"{self.name.replace('_', '-')}.md"
+
+
+def measure_lacking(
+    run: Run, kept: Records, keys: Iterable[Mapping[str, Any]], of_key: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> None:
+    """Measure the keys that the records lack, in their order, until nothing new may begin."""
+    wanted = list(keys)
+    with progress_on().task("measurements", len(wanted)) as advance:
+        for key in wanted:
+            if run.over:
+                return
+            if kept.lacks(key):
+                kept.add(key, of_key(key))
+            advance(1)
 
 
 def image(study: str, name: str) -> Path:

@@ -83,7 +83,7 @@ def _finished(layers: Layers, x: Value, normed: Value, attended: Value, name: st
 def _after_attention(
     layers: Layers, x: Value, normed: Value, flat: Value, name: str, feed_forward: Callable[[Value, str], Value]
 ) -> tuple[Value, Value]:
-    """Do the same for attention [T,H*D], with one of the two forms of the feed-forward block."""
+    """Add attention [T,H*D] and the feed-forward block, in one of its two forms, to the stream."""
     norms, before = layers.config.description.norms, x
     update = layers.linear(flat, f"{name}.self_attn.o_proj")
     x = layers.residual(x, _added(layers, update, f"{name}.{ATTENTION_RESULT_NORM}"))

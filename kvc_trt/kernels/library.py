@@ -50,7 +50,7 @@ class CompactResult(NamedTuple):
 
 @dataclass(frozen=True)
 class PreparedCall:
-    """What all calls of one operator share whose tensors and numbers agree in everything but addresses."""
+    """A call that was checked, for calls of the same operator that differ from it in addresses alone."""
 
     operator: Operator
     """Kept, since signatures name it by its address."""

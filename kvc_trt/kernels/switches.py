@@ -23,7 +23,7 @@ class Switch:
 
     variable: str
     feature: str
-    """What happens unless it is off."""
+    """The effect of the feature while it is on."""
     of_library: bool
     """True if the kernel library reads it, once per process (`include/kvc/switches.h`)."""
 

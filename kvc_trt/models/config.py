@@ -60,7 +60,7 @@ class Norms:
     """Attention and feed-forward read a norm of the residual stream (before), add a norm of their result to it (after),
     or both. In parallel, both read the same residual stream: each a norm of its own, or a shared one."""
     heads: Literal["each", "together"] = "each"
-    """What a norm of queries or keys (`ModelConfig.qk_norm`) spans: one head, or all of them."""
+    """The span of a norm of queries or keys (`ModelConfig.qk_norm`): one head, or all of them."""
 
     @property
     def reads_norm(self) -> bool:

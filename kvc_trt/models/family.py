@@ -89,9 +89,9 @@ class Family:
     spelling: Mapping[str, str] = field(default_factory=dict)
     """Names of fields in `DecoderFields` -> the family's own, where they differ."""
     absent_kv_heads: int | None = None
-    """What an absent `num_key_value_heads` means to transformers; None, and null in the file: as many as heads."""
+    """The number that transformers takes for an absent `num_key_value_heads`. None, and null: as many as heads."""
     absent_head_size: int | None = None
-    """What an absent `head_dim` means to it; None, and null in the file: the hidden size divided among the heads."""
+    """The size that transformers takes for an absent `head_dim`. None, and null: hidden size over heads."""
     rotary_fraction: float | None = None
     """The share of a head's channels that rotate where `partial_rotary_factor` is absent; None: always all."""
     interleaved: bool = False

@@ -41,14 +41,11 @@ class Rows:
 class FamilyWeights:
     """A `WeightSource` with the names of `expected_tensors`, over a checkpoint that has others."""
 
-    def __init__(self, source: WeightSource, config: ModelConfig, places: Mapping[str, Rows]) -> None:
-        self._source, self._config, self._places = source, config, places
-        self._order: NDArray[np.int64] | None = None
-
-    def with_order(self, order: NDArray[np.int64]) -> FamilyWeights:
-        """Let channel i of every head of queries and keys be the checkpoint's channel `order[i]`; returns itself."""
-        self._order = order
-        return self
+    def __init__(
+        self, source: WeightSource, places: Mapping[str, Rows], order: NDArray[np.int64] | None = None
+    ) -> None:
+        """Channel i of every head of queries and keys is the checkpoint's channel `order[i]`; None: they are alike."""
+        self._source, self._places, self._order = source, places, order
 
     def names(self) -> list[str]:
         """Every tensor that is here, and those of the checkpoint that are part of none, under their own names."""
@@ -111,8 +108,7 @@ def in_our_order(
         return source
     if places is None:
         places = {name: Rows(name) for name in expected_tensors(config)}
-    found = FamilyWeights(source, config, places)
-    return found if order is None else found.with_order(order)
+    return FamilyWeights(source, places, order)
 
 
 def channel_order(config: ModelConfig, *, interleaved: bool) -> NDArray[np.int64] | None:

@@ -233,7 +233,7 @@ class ReferenceDecoder:
         return self._norm(weights, name, hidden) if self._parts.norms.reads_norm else hidden
 
     def _added(self, weights: Weights, name: str, update: Tensor) -> Tensor:
-        """Return what they add to the stream: their result or its norm, times the model's scale."""
+        """Return what a block adds to the stream: its result or the norm of it, times the model's scale."""
         normed = self._norm(weights, name, update) if self._parts.norms.adds_norm else update
         return normed * self._parts.residual_scale
 

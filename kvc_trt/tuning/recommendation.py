@@ -1,7 +1,8 @@
 """The choice: the Pareto front of quality over bytes, what cannot be told apart from the best, and one of these.
 
 Chosen is the smallest candidate of the front whose mean is within one standard error of the best one's, prompt by
-prompt: the one-standard-error rule of Breiman, Friedman, Olshen and Stone (Classification and Regression Trees, 1984, section 3.4).
+prompt: the one-standard-error rule of Breiman, Friedman, Olshen and Stone (Classification and Regression Trees, 1984,
+section 3.4).
 Of all that cannot be told apart, the smallest would be the worst that few prompts let pass.
 """
 

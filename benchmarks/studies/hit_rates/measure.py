@@ -19,10 +19,9 @@ from torch import Tensor
 
 from benchmarks.studies import texts
 from benchmarks.studies.records import Records
-from benchmarks.studies.study import Run
+from benchmarks.studies.study import Run, measure_lacking
 from benchmarks.studies.texts import AT_BEGINNING, AT_END, POSITIONS
 from benchmarks.studies.watched import Sampling, StudyModel, WatchedLayer, open_study_model
-from kvc_trt.progress import progress_on
 
 NAME = "hit_rates"
 SINKS = 4
@@ -256,14 +255,7 @@ def measure(run: Run, kept: Records) -> None:
     """Measure what is not there yet, some documents at a time."""
     settings, documents = LONG if run.long else Settings(), run.count or DOCUMENTS
     model = open_study_model(run.model, LONGEST, run.checkpoint)
-    wanted = list(keys(model, settings, documents))
-    with progress_on().task("documents", len(wanted)) as advance:
-        for key in wanted:
-            if run.over:
-                return
-            if kept.lacks(key):
-                kept.add(key, of_key(model, settings, key))
-            advance(1)
+    measure_lacking(run, kept, keys(model, settings, documents), lambda key: of_key(model, settings, key))
 
 
 def of_key(model: StudyModel, settings: Settings, key: Mapping[str, Any]) -> dict[str, Any]:

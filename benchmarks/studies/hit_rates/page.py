@@ -33,7 +33,7 @@ def page(records: Sequence[Record]) -> Written:
         paragraph(
             "[SnapKV](../../policies/snapkv.md) keeps what the last tokens of a prompt attend to. Its paper (NeurIPS "
             "2024, sections 3 and 4.2; arXiv 2404.14469) shows first that this is what the answer will attend to. The "
-            "hit rate of equations 4 to 8 is the share of important features of the prompt (those to which a query of "
+            "hit rate of equations 2 to 8 is the share of important features of the prompt (those to which a query of "
             f"the answer gives more than {settings['threshold']:g} of a head's attention) among those that the votes "
             f"of a window choose ({100 * settings['kept']:g} % of the prefix, per head). Both numbers are those of the "
             "preprint; the published version names none."
@@ -235,6 +235,8 @@ def _along_in_words(along: Sequence[Record], settings: Mapping[str, Any], distin
         Estimate.of([_mean([layer["recent"][way] for layer in one["layers"]]) for one in along]) for way in range(2)
     ]
     important = Estimate.of([_mean([layer["important"] for layer in one["layers"]]) for one in along])
+    layers = range(len(along[0]["layers"]))
+    by_layer = [_mean([one["layers"][layer]["important"] for one in along]) for layer in layers]
     return paragraph(
         f"Windows have {settings['window']} tokens; the answer is followed over {settings['answer_windows']}. As a "
         f"control, the first {SINKS} and the last tokens of the prefix, as many as votes choose, hit "
@@ -242,7 +244,9 @@ def _along_in_words(along: Sequence[Record], settings: Mapping[str, Any], distin
         f"{100 * settings['kept']:g} %. Of a head's tokens, {important.mean:.2f} are important to a query of the "
         "answer on average. The model may not end its answer, and is sampled (temperature 0.8), since it repeats "
         f"itself greedily; {distinct.percent()} of the answers' runs of four tokens are no repetitions. "
-        "Where little but the first tokens is important to a layer, a line without sinks is noise, or has a gap."
+        f"All layers count alike. To layer {by_layer.index(min(by_layer))} no more than {min(by_layer):.3f} tokens of "
+        "a head are important: a line there is noise, or has a gap, as it is without sinks wherever little but the "
+        "first tokens is important."
     )
 
 

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from benchmarks.studies import texts
 from benchmarks.studies.records import Records
-from benchmarks.studies.study import Run
+from benchmarks.studies.study import Run, measure_lacking
 from benchmarks.studies.watched import Recent, StudyModel, WatchedLayer, open_study_model
-from kvc_trt.progress import progress_on
 from kvc_trt.reference.squeeze import squeeze
 from kvc_trt.tasks.registry import task
 
@@ -132,14 +131,7 @@ def measure(run: Run, kept: Records) -> None:
     """Measure what is not there yet, some prompts at a time."""
     settings, prompts = Settings(), run.count or PROMPTS
     model = open_study_model(run.model, LONGEST, run.checkpoint)
-    wanted = list(keys(model, settings, prompts))
-    with progress_on().task("prompts", len(wanted)) as advance:
-        for key in wanted:
-            if run.over:
-                return
-            if kept.lacks(key):
-                kept.add(key, of_key(model, settings, key))
-            advance(1)
+    measure_lacking(run, kept, keys(model, settings, prompts), lambda key: of_key(model, settings, key))
 
 
 def of_key(model: StudyModel, settings: Settings, key: Mapping[str, Any]) -> dict[str, Any]:

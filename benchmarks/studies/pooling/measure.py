@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.studies.records import Records
-from benchmarks.studies.study import Run
+from benchmarks.studies.study import Run, measure_lacking
 from benchmarks.studies.watched import StudyModel, WatchedLayer, open_study_model
-from kvc_trt.progress import progress_on
 from kvc_trt.tasks.registry import task
 
 NAME = "pooling"
@@ -147,14 +146,11 @@ def measure(run: Run, kept: Records) -> None:
     """Measure what is not there yet, needle by needle."""
     settings, needles = LONG if run.long else Settings(), run.count or NEEDLES
     model = open_study_model(run.model, LONGEST, run.checkpoint)
-    wanted = list(keys(model, settings, needles))
-    with progress_on().task("needles", len(wanted)) as advance:
-        for key in wanted:
-            if run.over:
-                return
-            if kept.lacks(key):
-                kept.add(key, hidden(model, key["length"], key["depth"], key["index"]))
-            advance(1)
+
+    def of_key(key: Mapping[str, Any]) -> dict[str, Any]:
+        return hidden(model, key["length"], key["depth"], key["index"])
+
+    measure_lacking(run, kept, keys(model, settings, needles), of_key)
 
 
 def keys(model: StudyModel, settings: Settings, needles: int) -> Iterator[Mapping[str, Any]]:

@@ -163,7 +163,7 @@ class TorchExecutor(ExecutorBase):
             return
         most = len(next(iter(self._buffers.values())))
         numbers = sorted({rows_captured(rows, most) for rows in range(1, most + 1)}, reverse=True)
-        widths = (1, 1 + self._limits.draft_tokens) if drafts else (1,)
+        widths = (1 + self._limits.draft_tokens, 1) if drafts else (1,)
         with progress.task("compiling and capturing steps", len(numbers) * len(widths)) as advance:
             for count in widths:
                 for rows in numbers:

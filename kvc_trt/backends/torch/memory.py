@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 FLOAT, INT64 = 4, 8
 PREFILL_BLOCK = 8192
 """Tokens per block of projections and feed-forward, enough to keep a GPU busy."""
+PLAN_BUCKET = 256
+"""Lengths of prompts on a GPU are rounded up to a multiple of this."""
 TURN_BLOCK = 1024
 """Queries of a turn that attend together where there is no flash kernel."""
 
@@ -66,8 +68,9 @@ def prefill_bytes(
     tokens, size = rows * length, model.head_size
     queries, pairs = model.num_attention_heads * size, 2 * model.num_key_value_heads * size
     # Residual stream, queries, attention's output, keys and values; in float32 also a type's copy of the latter, and
-    # their repetition for every query head, which the attention kernel of that type needs.
-    copies = pairs + 2 * queries if itemsize == FLOAT else 0
+    # their repetition for every query head, which the attention kernel of that type needs; in half types queries, keys
+    # and values padded to a bucket (`prompt_attention.py`).
+    copies = pairs + 2 * queries if itemsize == FLOAT else (queries + pairs) * bool(length % PLAN_BUCKET)
     whole = tokens * (model.hidden_size + 2 * queries + pairs + copies) * itemsize
     # The joined projections and their rotation in float32; gate, up and their product; three hidden vectors.
     joined = (queries + pairs) * (itemsize + 3 * FLOAT)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 CAPACITIES = Tensor("cache_capacities", INT32, ("B", "1", "1"), "slots that each row uses, at most C", fill=MAX_TOKENS)
 RECENTS = Tensor("recents", INT64, ("B",), "last tokens of each row, which always stay")
-_COPIED_IN_PLACE_OF = 3
-"""A slice is written, then read: with the slots it is cut from, three passes over it."""
+_PASSES_OF_A_SLICE = 3
+"""A slice costs three passes over its slots: they are read, written, and read again by attention."""
 
 
 class StoredRows:
@@ -43,7 +43,7 @@ class StoredRows:
     def _sliced(self, emit: Emitter, allocated: Value) -> Value:
         """Rows that use a small part of the slots are sliced too: that reads less than all of them."""
         over = emit.ReduceMax(emit.Sub(self.stored, self.capacity), keepdims=0)
-        short = emit.LessOrEqual(emit.Mul(self.longest, _COPIED_IN_PLACE_OF), allocated)
+        short = emit.LessOrEqual(emit.Mul(self.longest, _PASSES_OF_A_SLICE), allocated)
         return str(emit.Or(emit.LessOrEqual(over, 0), short))
 
 

@@ -1,4 +1,4 @@
-"""What decides one row's next token beside its logits, in numbers that a device can take."""
+"""The rules by which one row's next token is drawn from its logits, in numbers that a device can take."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import torch
 from kvc_trt.backends.torch import memory
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.backends.torch.model import decoder as decoder_module
+from kvc_trt.backends.torch.model.prompt_attention import bucketed
 from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import state_tensors
@@ -63,8 +64,16 @@ def test_storing_in_a_format_takes_at_most_what_the_formula_says(form):
 
 
 def prefill_peak(policy, rows, context, monkeypatch, block=8192):
-    """The most bytes that live at once in a prefill of 3 layers of Llama-3.1-8B; the attention kernel holds none."""
-    monkeypatch.setattr(decoder_module, "prefill_attention", lambda query, keys, values: torch.empty_like(query))
+    """The most bytes that live at once in a prefill of 3 layers of Llama-3.1-8B.
+
+    Attention holds what it pads for a GPU; the kernel itself holds none.
+    """
+
+    def padded(*tables):
+        held = [bucketed(table) for table in tables]
+        return torch.empty_like(held[0])[:, :, : tables[0].shape[2]]
+
+    monkeypatch.setattr(decoder_module, "prefill_attention", padded)
     decoder = meta.decoder(policy, context, block=block)
     ids = torch.zeros(rows, context - 128, dtype=torch.int64, device=meta.META)
     lengths = torch.zeros(rows, dtype=torch.int64, device=meta.META)

@@ -10,6 +10,7 @@ from benchmarks import store
 from benchmarks.studies.__main__ import STUDIES
 from benchmarks.studies.findings import Estimate, Finding, overview, verdict
 from benchmarks.studies.records import FOLDER, Records, of_kind, recorded
+from benchmarks.studies.study import Run, measure_lacking
 
 
 def test_a_measurement_is_one_line_with_its_machine_and_is_not_made_again(tmp_path):
@@ -60,3 +61,17 @@ def test_committed_pages_are_those_of_the_committed_records(study):
 
 def test_every_file_of_records_is_of_a_study():
     assert {path.stem for path in (store.RESULTS / FOLDER).glob("*")} == set(STUDIES)
+
+
+def test_a_run_measures_what_is_lacking_while_it_has_time(tmp_path):
+    kept, keys, asked = Records(tmp_path / "one.jsonl", {"commit": "abc"}), [{"index": at} for at in range(3)], []
+    kept.add(keys[1], {})
+
+    def of_key(key):
+        asked.append(key["index"])
+        return {}
+
+    measure_lacking(Run(until=0.0), kept, keys, of_key)
+    assert asked == []
+    measure_lacking(Run(), kept, keys, of_key)
+    assert asked == [0, 2]

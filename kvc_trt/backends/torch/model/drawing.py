@@ -32,7 +32,7 @@ NUMBERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "unif
 
 @dataclass(frozen=True)
 class Variant:
-    """What a batch of draws needs besides a temperature; without, it takes less time, and gives the same tokens."""
+    """The parts of a draw that some row of a batch needs; a batch without them takes less time for the same tokens."""
 
     changes_logits: bool
     filters: bool
@@ -52,7 +52,7 @@ class Rows:
         """Tokens that were read, and those that are allowed."""
         self.changed = zeros(draws, CHANGES, dtype=torch.int64)
         self.amounts = zeros(2, draws, CHANGES, dtype=torch.float32)
-        """What is added before the repetition penalty, and after it."""
+        """Amounts to add to the logits: before the repetition penalty, and after it."""
 
     def fill(self, rules: Sequence[DrawRules | None]) -> None:
         """Set the rules, one for each draw, on the host; None takes the best token."""

@@ -108,7 +108,7 @@ class Projections:
         return self._norm(layer, name, hidden) if self._norms.reads_norm else hidden
 
     def _added(self, layer: int, name: str, update: Tensor) -> Tensor:
-        """Return what they add to the stream: their result or its norm, times the model's scale."""
+        """Return what a block adds to the stream: its result or the norm of it, times the model's scale."""
         if self._norms.adds_norm:
             update = self._norm(layer, name, update)
         scale = self.config.description.residual_scale

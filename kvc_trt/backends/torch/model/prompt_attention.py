@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvc_trt.backends.torch.memory import TURN_BLOCK
-
-PLAN_BUCKET = 256
-"""Lengths of prompts on a GPU are rounded up to a multiple of this."""
+from kvc_trt.backends.torch.memory import PLAN_BUCKET, TURN_BLOCK
 
 
 def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -38,9 +35,10 @@ def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 def bucketed(table: Tensor) -> Tensor:
     """Pad [B,H,S,D] with zeros to a multiple of PLAN_BUCKET tokens, which causal attention before them does not see.
 
-    cuDNN plans each new shape anew, which takes as long as attention over a long prompt.
+    cuDNN plans each new shape anew; prompts of one bucket share a plan.
     """
-    return pad(table, (0, 0, 0, -table.shape[2] % PLAN_BUCKET))
+    missing = -table.shape[2] % PLAN_BUCKET
+    return pad(table, (0, 0, 0, missing)) if missing else table  # pad copies even where nothing is missing
 
 
 def turn_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
