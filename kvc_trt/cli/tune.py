@@ -115,10 +115,16 @@ def command(
         print_json(tuned.to_json())
     else:
         show(_text(tuned, output_dir))
-    if tuned.recommendation is not None and not tuned.good_enough:
+    if tuned.recommendation is None:
+        return
+    if not tuned.whole_answers:
+        message = f"{output_dir}: the whole cache answers none of the prompts"
+        raise VerificationFailed(message, hint="check the file's answers, and --framing")
+    if not tuned.good_enough:
+        allowed = "--maximum-loss" if tuned.labelled else "--maximum-divergence"
         raise VerificationFailed(
             f"{output_dir}: no candidate is good enough in {readable_size(tuned.asked.row_limit)} a row",
-            hint="more --memory, fewer --rows, or a larger --maximum-loss",
+            hint=f"more --memory, fewer --rows, or a larger {allowed}",
         )
 
 

@@ -57,7 +57,7 @@ def build_file(tuned: Tuned) -> bytes:
     assert best is not None
     head = (
         f"# {best.chosen}: chosen by kvc-trt tune on {tuned.prompts} prompts of {tuned.settings['data']}\n"
-        f"# kvc-trt build --config {BUILD_FILE} -o engines/NAME\n"
+        f"# kvc-trt build --config {Path(tuned.asked.directory) / BUILD_FILE} -o engines/NAME\n"
     )
     stored = {name: value for name, value in config.stored().items() if name in config.model_fields_set}
     return (head + yaml.safe_dump(stored, sort_keys=False, allow_unicode=True)).encode()

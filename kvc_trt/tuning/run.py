@@ -64,17 +64,20 @@ def tune_model(
         quick = run.quick_enough(found.fitting, times)
         state = known(prompts, quick, groups, results)
         until = None if asked.minutes is None else started + 60 * asked.minutes
+
+        def after_round(now: Standing) -> None:
+            nonlocal state
+            state = now
+            run.write(now, times)
+
         try:
-            state = ask(
-                engines, state, results, progress, until=until,
-                after_round=lambda now: run.write(now, times),
-            )  # fmt: skip
+            state = ask(engines, state, results, progress, until=until, after_round=after_round)
             if times is None:
                 finalists = state.finalists
                 shown = list(finalists.by_name) if finalists is not None else list(state.left)
                 times = run.times(engines, shown, progress)
         except (KeyboardInterrupt, SystemExit):
-            run.write(known(prompts, quick, groups, results), times)
+            run.write(state, times)  # judging the rounds again could take longer than a stopped process has
             raise
     return run.write(state, times)
 

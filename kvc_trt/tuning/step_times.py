@@ -13,11 +13,9 @@ from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.files.atomic import write_json
 from kvc_trt.machine import machine_record
 from kvc_trt.profile.accelerators import accelerator
-from kvc_trt.profile.floor import StepCost, floor_seconds
-from kvc_trt.profile.model_size import cache_itemsize, count_parameters, weight_bytes
+from kvc_trt.profile.planning.placement import on_one_gpu
 from kvc_trt.profile.profiled_engine import BLOCK, LEAST_BLOCKS, DecodeRun, open_profiled, time_decode
 from kvc_trt.profile.sweep import LARGEST_SHARE_OF_MEMORY
-from kvc_trt.profile.traffic import row_traffic
 from kvc_trt.runtime.executor import threads_for
 from kvc_trt.tuning.candidates import Candidate
 
@@ -47,15 +45,11 @@ class StepTimes:
 
 def floor_times(chosen: ChosenModel, candidates: Iterable[Candidate], room: Room, rows: int, gpu: str) -> StepTimes:
     """The floors on a GPU: bytes that a step moves, over the published bandwidth. Nothing is run."""
-    figures, model = accelerator(gpu), chosen.config
-    counts, size = count_parameters(model), weight_bytes(model, chosen.weights)
-    seconds = {}
+    figures, seconds = accelerator(gpu), {}
     for one in candidates:
         parameters = chosen.resolved(one.variant, room).parameters
-        itemsize = cache_itemsize(chosen.weights)
-        read = row_traffic(model, parameters, itemsize, room.max_input_len, room.max_output_len)
-        cost = StepCost(size.per_step, read.bytes, 2.0 * (counts.linear + counts.lm_head))
-        seconds[one] = floor_seconds(cost, rows, figures.bandwidth, figures.flops_16bit)
+        place = on_one_gpu(chosen.config, parameters, chosen.weights, turns=True)
+        seconds[one] = place.step_seconds("compressed", figures, rows)
     how = f"modelled, not measured: bytes that a step moves over the bandwidth of an {figures.name}"
     return StepTimes(f"{how}, {_rows(rows)}", rows, seconds)
 
@@ -65,17 +59,18 @@ def measured_times(
 ) -> StepTimes:
     """The medians of steps on this machine, over caches that are filled without a prompt, as `kvc-trt profile` times.
 
-    Times that the directory has of the same model, machine and room are not measured again. Rows are as many as were
-    asked for, or as half of the free memory takes, the same for all.
+    Times that the directory has of the same model, machine, room and rows are not measured again. Rows are as many as
+    were asked for, or as half of the free memory takes, the same for all.
     """
     candidates = list(candidates)
     benchmark = program_backend().program_benchmark(model.config, RunOptions(threads=threads_for(model.config)))
     fit = int(LARGEST_SHARE_OF_MEMORY * benchmark.free_bytes() / max(one.row_bytes for one in candidates))
     machine = machine_record()
-    path, given = directory / TIMES_FILE, {**model.describe(), "device": machine["device"], "room": vars(room)}
+    path = directory / TIMES_FILE
+    given = {**model.describe(), "device": machine["device"], "room": vars(room), "rows_asked": rows}
     known = _known(path, given)
-    rows = known["rows"] if known["rows"] in range(1, rows + 1) else max(1, min(rows, fit))
-    times: dict[str, float] = dict(known["seconds"]) if known["rows"] == rows else {}
+    rows = known["rows"] or max(1, min(rows, fit))
+    times: dict[str, float] = dict(known["seconds"])
     missing = [one for one in candidates if str(one) not in times]
     with progress.task("timing steps", len(missing)) as advance:
         for one in missing:
@@ -91,7 +86,7 @@ def measured_times(
 
 
 def _known(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What an earlier run measured; nothing where that was of something else, or is no such file."""
+    """The rows and times of an earlier run; 0 rows for another model, machine, room or number of rows, or no file."""
     nothing: dict[str, Any] = {"rows": 0, "seconds": {}}
     try:
         found = json.loads(path.read_bytes())
@@ -100,7 +95,7 @@ def _known(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(found, dict) or any(found.get(name) != value for name, value in given.items()):
         return nothing
     rows, seconds = found.get("rows"), found.get("seconds")
-    if not isinstance(rows, int) or not isinstance(seconds, dict):
+    if not isinstance(rows, int) or rows < 1 or not isinstance(seconds, dict):
         return nothing
     return found if all(isinstance(one, float) for one in seconds.values()) else nothing
 

@@ -102,6 +102,7 @@ def test_a_memory_for_the_whole_cache_says_that_nothing_need_be_compressed():
         ({"memory": 1000}, r"one token's keys and values take 7\.0 KiB of each row \(kv-cache int4\)"),
         ({"memory": 200_000, "policy": "rocketkv"}, r"nothing fits: 1 row of rocketkv in kv-cache int4 take at least"),
         ({"rows": 10**6, "policy": "full"}, r"nothing fits: 1000000 rows of full .* H200 has 118"),
+        ({"rows": -3}, "rows: expected at least 1, found -3"),
         ({"memory": MIB, "compare": True}, "--compare and --memory exclude each other"),
         ({"memory": MIB, "token_budget": 64}, "--memory and --token-budget exclude each other"),
         ({"rows": 4, "mix": "mix.yaml"}, "--rows and --mix exclude each other"),
@@ -112,3 +113,19 @@ def test_what_cannot_be_is_said_in_a_line(asked, message):
     with pytest.raises(InputError, match=message) as error:
         table(**asked)
     assert "\n" not in str(error.value)
+
+
+def test_a_memory_is_that_of_each_gpu_where_several_share_an_engine():
+    asked = {"max_input_len": 32512, "memory": 1 << 30, "rows": 2, "policy": "rocketkv", "kv_cache": "auto"}
+    [alone], [shared] = (plan("llama3.1-8b", **asked, **ranks)["tables"] for ranks in ({}, {"tensor_parallel": 2}))
+    (one,), (half,) = alone["budgets"], shared["budgets"]
+    assert half["token_budget"] > one["token_budget"]
+    for entry in (one, half):
+        assert entry["rows"] == (1 << 30) // entry["bytes_per_row"] == 2
+
+
+def test_a_policy_of_a_build_file_may_have_settings_of_its_own(tmp_path):
+    (tmp_path / "build.yaml").write_text(f"model: {SMOL}\npolicy: snapkv-gqa\nkv_cache: auto\n")
+    given = {"config": tmp_path / "build.yaml", "memory": 32 * MIB, "window": 64, "max_input_len": 2048}
+    [found] = plan(**given)["tables"]
+    assert [entry["policy"] for entry in found["budgets"]] == ["snapkv-gqa"]

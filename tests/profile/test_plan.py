@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+import kvc_trt
 from kvc_trt.models.presets import list_presets, load_preset
 from kvc_trt.policies import available, named, resolve
 from kvc_trt.profile.planning.placement import on_one_gpu
@@ -201,3 +202,16 @@ def test_a_backend_without_turns_keeps_no_places():
     rows = [one["cache"]["compressed_bytes_per_row"] for one in (with_turns, without)]
     assert rows[0] - rows[1] == places
     assert without["context"]["bytes"] < with_turns["context"]["bytes"]
+
+
+@pytest.mark.parametrize("policy", ["h2o", "tova", "streaming-llm"])
+def test_a_floor_counts_the_bytes_that_the_plan_says_a_step_reads(policy):
+    """Under budgets by prompt too, where a row is allocated more than it uses."""
+    found = kvc_trt.plan(
+        "llama3.1-8b", policy=policy, layer_budget="squeeze-online", token_budget=1024, max_input_len=32512
+    )
+    h100 = [entry for entry in found["speed"] if entry["accelerator"] == "H100"]
+    speed = {entry["batch"]: entry["compressed"]["floor_ms"] for entry in h100}
+    bandwidth = next(gpu["bandwidth"] for gpu in found["gpus"] if gpu["name"] == "H100")
+    read = (speed[8] - speed[1]) / 7 / 1e3 * bandwidth
+    assert read == pytest.approx(found["traffic"]["bytes_per_row"], rel=1e-6)

@@ -79,7 +79,9 @@ def _row(
         return {"policy": name, "kv_cache": kv_cache, "not_applicable": error.message}
     itemsize, sequence = cache_itemsize(weights), parameters.max_sequence_len
     stored = cache_bytes(choice.config, parameters, itemsize, turns=turns and parameters.no_turn is None)
-    read = row_traffic(choice.config, parameters, itemsize, parameters.max_input_len, parameters.max_output_len)
+    read = row_traffic(
+        choice.config, parameters.in_the_mean, itemsize, parameters.max_input_len, parameters.max_output_len
+    )
     formula = policies.named(name).published if kv_cache == (filled.kv_cache or AUTO) else None
     compression = max(1.0, sequence / (tokens_of(filled.token_budget, parameters.max_input_len) or sequence))
     return {

@@ -11,7 +11,7 @@ from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.profile.accelerators import Accelerator
 from kvc_trt.profile.planning.placement import Placement
-from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes
+from kvc_trt.profile.traffic import full_cache_bytes
 from kvc_trt.sizes import readable_size
 
 
@@ -20,7 +20,7 @@ class Limit:
     """A memory for caches, and the rows that share it."""
 
     memory: int | None
-    """Bytes of the caches of all rows together; None: what a GPU has beside everything else that it holds."""
+    """Bytes of all rows' caches together, on each GPU; None: what a GPU has beside everything else that it holds."""
     rows: int
 
 
@@ -50,15 +50,14 @@ class LargestBudget:
 
 
 def plan_limit(
-    model: ModelConfig, sought: Sequence[Sought], limit: Limit, itemsize: int, turns: bool, gpus: Sequence[Accelerator]
+    local: ModelConfig, sought: Sequence[Sought], limit: Limit, itemsize: int, gpus: Sequence[Accelerator]
 ) -> dict[str, Any]:
     """Return the budgets that fit as plain data: a table for a memory, or one for each GPU.
 
+    Bytes are those of each GPU: `local` is the part of the model that one GPU computes.
+
     InputError if a row's part of the memory does not hold one token, or nothing fits.
     """
-
-    def row_bytes(parameters: PolicyParameters) -> int:
-        return cache_bytes(model, parameters, itemsize, turns=turns and parameters.no_turn is None).total
 
     def on(gpu: Accelerator) -> Callable[[Sought], dict[str, Any]]:
         return lambda one: _entry(
@@ -66,20 +65,19 @@ def plan_limit(
             lambda placement: placement.rows_that_fit("compressed", gpu), gpus=[gpu],
         )  # fmt: skip
 
+    def within(memory: int) -> Callable[[Sought], dict[str, Any]]:
+        return lambda one: _entry(
+            one, memory, lambda rule: limit.rows * one.place(rule).sides["compressed"].row_bytes, limit.rows,
+            lambda placement: memory // placement.sides["compressed"].row_bytes, gpus=gpus,
+        )  # fmt: skip
+
     tables: list[dict[str, Any]]
     if limit.memory is None:
         tables = [{"gpu": gpu.name, "memory_bytes": gpu.usable, "budgets": list(map(on(gpu), sought))} for gpu in gpus]
     else:
-        memory = limit.memory
-        _check_holds_a_token(model, {one.kv_cache for one in sought}, itemsize, limit)
-        entries = [
-            _entry(
-                one, memory, lambda rule: limit.rows * row_bytes(rule), limit.rows,
-                lambda placement: memory // placement.sides["compressed"].row_bytes, gpus=gpus,
-            )
-            for one in sought
-        ]  # fmt: skip
-        tables = [{"gpu": None, "memory_bytes": memory, "budgets": entries}]
+        _check_holds_a_token(local, {one.kv_cache for one in sought}, itemsize, limit)
+        entries = list(map(within(limit.memory), sought))
+        tables = [{"gpu": None, "memory_bytes": limit.memory, "budgets": entries}]
     if not any("bytes_per_row" in entry for table in tables for entry in table["budgets"]):
         _refuse(tables, limit)
     return {"rows": limit.rows, "tables": tables}
@@ -149,8 +147,8 @@ def largest_budget(needed: Callable[[int], float], memory: float, longest: int) 
     return LargestBudget(None, high_bytes) if low_bytes is None else LargestBudget(low, low_bytes)
 
 
-def _check_holds_a_token(model: ModelConfig, formats: set[str], itemsize: int, limit: Limit) -> None:
-    token, name = min((full_cache_bytes(model, 1, itemsize, name), name) for name in formats)
+def _check_holds_a_token(local: ModelConfig, formats: set[str], itemsize: int, limit: Limit) -> None:
+    token, name = min((full_cache_bytes(local, 1, itemsize, name), name) for name in formats)
     assert limit.memory is not None
     if limit.memory < limit.rows * token:
         raise InputError(

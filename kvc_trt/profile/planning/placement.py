@@ -75,11 +75,11 @@ class Placement:
         return largest_batch(gpu.usable, self.sides[side].memory)
 
     def fits(self, side: str, gpu: Accelerator, rows: int) -> bool:
-        """Return whether so many rows fit."""
+        """True if so many rows fit."""
         return self.sides[side].memory(rows) <= gpu.usable
 
     def holds(self, gpu: Accelerator) -> bool:
-        """Return whether at least one row of the policy fits."""
+        """True if at least one row of the policy fits."""
         return self.fits("compressed", gpu, 1)
 
     def step_seconds(self, side: str, gpu: Accelerator, rows: int, row_bytes: float | None = None) -> float:
@@ -102,7 +102,7 @@ class Placement:
     def bytes_read(self, side: str, tokens: int, generated: int) -> float:
         """Return the cache bytes that a step of one row reads on each GPU after so many tokens."""
         rule = self.parameters if side == "compressed" else self.parameters.keeping_everything()
-        return row_traffic(self.local, rule, self.itemsize, tokens, generated).bytes
+        return row_traffic(self.local, rule.in_the_mean, self.itemsize, tokens, generated).bytes
 
 
 def on_one_gpu(
@@ -125,7 +125,7 @@ def on_one_gpu(
     read = {
         "full": float(rows["full"]),
         "compressed": row_traffic(
-            model, parameters, itemsize, parameters.max_input_len, parameters.max_output_len
+            model, parameters.in_the_mean, itemsize, parameters.max_input_len, parameters.max_output_len
         ).bytes,
     }
     rules = {"full": parameters.keeping_everything(), "compressed": parameters}

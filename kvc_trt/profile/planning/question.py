@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,16 @@ class Question:
         """True if budgets that fit are sought."""
         return self.memory is not None or self.rows is not None
 
+    @property
+    def limit_option(self) -> str:
+        """The option that limits budgets."""
+        return "--rows" if self.memory is None else "--memory"
+
     def check(self, settings: Mapping[str, Any]) -> None:
         """Raise InputError for questions that exclude each other, and for settings that would be passed over."""
-        limit = "--rows" if self.memory is None else "--memory"
+        if self.rows is not None and self.rows < 1:
+            raise InputError(f"rows: expected at least 1, found {self.rows}")
+        limit = self.limit_option
         whole = "--compare" if self.compare else limit if self.limited else None
         if whole is None:
             return
@@ -54,7 +61,7 @@ class Question:
         for option, given in others.items():
             if given:
                 raise InputError(f"{whole} and {option} exclude each other", hint=f"leave out {option}")
-        if self.compare or "policy" not in settings:
+        if self.compare:
             _refuse_overrides(settings, whole)
 
 
@@ -65,11 +72,13 @@ def answered(config: BuildConfig, question: Question) -> dict[str, Any]:
     if question.compare:
         return resolve_comparison(config)
     if question.limited:
+        if "policy" not in config.model_fields_set:
+            _refuse_overrides(config.model_fields_set, question.limit_option)
         return resolve_limit(request, Limit(question.memory, question.rows or 1))
     return resolve_plan(request)
 
 
-def _refuse_overrides(settings: Mapping[str, Any], option: str) -> None:
+def _refuse_overrides(settings: Iterable[str], option: str) -> None:
     """Raise InputError for a setting of single policies: such a table derives them all from the budget."""
     for name in settings:
         if name in (*DERIVED_NUMBERS, "dense_until") and name not in _OF_ALL_POLICIES:

@@ -18,6 +18,7 @@ from kvc_trt.engine.supported import check_supported
 from kvc_trt.methods.base.parameters import BASELINE, PolicyParameters
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.sharding import shards
 from kvc_trt.profile.accelerators import HOPPER, Accelerator
 from kvc_trt.profile.model_size import cache_itemsize, token_cache_bytes, weight_bytes
 from kvc_trt.profile.planning.comparison import compare_policies, of_policy
@@ -77,9 +78,10 @@ def resolve_limit(request: PlanRequest, limit: Limit) -> dict[str, Any]:
     filled, weights = with_defaults(config, choice), _weight_format(config.weights, choice, config.backend)
     if filled.backend != "auto":
         backend_of(filled.backend)
-    turns, itemsize = _takes_turns(filled.backend), cache_itemsize(weights)
     sought = list(_sought(config, filled, choice, weights))
-    found = plan_limit(choice.config, sought, limit, itemsize, turns, request.gpus)
+    ranks = filled.tensor_parallel
+    local = choice.config if ranks is None else shards(choice.config, ranks)[0].local
+    found = plan_limit(local, sought, limit, cache_itemsize(weights), request.gpus)
     assert filled.max_input_len is not None
     assert filled.max_output_len is not None
     return {

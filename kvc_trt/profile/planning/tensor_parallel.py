@@ -50,7 +50,7 @@ def on_ranks(
 
     def side(name: str) -> Side:
         rule = rules[name]
-        read = row_traffic(local, rule, itemsize, rule.max_input_len, rule.max_output_len).bytes
+        read = row_traffic(local, rule.in_the_mean, itemsize, rule.max_input_len, rule.max_output_len).bytes
         step = StepCost(one["weight_bytes_read_per_step"], read, flops)
         return Side(one[name]["cache_bytes_per_row"], step, lambda rows: float(memory(rows)[name]["total_bytes"]))
 
