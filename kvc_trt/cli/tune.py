@@ -32,7 +32,7 @@ _SHOWN = 12
         "--weights",
         type=click.Choice(["auto", "fp32", "fp16", "int8", "int4", "keep"]),
         default="auto",
-        help="Stored weights; auto is fp32, where it fits.",
+        help="Stored weights; auto is fp32; name another where that does not fit.",
     ),
     cloup.option(
         "--data",

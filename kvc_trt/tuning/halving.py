@@ -40,7 +40,7 @@ def rounds(prompts: int) -> Iterator[int]:
 
 
 def narrowed(qualities: Qualities[Candidate]) -> Round:
-    """Which candidates go on. The best one, and of the others those that nothing that stays speaks against."""
+    """Judge a round: the best one stays, and of the others those that nothing that stays speaks against."""
     ranked = qualities.ranked()
     wanted = max(1, math.ceil(SHARE * len(ranked)))
     stayed, dropped = [ranked[0]], {}

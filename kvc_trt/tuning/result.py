@@ -274,7 +274,7 @@ class Tuned:
             if half.chosen != half.best_of_other:
                 told = "not distinguishable from" if half.holds else "worse than"
                 found = f"is {told} {half.best_of_other}, which is better by {self.loss_text(half.behind)} there"
-            yield f"Chosen on the {own} half and asked the {other}: {half.chosen} {found}."
+            yield f"Chosen on every second prompt ({own} half) and asked the others ({other}): {half.chosen} {found}."
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON holds it; sizes in bytes, times in seconds."""

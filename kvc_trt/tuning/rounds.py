@@ -112,7 +112,7 @@ def groups_of(prompts: OrderedPrompts, length: int, framing: str) -> tuple[Quest
 def known(
     prompts: OrderedPrompts, candidates: Sequence[Candidate], groups: Sequence[QuestionGroup], results: Results
 ) -> Standing:
-    """What the results say, with every round that is over judged."""
+    """The standing by the results, with every round that is over judged."""
     asked = Standing(prompts, tuple(candidates), results.cells, tuple(groups), ())
     for count in rounds(len(prompts.names)):
         if (found := asked.narrowed(count)) is None:

@@ -98,7 +98,7 @@ def measured(found: Comparison) -> str:
         f"every group of the use; of a summary, those that lose at most {NATS} nats a token. Each group has {SAMPLES} "
         "questions: five more or fewer may be chance. MiB of one sequence are counted by `kvc-trt plan` for an engine "
         f"of that length. A step is its floor for {ROWS} rows at 20 GB/s, predicted, not measured; most of it is the "
-        "weights of so small a model. Two figures are of two groups: through the template, and a plain prompt."
+        "weights of so small a model. Several figures are of several groups, in the order of the table below."
     )
     return "\n\n".join([uses, paragraph(rule), "## RocketKV beside smaller caches", paragraph(_cost(found)), beside])
 

@@ -23,7 +23,7 @@ ASSUMPTIONS = (
     "floors are modelled: bytes moved over the published bandwidth; good kernels reach 75-90% of them",
     "a row's traffic is that at its longest: max_input_len + max_output_len tokens",
     "the ceiling is the best possible speed-up over an ideal dense step of the same engine",
-    "first token: the operations of the longest prompt's prefill over the published 16-bit throughput",
+    "first token: the longest prompt's operations over 16-bit throughput, or the weights over bandwidth if longer",
     "break-even: the overhead per layer is assumed, not measured, and taken not to grow with the batch",
 )
 
