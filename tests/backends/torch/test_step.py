@@ -202,7 +202,7 @@ def test_warming_up_captures_every_number_of_rows(make_program, monkeypatch):
             yield shown.append
 
     executor.warm_up(Shown(), drafts=True)
-    assert list(executor._steps) == [(rows, count) for count in (1, 3) for rows in (5, 4, 2, 1)]
+    assert list(executor._steps) == [(rows, count) for count in (3, 1) for rows in (5, 4, 2, 1)]
     assert shown == [("compiling and capturing steps", 8), *[1] * 8]
     made = len(bodies)
     assert made == 8 * 3
