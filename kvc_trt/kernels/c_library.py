@@ -102,6 +102,10 @@ class CLibrary:
         """Set how many clusters the emulation's GPU holds at once, for sizes not asked before; 0 is its own number."""
         self._bind("kvc_emulation_set_active_clusters", None)(ctypes.c_int64(count))
 
+    def refuse_queries(self, count: int) -> None:
+        """Let the emulation refuse the next `count` questions of launches about clusters and requests for memory."""
+        self._bind("kvc_emulation_refuse_queries", None)(ctypes.c_int64(count))
+
     def set_schedule(self, order: str, seed: int = 0) -> None:
         """Set the order in which the emulation runs blocks and threads; a result that depends on it lacks a barrier."""
         if self.executor != "emulation":

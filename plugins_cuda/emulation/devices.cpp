@@ -16,6 +16,7 @@ struct Allowed {
     std::map<std::pair<const Kernel*, int>, size_t> bytes;  // dynamic shared memory
     std::map<std::pair<const Kernel*, int>, bool> most_shared;
     int64_t active_clusters = 0;
+    int64_t refused_queries = 0;  // of those that come next
 };
 
 Allowed& allowed() {
@@ -66,6 +67,13 @@ void check_registers(const Launch& launch, int registers) {
     }
 }
 
+// The caller holds the mutex.
+void answer_query(const char* kernel) {
+    if (allowed().refused_queries == 0) return;
+    --allowed().refused_queries;
+    refuse(kernel, "this query was to be refused");
+}
+
 size_t allowed_dynamic_bytes(const Launch& launch, size_t static_bytes) {
     const std::lock_guard lock(allowed().mutex);
     const auto found = allowed().bytes.find({launch.kernel, launch.device});
@@ -83,6 +91,11 @@ bool prefers_shared_memory(const Kernel* kernel, int device) {
 void set_active_clusters(int64_t count) {
     const std::lock_guard lock(allowed().mutex);
     allowed().active_clusters = count;
+}
+
+void refuse_queries(int64_t count) {
+    const std::lock_guard lock(allowed().mutex);
+    allowed().refused_queries = count;
 }
 
 SharedLimits check_launch(const Launch& launch) {
@@ -119,8 +132,9 @@ int multiprocessors_of(const char*, int device) { return kDevices[device].multip
 bool waits_for_previous_launch(const char*, KernelEntry, int device) { return kDevices[device].early_launches; }
 
 // One block on a multiprocessor: how many more there is room for depends on registers too.
-int64_t active_clusters(const char*, KernelEntry, dim3, size_t, unsigned cluster_blocks, int device) {
+int64_t active_clusters(const char* kernel, KernelEntry, dim3, size_t, unsigned cluster_blocks, int device) {
     const std::lock_guard lock(emulation::allowed().mutex);
+    emulation::answer_query(kernel);
     if (emulation::allowed().active_clusters != 0) return emulation::allowed().active_clusters;
     const int of_group = kDevices[device].multiprocessors / kDevices[device].groups;
     return int64_t{of_group / static_cast<int>(cluster_blocks)} * kDevices[device].groups;
@@ -129,6 +143,7 @@ int64_t active_clusters(const char*, KernelEntry, dim3, size_t, unsigned cluster
 void prefer_shared_memory(const char* kernel, KernelEntry entry, bool most) {
     const int device = current_device(kernel);
     const std::lock_guard lock(emulation::allowed().mutex);
+    emulation::answer_query(kernel);
     emulation::allowed().most_shared[{entry, device}] = most;
 }
 

@@ -51,6 +51,9 @@ bool prefers_shared_memory(const Kernel* kernel, int device);
 // The clusters that every device holds from now on, instead of what follows from its size; 0 undoes it.
 void set_active_clusters(int64_t count);
 
+// The next `count` questions for active clusters and requests for shared memory fail, as where a driver reports an error.
+void refuse_queries(int64_t count);
+
 // Throws LaunchError where a device refuses the launch.
 SharedLimits check_launch(const Launch& launch);
 

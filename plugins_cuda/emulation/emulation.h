@@ -25,6 +25,9 @@ KVC_API KvcStatus kvc_emulation_set_device(const char* architecture);
 /* The clusters that a GPU holds at once, as one with smaller groups of multiprocessors; 0 for those of the chosen GPU. */
 KVC_API void kvc_emulation_set_active_clusters(int64_t count);
 
+/* The next `count` questions of launches about clusters, and requests for shared memory, fail; 0 undoes it. */
+KVC_API void kvc_emulation_refuse_queries(int64_t count);
+
 /* With 1, launches are checked and recorded, and no kernel runs: nothing is read or written. 0 runs them again. */
 KVC_API void kvc_emulation_set_checks_only(int32_t checks_only);
 

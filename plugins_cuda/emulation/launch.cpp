@@ -126,6 +126,8 @@ KvcStatus kvc_emulation_set_device(const char* architecture) {
 
 void kvc_emulation_set_active_clusters(int64_t count) { set_active_clusters(count); }
 
+void kvc_emulation_refuse_queries(int64_t count) { refuse_queries(count); }
+
 void kvc_emulation_set_checks_only(int32_t checks_only) {
     const std::lock_guard lock(executor().mutex);
     executor().checks_only = checks_only != 0;

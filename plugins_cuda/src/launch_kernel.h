@@ -62,10 +62,13 @@ public:
     void ask(const char* kernel, platform::KernelEntry entry, int device) {
         const bool most = is_on(Switch::kCarveout);
         const int wanted = most ? kAsked : kLeftAlone;
-        if (device < kDevices && asked_[device].exchange(wanted, std::memory_order_acq_rel) == wanted) {
+        if (device < kDevices && asked_[device].load(std::memory_order_acquire) == wanted) {
             return;
         }
-        platform::prefer_shared_memory(kernel, entry, most);
+        platform::prefer_shared_memory(kernel, entry, most);  // where it throws, the next launch asks again
+        if (device < kDevices) {
+            asked_[device].store(wanted, std::memory_order_release);
+        }
     }
 
 private:
@@ -100,12 +103,14 @@ public:
     int64_t of(const char* kernel, platform::KernelEntry entry, dim3 block, size_t dynamic_shared_bytes,
                unsigned cluster_blocks, int device) {
         const std::lock_guard lock(mutex_);
-        const auto [found, is_new] = counts_.try_emplace({device, dynamic_shared_bytes}, 0);
-        if (is_new) {
-            found->second =
-                platform::active_clusters(kernel, entry, block, dynamic_shared_bytes, cluster_blocks, device);
+        const std::pair size{device, dynamic_shared_bytes};
+        if (const auto found = counts_.find(size); found != counts_.end()) {
+            return found->second;
         }
-        return found->second;
+        const int64_t count =
+            platform::active_clusters(kernel, entry, block, dynamic_shared_bytes, cluster_blocks, device);
+        counts_.emplace(size, count);  // where the query throws, nothing is kept, and the next call asks again
+        return count;
     }
 
 private:

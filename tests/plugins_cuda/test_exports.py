@@ -19,6 +19,7 @@ CONTROL = {
         "set_device",
         "set_checks_only",
         "set_active_clusters",
+        "refuse_queries",
         "launches",
         "clear_launches",
         "executions",
