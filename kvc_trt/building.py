@@ -16,7 +16,7 @@ from kvc_trt.engine.build import BuildResult, build_engine
 from kvc_trt.engine.resolution.calibration import calibrated
 from kvc_trt.engine.resolution.model_choice import ModelSource, choose_model, open_source
 from kvc_trt.engine.resolution.resolve import for_source, resolve
-from kvc_trt.engine.resolution.resolved_build import ResolvedBuild
+from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, default_taken
 from kvc_trt.engine.verification import is_verified
 from kvc_trt.errors import VerificationFailed
 from kvc_trt.models.sharding import describe_shards
@@ -35,6 +35,8 @@ class Built:
     backend: ChosenBackend
     report: Report | None
     """None where nothing was verified now: that was not asked for, or this very engine has passed before."""
+    default_taken: str | None = None
+    """Which policy was taken because none was named, and why; None if one was."""
 
     def require_verified(self) -> None:
         """Raise VerificationFailed if verification ran and the engine did not pass it."""
@@ -82,7 +84,7 @@ def build_configured(
         progress.note(f"weights: the checkpoint's matrices in fp8 are dequantised for {request.config.weights}")
     result = build_engine(request, source, output, backends(), force=force, progress=progress)
     report = verified(result, _checkpoint_beside(request, source), progress) if verify else None
-    return Built(result, request, backend, report)
+    return Built(result, request, backend, report, default_taken(config, choice))
 
 
 def default_name(model: str, policy: str) -> str:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from kvc_trt.engine.program import Program
 
 Array = NDArray[Any]
+LARGEST_SHARE_OF_MEMORY = 0.5
+"""Share of the free memory that a measurement may take at once for its caches or buffers."""
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kvc_trt.backends.benchmark import CopyBandwidth, Peak
+from kvc_trt.backends.benchmark import LARGEST_SHARE_OF_MEMORY, CopyBandwidth, Peak
 
 LEAST_BUFFER, LARGEST_BUFFER = 256 << 20, 1 << 30
-LARGEST_SHARE_OF_MEMORY = 0.125
-"""Share of the free memory that one buffer may take: both take at most a quarter."""
 SAMPLING_SECONDS = 0.002
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
@@ -56,7 +54,8 @@ def _buffer_size(cache: int | None) -> int:
     import psutil
 
     wanted = min(max(LEAST_BUFFER, cache or 0), LARGEST_BUFFER)
-    return int(min(wanted, psutil.virtual_memory().available * LARGEST_SHARE_OF_MEMORY))
+    both = psutil.virtual_memory().available * LARGEST_SHARE_OF_MEMORY
+    return int(min(wanted, both / 2))
 
 
 def _rates(

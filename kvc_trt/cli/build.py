@@ -127,10 +127,8 @@ def _summary(built: Built) -> str:
         f"{engine.path}: {result.status} in {result.seconds:.1f} s, {readable_size(total)} ({request.config.weights})",
         f"policy {parameters.policy}: {describe_parameters(parameters)}",
     ]
-    if (idle := compresses_nothing(parameters)) is not None:
-        lines.append(idle)
-    if (slow := _without_kernels(built)) is not None:
-        lines.append(slow)
+    notes = (built.default_taken, compresses_nothing(parameters), _without_kernels(built))
+    lines += [note for note in notes if note is not None]
     if result.resumed:
         lines.append(f"resumed an interrupted build: kept {', '.join(result.resumed)}")
     return "\n".join(map(escaped, lines))
@@ -149,6 +147,7 @@ def _as_json(built: Built) -> dict[str, Any]:
         "status": result.status,
         "seconds": round(result.seconds, 3),
         "backend": {"name": found.name, "versions": found.versions, "reason": found.reason},
+        "default_taken": built.default_taken,
         "without_kernels": _without_kernels(built),
         "resumed": list(result.resumed),
         "configuration": request.config.stored(),

@@ -80,7 +80,7 @@ _OF_FORMAT: Mapping[VectorFormat, tuple[tuple[Impossible, ...], ...]] = {
     ),
     INT4: ((), (_SCALE,), (_MINIMUM,)),
 }
-"""What codes, scales and minima never are."""
+"""Values that codes, scales and minima never have."""
 
 
 def _never_in(name: str, tensors: Mapping[str, Array]) -> Iterator[Impossible]:

@@ -36,7 +36,7 @@ class _Action(ctypes.Structure):
 _reporting = threading.Lock()
 """Taken by the thread that reports; others that read what is lost wait for the end of the process."""
 _kept: list[Any] = []
-"""What must live as long as the process: the handler, and the action before it."""
+"""The handler and the action before it, which must live as long as the process."""
 
 
 def report_lost_files() -> None:

@@ -24,6 +24,17 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 _Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
+class Recommendation(OwnSchema):
+    """The policy that measurements of a model's answers favour, for builds that name none."""
+
+    policy: str
+    prompt_budget: _Count
+    """Tokens of a prompt that it keeps; the token budget is as many and those of the longest answer."""
+    pool_kernel: _Count | None = None
+    why: str
+    """The measurement behind it, and the page that has it."""
+
+
 @dataclass(frozen=True)
 class Preset:
     """A model that is known by name."""
@@ -36,6 +47,7 @@ class Preset:
     revision: str | None
     defaults: Mapping[str, Any]
     """Settings of a build (`BuildConfig` keys) that suit this model."""
+    recommended: Recommendation | None = None
     checkpoint: Path | None = None
     """Folder of the checkpoint that the package ships."""
     file: PackageFile | None = None
@@ -65,6 +77,7 @@ class _PresetFile(OwnSchema):
     checkpoint: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9.-]*$")
     file: _File | None = None
     defaults: dict[str, Any] = Field(default_factory=dict)
+    recommended: Recommendation | None = None
     architecture: dict[str, Any]
 
 
@@ -99,6 +112,7 @@ def load_preset(name: str) -> Preset:
         hugging_face_id=content.hugging_face_id,
         revision=content.revision,
         defaults=defaults,
+        recommended=content.recommended,
         checkpoint=None if content.checkpoint is None else _PACKAGE / "models" / "checkpoints" / content.checkpoint,
         file=None if content.file is None else PackageFile(**content.file.model_dump()),
     )

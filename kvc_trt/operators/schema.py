@@ -93,7 +93,7 @@ class Tensor:
     """The vectors of a cache: in a format these are codes, and the operator has their scales and minima too. Channels
     of keys are codes alone, never packed: their scales are those of the keys."""
     parts_as: str | None = None
-    """What the names of its scales and minima begin with; None: its own name without "_cache"."""
+    """The beginning of the names of its scales and minima; None: its own name without "_cache"."""
 
 
 @dataclass(frozen=True)

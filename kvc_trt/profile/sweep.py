@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.backends.benchmark import Benchmark, OperatorTime, PartOfRun, Peak
+from kvc_trt.backends.benchmark import LARGEST_SHARE_OF_MEMORY, Benchmark, OperatorTime, PartOfRun, Peak
 from kvc_trt.engine.program import engine_program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.profile.engine_weights import engine_weight_bytes
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from kvc_trt.methods.base.parameters import PolicyParameters
     from kvc_trt.progress import Progress
 
-LARGEST_SHARE_OF_MEMORY = 0.5
-"""Largest share of the free memory for the caches of one side."""
 RECORDED_STEPS = 12
 """Steps in which operators are timed; the first is left out."""
 

@@ -21,7 +21,7 @@ GROWTH = 2
 
 @dataclass(frozen=True)
 class Round:
-    """What was known after some prompts, and what followed."""
+    """The candidates after some prompts, and those that stayed."""
 
     prompts: int
     stayed: tuple[Candidate, ...]

@@ -36,7 +36,7 @@ class Recommendation:
     confidence: float
     """The share of resamples in which the best candidate of at most its bytes is no better than it."""
     lost: tuple[float, float, float] | None
-    """What the chosen one loses against the whole cache, and its 95 % interval; None where that was not asked."""
+    """The chosen one's loss against the whole cache, and its 95 % interval; None where that was not asked."""
     good_enough: bool
     """True if it cannot be told apart from the whole cache, or loses no more than is allowed."""
 

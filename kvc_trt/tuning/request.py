@@ -1,4 +1,4 @@
-"""What a user asks `tune` for."""
+"""A user's request to `tune`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIVERGENCE = 0.1
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """What to choose by, and the folder of answers and pages."""
+    """The data and limits to choose by, and the folder of answers and pages."""
 
     data: str | PathLike[str]
     """A file of one's own questions (docs/data.md)."""

@@ -152,7 +152,7 @@ class Tuned:
         return [self._line(number, one, *fates[one], one in on_front) for number, one in enumerate(ranked, 1)]
 
     def _fate(self, one: Candidate) -> tuple[str, str]:
-        """What became of a candidate, and why."""
+        """Return how far a candidate came, and why no further."""
         best, finalists = self.recommendation, self.state.finalists
         if best is not None and finalists is not None and one in finalists.by_name:
             if one == best.chosen:
@@ -199,7 +199,7 @@ class Tuned:
         return f"{100 * lost[0]:.1f} points [{100 * lost[1]:.1f}, {100 * lost[2]:.1f}]"
 
     def findings(self) -> Iterator[str]:
-        """What the run found, the most important first; each a sentence."""
+        """Yield the findings of the run, the most important first; each is a sentence."""
         best = self.recommendation
         if best is None:
             yield "No round is over yet, so there is nothing to choose by: the same command goes on."

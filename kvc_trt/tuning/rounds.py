@@ -30,7 +30,7 @@ MODE = "query-aware"
 
 @dataclass(frozen=True)
 class Standing:
-    """What is known of all candidates after some rounds."""
+    """The answers of all candidates after some rounds."""
 
     prompts: OrderedPrompts
     candidates: tuple[Candidate, ...]
@@ -77,7 +77,7 @@ class Standing:
         return next((cell.reason for cell in found if cell is not None and cell.reason), "")
 
     def narrowed(self, count: int) -> Round | None:
-        """What follows from the first `count` prompts; None where some answer is missing."""
+        """Return the round that the first `count` prompts decide; None where some answer is missing."""
         able = [one for one in self.left if not self.reason(one)]
         found = self._qualities(able, count)
         return None if found is None else narrowed(found)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvc_trt.backends.benchmark import LARGEST_SHARE_OF_MEMORY
 from kvc_trt.backends.registry import program_backend
 from kvc_trt.backends.run_options import RunOptions
 from kvc_trt.files.atomic import write_json
@@ -15,7 +16,6 @@ from kvc_trt.machine import machine_record
 from kvc_trt.profile.accelerators import accelerator
 from kvc_trt.profile.planning.placement import on_one_gpu
 from kvc_trt.profile.profiled_engine import BLOCK, LEAST_BLOCKS, DecodeRun, open_profiled, time_decode
-from kvc_trt.profile.sweep import LARGEST_SHARE_OF_MEMORY
 from kvc_trt.runtime.executor import threads_for
 from kvc_trt.tuning.candidates import Candidate
 

@@ -111,7 +111,7 @@ class Observed:
     """Stored lengths [caches,B] after each step's append."""
     run: EngineRun | None = None
     tokens: StoredTokens | None = None
-    """What the caches stored, where they have a format."""
+    """The tokens that the caches stored, where they have a format."""
 
 
 def observe(

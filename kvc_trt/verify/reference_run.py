@@ -67,7 +67,7 @@ class KnownRun:
     activations: str = "float32"
     """Type of the engine's activations, whose range the reference's values are compared with."""
     stored: StoredTokens | None = None
-    """What the engine stored along these tokens, from which the reference goes on; None: from what it stores itself."""
+    """The engine's stored tokens, from which the reference goes on; None: it goes on from its own."""
 
     def under(self, method: Method) -> ReferenceRun:
         """Run the reference with a method that makes the choices."""

@@ -126,7 +126,7 @@ def test_the_backend_is_said_and_who_says_why(tiny_arguments, tmp_path, capfd):
 def test_a_budget_that_no_sequence_exceeds_compresses_nothing(budget, said, tiny_arguments, tmp_path, capfd):
     lengths = ("--max-input-len", "256", "--max-output-len", "32", "--token-budget", budget)
     assert run([*tiny_arguments, *lengths, "-o", str(tmp_path / "engine")]) == 0
-    line = "nothing is compressed: the token budget is 288, and a prompt and its answer have at most 288 tokens"
+    line = "nothing is compressed: with a token budget of 288, a step of the longest sequence, 288 tokens, reads "
     assert (line in capfd.readouterr().out) == said
 
 

@@ -138,12 +138,44 @@ def test_the_batches_of_a_tensorrt_engine_are_those_that_fit_its_own_memory(caps
 
 
 def test_a_budget_that_compresses_nothing_says_so(capsys):
-    said = "this budget compresses nothing: a step of the longest row, 2,176 tokens, reads all of them"
+    said = "nothing is compressed: with a token budget of {}, a step of the longest sequence, 2,176 tokens, reads"
     for budget, expected in (("1000000", True), ("2176", True), ("1024", False)):
         assert run([*COMMAND[:-1], budget, "--max-input-len", "2048"]) == 0
-        assert (said in capsys.readouterr().out) == expected
+        assert (said.format(f"{int(budget):,}") in capsys.readouterr().out) == expected
     assert run(["plan", "--model", "llama3.1-8b", "--policy", "full"]) == 0
-    assert "compresses nothing" not in capsys.readouterr().out
+    assert "nothing is compressed" not in capsys.readouterr().out
+
+
+def test_a_plan_says_which_policy_it_takes_where_none_is_named(capsys):
+    assert run(["plan", "--model", "smollm2-135m-instruct", "--max-output-len", "100"]) == 0
+    printed = capsys.readouterr().out
+    assert "policy snapkv-gqa, because none is named: " in printed
+    assert "token_budget            612  default of the model" in printed
+    assert all(len(line) <= 120 for line in printed.splitlines())
+    assert run(["plan", "--model", "smollm2-135m-instruct", "--policy", "rocketkv"]) == 0
+    assert "because none is named" not in capsys.readouterr().out
+
+
+def test_memory_under_several_ranks_is_that_of_each_gpu(capsys):
+    arguments = ["plan", "--model", "llama3.1-70b", "--memory", "4GiB", "--policy", "full", "--kv-cache", "int8"]
+    assert run([*arguments, "--tp", "4"]) == 0
+    assert "4.0 GiB for the caches of 1 row on each of 4 GPUs" in capsys.readouterr().out
+    assert run([*arguments, "--max-input-len", "1000"]) == 0
+    assert "on each" not in capsys.readouterr().out
+
+
+def test_a_window_of_a_configuration_file_holds_in_a_comparison(tmp_path, capsys):
+    file = tmp_path / "build.yaml"
+    file.write_text("model: llama3.1-8b\ntoken_budget: 160\nmax_output_len: 128\n")
+    compared = ["plan", "--config", str(file), "--compare", "--json"]
+    assert run(compared) == 0
+    rows = {row["policy"]: row for row in json.loads(capsys.readouterr().out)["policies"]}
+    assert "stored_bytes" in rows["snapkv-gqa"]
+    file.write_text(f"{file.read_text()}window: 64\n")
+    assert run(compared) == 0
+    rows = {row["policy"]: row for row in json.loads(capsys.readouterr().out)["policies"]}
+    assert "observation window of 64" in rows["snapkv-gqa"]["not_applicable"]
+    assert "stored_bytes" in rows["full"]
 
 
 def test_gpus_are_those_that_are_named(capsys):
@@ -215,7 +247,7 @@ def test_without_a_gpu_backend_there_is_no_gpu_memory(capsys):
 
 def test_an_engine_of_the_host_has_its_copies_rows_and_prefixes_told(capsys, monkeypatch):
     monkeypatch.setenv("KVC_TRT_CPU_KERNELS", "none")
-    arguments = ["plan", "--model", "smollm2-135m-instruct", "--token-budget", "256", "--max-batch-size", "5"]
+    arguments = ["plan", "--model", "smollm2-135m-instruct", "--policy", "rocketkv", "--max-batch-size", "5"]
     arguments += ["--weights", "fp32", "--backend", "onnxruntime", "--draft-tokens", "4"]
     assert run(arguments) == 0
     printed = capsys.readouterr().out

@@ -10,7 +10,7 @@ from kvc_trt.config import BuildConfig
 from kvc_trt.engine.resolution.calibration import calibrated
 from kvc_trt.engine.resolution.model_choice import choose_model, open_source
 from kvc_trt.engine.resolution.resolve import for_source, resolve
-from kvc_trt.engine.resolution.resolved_build import weight_bytes, with_defaults
+from kvc_trt.engine.resolution.resolved_build import default_taken, weight_bytes, with_defaults
 from kvc_trt.errors import InputError
 from kvc_trt.graph.weights import write_weights
 from kvc_trt.models.random_weights import RandomWeights
@@ -59,6 +59,37 @@ def test_a_presets_defaults_yield_to_the_user_and_to_the_policy():
     assert (config.token_budget, config.pool_kernel) == (128, 9)
     assert with_defaults(BuildConfig(model="retrieval-tiny", policy="full"), choice).pool_kernel is None
     assert with_defaults(BuildConfig(model="retrieval-tiny", policy="rocketkv-v2"), choice).pool_kernel is None
+
+
+def test_a_recommended_policy_counts_where_none_is_named():
+    choice = choose_model("smollm2-135m-instruct")
+    assert choice.recommended is not None
+
+    def taken(**settings):
+        config = BuildConfig(model=choice.name, **settings)
+        filled = with_defaults(config, choice)
+        return (filled.policy, filled.token_budget, filled.pool_kernel), default_taken(config, choice)
+
+    recommended, said = taken()
+    assert recommended == ("snapkv-gqa", 512 + 256, 17)
+    assert said == f"policy snapkv-gqa, because none is named: {choice.recommended.why}"
+    assert taken(max_output_len=1024, pool_kernel=7)[0] == ("snapkv-gqa", 512 + 1024, 7)
+    assert taken(token_budget=1000)[0] == ("snapkv-gqa", 1000, 17)
+    assert taken(policy="snapkv-gqa") == (("snapkv-gqa", 256, None), None)
+    assert taken(policy="rocketkv") == (("rocketkv", 256, None), None)
+
+
+def test_a_build_for_conversations_takes_no_recommendation():
+    choice = choose_model("smollm2-135m-instruct")
+    config = BuildConfig(model=choice.name, max_conversation_len=8192)
+    assert (with_defaults(config, choice).policy, with_defaults(config, choice).token_budget) == ("rocketkv", 256)
+    assert "is recommended for one prompt at a time" in (default_taken(config, choice) or "")
+
+
+def test_a_model_without_a_recommendation_says_how_to_choose(tiny_model):
+    said = default_taken(build(tiny_model), choose_model(str(tiny_model)))
+    assert said is not None
+    assert said.startswith("policy rocketkv, because none is named: ")
 
 
 def test_recorded_numbers_are_pinned_only_where_they_differ(tiny_model):

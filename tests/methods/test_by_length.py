@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from kvc_trt.errors import InputError
-from kvc_trt.methods.base.rocketkv_budget import cache_capacity
+from kvc_trt.methods.base.rocketkv_budget import budgets_by_length, cache_capacity
 from kvc_trt.models.presets import load_preset
 from kvc_trt.policies import PolicyParameters, resolve
 
@@ -40,6 +40,17 @@ def resolved(policy: str = "rocketkv", budget: int = 512, n: int = 131_072 - 128
 def test_budgets_by_hand(n: int, even: int, adaptive: int) -> None:
     assert resolved("rocketkv-v1").kept_of(n) == even
     assert resolved("rocketkv").kept_of(n) == resolved("snapkv++").kept_of(n) == adaptive
+
+
+@pytest.mark.parametrize("split", ["adaptive", "even", 0.25])
+@pytest.mark.parametrize(("budget", "new"), [(512, 128), (64, 1), (100, 300)])
+def test_budgets_of_all_lengths_are_those_of_the_rule_one_by_one(split: Any, budget: int, new: int) -> None:
+    window, longest = 32, 4000
+    found = budgets_by_length(longest, budget, new, split, window)
+    assert found.shape == (longest + 1,)
+    for n in range(longest + 1):
+        own = cache_capacity(n + new, budget, new, split) - new
+        assert found[n] == (n if n <= budget else min(max(own, window), n))
 
 
 def test_capacity_is_that_of_the_prompt_that_keeps_most() -> None:

@@ -70,8 +70,8 @@ def test_one_policy_and_format_may_have_settings_of_its_own():
     [wide] = table(memory=8 * MIB, policy="snapkv-gqa", kv_cache="auto", window=64)
     [usual] = table(memory=8 * MIB, policy="snapkv-gqa", kv_cache="auto")
     assert (wide["token_budget"], wide["policy"]) == (usual["token_budget"], "snapkv-gqa")
-    with pytest.raises(InputError, match="--set window: --memory shows every policy"):
-        table(memory=8 * MIB, window=64)
+    with pytest.raises(InputError, match="--set pool_kernel: --memory shows every policy"):
+        table(memory=8 * MIB, pool_kernel=5)
 
 
 def test_rows_alone_ask_what_a_gpu_has_beside_the_weights():

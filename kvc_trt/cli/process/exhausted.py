@@ -32,7 +32,7 @@ _HINTS = {
 }
 _THREADS = re.compile(r"can't start new thread|pthread_create[^:\n]*")
 _MEMORY = re.compile(r"std::bad_alloc|(failed to|can't|cannot) allocate memory[^:.\n]*|failed to map segment.*", re.I)
-"""What libraries write into errors of general kinds (RuntimeError, ImportError, ONNX Runtime's own)."""
+"""Words that libraries write into errors of general kinds (RuntimeError, ImportError, ONNX Runtime's own)."""
 
 
 def check_address_space() -> None:

@@ -33,9 +33,14 @@ def compresses_nothing(parameters: PolicyParameters) -> str | None:
     reading_less = parameters.reads_a_part and parameters.dense_limit < longest
     if dropping or reading_less or not (drops or parameters.reads_a_part):
         return None
+    return nothing_compressed(parameters.token_budget, longest)
+
+
+def nothing_compressed(token_budget: int, longest: int) -> str:
+    """Return the sentence of a budget with which a step reads everything of the longest sequence."""
     return (
-        f"nothing is compressed: the token budget is {parameters.token_budget}, and a prompt and its answer have at "
-        f"most {longest} tokens"
+        f"nothing is compressed: with a token budget of {token_budget:,}, a step of the longest sequence, {longest:,} "
+        "tokens, reads everything"
     )
 
 

@@ -63,8 +63,17 @@ def answer_text(text: str) -> str:
     return "".join(escaped(one, "\n\t") if unicodedata.category(one) in ("Cc", "Cs") else one for one in text)
 
 
-def section(heading: str, headers: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[int]) -> str:
-    """Return a heading and an aligned table."""
+def section(
+    heading: str,
+    headers: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    right: Iterable[int] = (),
+    *,
+    left: Sequence[int] | None = None,
+) -> str:
+    """Return a table under its heading; columns of `right` are aligned to the right, or all but those of `left`."""
+    if left is not None:
+        right = (index for index in range(len(headers)) if index not in left)
     return f"{heading}\n{text_table(headers, rows, right=tuple(right))}"
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from kvc_trt.cli.text.printing import section
 from kvc_trt.errors import escaped
 from kvc_trt.machine import place
 from kvc_trt.sizes import readable_size
-from kvc_trt.tables import terminal_columns, text_table
+from kvc_trt.tables import terminal_columns
 
 WIDTH = 120
 """Findings wrap here, on a wider terminal too."""
@@ -76,10 +77,10 @@ def _first_token(result: Result) -> str:
             f"{row['context']:,}",
             row["batch_size"],
             row["side"],
-            _number(row["median_ttft_ms"]),
-            _number(row["std_ttft_ms"]),
-            _number(row["prefill_ms"]),
-            _number(row["compaction_ms"]),
+            milliseconds(row["median_ttft_ms"]),
+            milliseconds(row["std_ttft_ms"]),
+            milliseconds(row["prefill_ms"]),
+            milliseconds(row["compaction_ms"]),
             f"{row['compaction_share_of_prefill']:.1%}",
             "" if row["prefill_minus_dense_ms"] is None else f"{row['prefill_minus_dense_ms']:+.1f}",
         ]
@@ -130,15 +131,10 @@ def _bullet(sentence: str) -> str:
     )
 
 
-def section(heading: str, headers: Sequence[str], rows: Iterable[Sequence[object]], *, left: Sequence[int]) -> str:
-    """Return a table under its heading; columns are aligned to the right but for those of `left`."""
-    right = [index for index in range(len(headers)) if index not in left]
-    return f"{heading}\n{text_table(headers, rows, right=right)}"
-
-
 def _times(factor: float | None) -> str:
     return "" if factor is None else f"{factor:.2f}x"
 
 
-def _number(milliseconds: float) -> str:
-    return f"{milliseconds:,.1f}"
+def milliseconds(found: float | None) -> str:
+    """Write a time to a tenth; nothing where there is none."""
+    return "" if found is None else f"{found:,.1f}"

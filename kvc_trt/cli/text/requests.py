@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvc_trt.cli.text.profile import findings_text, head, section
+from kvc_trt.cli.text.printing import section
+from kvc_trt.cli.text.profile import findings_text, head, milliseconds
 from kvc_trt.sizes import readable_size
 
 _LATENCIES = {
@@ -50,7 +51,7 @@ def _throughput(result: Mapping[str, Any]) -> str:
 
 def _latency(result: Mapping[str, Any]) -> str:
     rows = [
-        [row["side"], name, *(_number(row[f"{which}_{kind}_ms"]) for which in ("mean", "p50", "p90", "p99")),
+        [row["side"], name, *(milliseconds(row[f"{which}_{kind}_ms"]) for which in ("mean", "p50", "p90", "p99")),
          _range(row["spread"][f"p50_{kind}_ms"])]
         for kind, name in _LATENCIES.items()
         for row in result["rows"]
@@ -66,7 +67,3 @@ def _repeats(result: Mapping[str, Any]) -> str:
 
 def _range(bounds: list[float] | None) -> str:
     return "" if bounds is None or bounds[0] == bounds[1] else f"{bounds[0]:,.2f} to {bounds[1]:,.2f}"
-
-
-def _number(found: float | None) -> str:
-    return "" if found is None else f"{found:,.1f}"

@@ -14,7 +14,7 @@ from kvc_trt.files.atomic import write_whole
 from kvc_trt.files.cache import cache_root
 from kvc_trt.models.config import ModelConfig, Yarn, longest_sequence
 from kvc_trt.models.formats import AnyCheckpoint, is_file, is_path, open_checkpoint, read_model_config, weights_of
-from kvc_trt.models.presets import load_preset
+from kvc_trt.models.presets import Recommendation, load_preset
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sources.checkpoint import Checkpoint
 from kvc_trt.models.sources.hub import WAYS_OUT, fetch, fetch_config, is_repository, ways_out_of
@@ -59,6 +59,7 @@ class ModelChoice:
     """The file of a package that the preset names as its weights, if any."""
     blocks: bool = False
     """True if `--model` is a GGUF file whose quantised matrices an engine holds as they are (`--weights keep`)."""
+    recommended: Recommendation | None = None
 
     @property
     def quantised(self) -> bool:
@@ -103,8 +104,9 @@ def choose_model(model: str, checkpoint: str | None = None, revision: str | None
     preset = load_preset(model)
     defaults = {**_general_defaults(preset.config), **preset.defaults}
     choice = ModelChoice(
-        model, preset.config, defaults, None, preset.hugging_face_id, preset.revision, preset.checkpoint, preset.file
-    )
+        model, preset.config, defaults, None, preset.hugging_face_id, preset.revision, preset.checkpoint, preset.file,
+        recommended=preset.recommended,
+    )  # fmt: skip
     if checkpoint is None:
         return choice
     path = Path(checkpoint).absolute()

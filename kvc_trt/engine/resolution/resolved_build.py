@@ -14,6 +14,7 @@ from kvc_trt.engine.resolution.model_choice import ModelChoice
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.presets import Recommendation
 from kvc_trt.models.weights import count_parameters
 from kvc_trt.sizes import readable_size
 from kvc_trt.validation import validated
@@ -64,16 +65,47 @@ def compute_dtype(weights: str) -> str:
     return {"fp16": "float16", "bf16": "bfloat16", "fp8": "bfloat16"}.get(weights, "float32")
 
 
+def recommended(config: BuildConfig, choice: ModelChoice) -> Recommendation | None:
+    """Return what the model's preset recommends to a build that names no policy; None elsewhere.
+
+    What was measured are questions of one prompt, so a build for conversations takes no recommendation.
+    """
+    named = "policy" in config.model_fields_set or config.max_conversation_len is not None
+    return None if named else choice.recommended
+
+
+def default_taken(config: BuildConfig, choice: ModelChoice) -> str | None:
+    """Return a sentence that says which policy a build takes that names none, and why; None if it names one."""
+    if "policy" in config.model_fields_set:
+        return None
+    if (found := recommended(config, choice)) is not None:
+        return f"policy {found.policy}, because none is named: {found.why}"
+    reason = "no policy is recommended for this model; kvc-trt tune chooses by your own questions"
+    if choice.recommended is not None:
+        reason = f"{choice.recommended.policy} is recommended for one prompt at a time; --policy full keeps everything"
+    return f"policy {config.policy}, because none is named: {reason}"
+
+
 def with_defaults(config: BuildConfig, choice: ModelChoice) -> BuildConfig:
     """Fill in the model's defaults for what the user left out, without those that the policy does not use."""
     given = config.model_dump(include=config.model_fields_set, exclude_none=True)
-    policy = given.get("policy", choice.defaults.get("policy", config.policy))
-    overrides = {name: value for name, value in choice.defaults.items() if name in (*DERIVED_NUMBERS, "dense_until")}
-    others = {name: value for name, value in choice.defaults.items() if name not in overrides}
+    settings = dict(choice.defaults)
+    if (found := recommended(config, choice)) is not None:
+        answer = given.get("max_output_len", settings["max_output_len"])
+        settings |= {"policy": found.policy, "token_budget": found.prompt_budget + answer}
+        settings |= {} if found.pool_kernel is None else {"pool_kernel": found.pool_kernel}
+    policy = given.get("policy", settings.get("policy", config.policy))
+    overrides = {name: value for name, value in settings.items() if name in (*DERIVED_NUMBERS, "dense_until")}
+    others = {name: value for name, value in settings.items() if name not in overrides}
     settled = policies.fixed(policy)
     free = {name: value for name, value in overrides.items() if name not in settled}
     defaults = {**others, **policies.applicable(policy, free)}
     return validated(BuildConfig, {**defaults, **given}, f"{choice.name} with its defaults")
+
+
+def for_every_policy(config: BuildConfig, choice: ModelChoice) -> BuildConfig:
+    """Fill in the defaults that hold whatever the policy: a recommended policy's budget is not among them."""
+    return with_defaults(config.model_copy(update={"policy": config.policy}), choice)
 
 
 def resolve_parameters(config: BuildConfig, model: ModelConfig) -> PolicyParameters:

@@ -41,7 +41,7 @@ class PromptCase:
     v: Float
     prompt_lengths: Int64
     kept_k: Float | None = None
-    """What a cache gives back of `k`, if its format changes that; the same for `kept_v`."""
+    """The values that a cache gives back of `k`, if its format changes that; the same for `kept_v`."""
     kept_v: Float | None = None
 
     def kept(self, indices: Array) -> tuple[Array, Array]:

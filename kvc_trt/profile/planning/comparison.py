@@ -13,7 +13,7 @@ from kvc_trt import policies
 from kvc_trt.backends.registry import backends
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.resolution.model_choice import ModelChoice
-from kvc_trt.engine.resolution.resolved_build import resolve_parameters, with_defaults
+from kvc_trt.engine.resolution.resolved_build import for_every_policy, resolve_parameters, with_defaults
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import BASELINE
@@ -22,11 +22,12 @@ from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
 from kvc_trt.profile.model_size import cache_itemsize
 from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes, row_traffic
 
+OF_ALL_POLICIES = ("layer_budget", "kv_cache", "window")
+"""Numbers set by hand that hold for every policy which has them."""
 _SETTINGS = {
     "model", "token_budget", "max_input_len", "max_output_len", "max_conversation_len", "split", "head_pattern",
-    "layer_budget",
+    *OF_ALL_POLICIES,
 }  # fmt: skip
-"""The settings that hold for every policy."""
 
 
 def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str, *, turns: bool) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str, *, 
     Whole caches in the other formats have rows of their own. Bytes are of one row of a batch at its longest.
     InputError if no policy is possible.
     """
-    filled = with_defaults(config, choice)
+    filled = for_every_policy(config, choice)
     assert filled.max_input_len is not None
     assert filled.max_output_len is not None
     sequence = max(filled.max_conversation_len or 0, filled.max_input_len + filled.max_output_len)
@@ -63,9 +64,11 @@ def of_policy(name: str, kv_cache: str, filled: BuildConfig, choice: ModelChoice
     """Return the build of one policy in a cache format, with the budget and the lengths of `filled`."""
     given = filled.model_dump(include=_SETTINGS, exclude_none=True)
     rule = policies.named(name)
+    if "window" not in rule.overrides:
+        given.pop("window", None)
     if rule.split is not None or not rule.divides:
         given.pop("split", None)
-    return with_defaults(BuildConfig(**given, policy=name, kv_cache=kv_cache), choice)
+    return with_defaults(BuildConfig(**{**given, "policy": name, "kv_cache": kv_cache}), choice)
 
 
 def _row(

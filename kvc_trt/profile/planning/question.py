@@ -10,16 +10,14 @@ from typing import Any
 from kvc_trt.config import DERIVED_NUMBERS, BuildConfig
 from kvc_trt.errors import InputError
 from kvc_trt.profile.accelerators import HOPPER, accelerator
+from kvc_trt.profile.planning.comparison import OF_ALL_POLICIES
 from kvc_trt.profile.planning.limit import Limit
 from kvc_trt.profile.planning.request import PlanRequest, resolve_comparison, resolve_limit, resolve_plan
-
-_OF_ALL_POLICIES = ("layer_budget", "kv_cache")
-"""Derived numbers that hold for every policy."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a plan is asked: one engine, all policies at a budget, or the budgets that fit a memory."""
+    """A question to `plan`: one engine, all policies at a budget, or the budgets that fit a memory."""
 
     gpus: tuple[str, ...] = ()
     """Names, or NAME=bandwidth,TFLOPS,GiB; empty: H100 and H200."""
@@ -81,7 +79,7 @@ def answered(config: BuildConfig, question: Question) -> dict[str, Any]:
 def _refuse_overrides(settings: Iterable[str], option: str) -> None:
     """Raise InputError for a setting of single policies: such a table derives them all from the budget."""
     for name in settings:
-        if name in (*DERIVED_NUMBERS, "dense_until") and name not in _OF_ALL_POLICIES:
+        if name in (*DERIVED_NUMBERS, "dense_until") and name not in OF_ALL_POLICIES:
             raise InputError(
                 f"--set {name}: {option} shows every policy as it is derived from the budget",
                 hint=f"leave out {option} to set it for one --policy",

@@ -13,7 +13,13 @@ from kvc_trt.backends.registry import backends
 from kvc_trt.config import DERIVED_NUMBERS, BuildConfig
 from kvc_trt.engine.resolution.model_choice import ModelChoice, choose_model
 from kvc_trt.engine.resolution.resolve import check_backend_settings
-from kvc_trt.engine.resolution.resolved_build import compute_dtype, resolve_parameters, with_defaults
+from kvc_trt.engine.resolution.resolved_build import (
+    compute_dtype,
+    default_taken,
+    for_every_policy,
+    resolve_parameters,
+    with_defaults,
+)
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.methods.base.parameters import BASELINE, PolicyParameters
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
@@ -61,6 +67,7 @@ def resolve_plan(request: PlanRequest) -> dict[str, Any]:
     placement = _placement(choice.config, parameters, weights, filled)
     plan = make_plan(placement, gpus, _divisions(placement, filled, gpus))
     plan["model"] = {"name": choice.name, **plan["model"]}
+    plan["default_taken"] = default_taken(config, choice)
     plan["choices"] = _choices(config, filled, plan, by_mix=mix is not None)
     plan["layer_budget"] = filled.layer_budget or "uniform"
     plan.update(_memory_of_backend(placement, filled, gpus))
@@ -75,7 +82,7 @@ def resolve_limit(request: PlanRequest, limit: Limit) -> dict[str, Any]:
     """Return the largest token budget of every policy and cache format that fits, or of those that are given."""
     config = request.config
     choice = _choose(config)
-    filled, weights = with_defaults(config, choice), _weight_format(config.weights, choice, config.backend)
+    filled, weights = for_every_policy(config, choice), _weight_format(config.weights, choice, config.backend)
     if filled.backend != "auto":
         backend_of(filled.backend)
     sought = list(_sought(config, filled, choice, weights))
@@ -89,6 +96,7 @@ def resolve_limit(request: PlanRequest, limit: Limit) -> dict[str, Any]:
         "max_input_len": filled.max_input_len,
         "max_output_len": filled.max_output_len,
         "weights": weights,
+        "ranks": ranks or 1,
         **found,
     }
 
@@ -131,7 +139,7 @@ def resolve_comparison(config: BuildConfig) -> dict[str, Any]:
     """Return the comparison of all policies at the configuration's budget."""
     choice = _choose(config)
     weights = _weight_format(config.weights, choice, config.backend)
-    return compare_policies(config, choice, weights, turns=_takes_turns(with_defaults(config, choice).backend))
+    return compare_policies(config, choice, weights, turns=_takes_turns(config.backend))
 
 
 def _for_mix(filled: BuildConfig, config: BuildConfig, mix: Mix | None) -> BuildConfig:

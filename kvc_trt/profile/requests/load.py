@@ -94,7 +94,7 @@ class Asking:
     arrivals: tuple[float, ...]
     """Seconds from the beginning of a run."""
     source: str
-    """What the prompts are."""
+    """A description of the prompts."""
 
     @property
     def longest(self) -> tuple[int, int]:

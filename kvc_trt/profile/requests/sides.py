@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from kvc_trt.backends.benchmark import LARGEST_SHARE_OF_MEMORY
 from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.runtime.scheduler.scheduler import Scheduler
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from kvc_trt.engine.program import Program
     from kvc_trt.profile.requests.load import Asking
     from kvc_trt.progress import Progress
-
-LARGEST_SHARE_OF_MEMORY = 0.8
-"""Share of the free memory that the caches of both sides may take together."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class KeysOff:
 
 
 class FollowedCodes:
-    """What the reference's caches give back: the engine's codes, where the engine stored the same token."""
+    """The values that the reference's caches give back: the engine's codes, where the engine stored the same token."""
 
     def __init__(self, sites: Sequence[CacheSite], tables: Mapping[int, tuple[StoredTable, StoredTable]]) -> None:
         self.off = KeysOff()

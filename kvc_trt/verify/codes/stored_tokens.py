@@ -112,7 +112,7 @@ class StoredTokens:
 
     sites: Sequence[CacheSite]
     blocks: Mapping[str, list[list[StoredBlock]]]
-    """What each graph stores, for each token of a pass."""
+    """The stored form of each token of a pass, by graph."""
     found: CodesFound = field(default_factory=CodesFound)
     tables: dict[int, tuple[StoredTable, StoredTable]] = field(default_factory=dict)
     """Keys and values, by cache."""

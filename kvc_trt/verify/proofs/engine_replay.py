@@ -37,7 +37,7 @@ class EngineReplay:
     """Per cache that is read in part: the slots that each step reads, [heads,.]."""
     judged: IndexComparison
     tokens: StoredTokens | None = None
-    """What the engine's caches stored, where they have a format."""
+    """The tokens that the engine's caches stored, where they have a format."""
 
     def lists(self, cache: int, step: int) -> Lists | None:
         """Return the lists of a cache at a step, 0 for the prompt; None where the engine has none."""

@@ -59,7 +59,7 @@ class Judge:
     near_ties: NearTies
     """Counts the lists that were excused."""
     blocks: Sequence[StoredBlock] = ()
-    """What the graph stores in caches that have a format."""
+    """The tokens that the graph stores in caches that have a format."""
 
     def tolerances(self, base: Sequence[Values]) -> dict[str, float]:
         """Per tensor, in the graph's order, the largest absolute difference from these runs."""

@@ -54,7 +54,7 @@ def long_prefill(inputs: Inputs, folders: Folders) -> Iterator[Outcome]:
     """Send signals into calls of ONNX Runtime that would last for a minute: a model of 135 million parameters."""
     engine, prompt = folders.root / "large", folders.root / "long.json"
     prompt.write_text(str(list(range(1, 4000))))
-    build = ["build", "--model", "smollm2-135m-instruct", "--random-weights", "0", "--token-budget", "256"]
+    build = ["build", "--model", "smollm2-135m-instruct", "--random-weights", "0", "--policy", "rocketkv"]
     folders.make()
     made = Running([*build, "--max-input-len", "4096", "--no-verify", "-o", str(engine)], folders).wait()
     if made.code:

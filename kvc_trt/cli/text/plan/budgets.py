@@ -52,6 +52,8 @@ def limit_text(found: Mapping[str, Any]) -> str:
     lengths = f"prompts to {found['max_input_len']:,}, answers to {found['max_output_len']:,} tokens"
     rows = f"{found['rows']:,} row{'s' * (found['rows'] > 1)}"
     heading = f"{found['model']}: the largest token budget of each policy and cache format; {lengths}"
+    if found["ranks"] > 1:
+        rows += f" on each of {found['ranks']} GPUs"
     tables = [_table(table, rows) for table in found["tables"]]
     notes = [
         "- per row: allocated for one row at full length; rows: as many as fit; everything is counted, positions too",

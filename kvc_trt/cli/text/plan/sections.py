@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvc_trt.cli.text.plan import gpus
+from kvc_trt.cli.text.policy import nothing_compressed
 from kvc_trt.cli.text.printing import number, ranges, section
 from kvc_trt.methods.base.parameters import BASELINE
 from kvc_trt.models.cache_formats import AUTO
@@ -16,6 +18,7 @@ Caches = Sequence[Mapping[str, Any]]
 """The caches of one layer: `heads` and `slots` of each."""
 
 MOST_KINDS, LAYERS_PER_LINE = 8, 8
+WIDTH = 120
 
 
 def plan_text(plan: Plan) -> str:
@@ -41,16 +44,12 @@ def _choices(plan: Plan) -> str:
     rows = [[choice["name"], number(choice["value"]), choice["source"]] for choice in plan["choices"]]
     rows.append(["capacity", number(policy["capacity"]), "derived: cache slots per compressed layer"])
     split = f" (split {policy['split']})" if "split" in policy else ""
-    text = section(f"policy {policy['policy']}{split}", ["parameter", "value", "from"], rows, [1])
-    return f"{text}\n{_nothing_compressed(plan)}" if _nothing_compressed(plan) else text
-
-
-def _nothing_compressed(plan: Plan) -> str:
-    """Say that a budget compresses nothing; nothing for the policy that never does."""
-    if plan["compresses"] or plan["policy"]["policy"] == BASELINE:
-        return ""
-    longest = number(plan["policy"]["max_sequence_len"])
-    return f"this budget compresses nothing: a step of the longest row, {longest} tokens, reads all of them"
+    lines = [section(f"policy {policy['policy']}{split}", ["parameter", "value", "from"], rows, [1])]
+    if plan["default_taken"] is not None:
+        lines.append(textwrap.fill(plan["default_taken"], WIDTH))
+    if not plan["compresses"] and policy["policy"] != BASELINE:
+        lines.append(nothing_compressed(policy["token_budget"], policy["max_sequence_len"]))
+    return "\n".join(lines)
 
 
 def _cache(plan: Plan) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.accuracy.smollm2 import choosing
+from benchmarks.accuracy.smollm2 import choosing, grid
 from benchmarks.accuracy.smollm2.cells import OURS, Comparison
 from benchmarks.accuracy.smollm2.page import recorded
+from benchmarks.accuracy.smollm2.stages import LONGEST_ANSWERS
+from kvc_trt.models.presets import load_preset
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +48,15 @@ def test_bytes_by_plan_are_those_of_the_engines_that_answered(found: Comparison)
             assert cell is not None
             row = choosing.Row(choosing.Variant(policy, 256), group)
             assert row.mebibytes * choosing.MIB == pytest.approx(cell.stored, rel=0.02)
+
+
+def test_the_preset_recommends_what_the_answers_choose(found: Comparison) -> None:
+    """A budget pays for the answer too, so a prompt kept as many tokens less."""
+    taken = choosing.choice(found, choosing.USES["any of these: through the template, plain, among, long"])
+    assert taken is not None
+    assert taken.token_budget is not None
+    recommended = load_preset(grid.MODEL).recommended
+    assert recommended is not None
+    assert (recommended.policy, {"pool_kernel": recommended.pool_kernel}) == (taken.name, taken.settings)
+    kept = taken.token_budget - LONGEST_ANSWERS[choosing.ONE.task]
+    assert kept <= recommended.prompt_budget <= taken.token_budget
