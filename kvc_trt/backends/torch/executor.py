@@ -7,7 +7,7 @@ kernels (emulated, or their reference) inside a whole model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from kvc_trt.backends.torch.model.decoder import OBSERVABLE, DenseAttention, Pro
 from kvc_trt.backends.torch.model.step import StaticStep, rows_captured
 from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.backends.torch.policy_path import policy_path
+from kvc_trt.backends.torch.slices import each_done, in_slices
 from kvc_trt.engine.program import Program, engine_program
 from kvc_trt.graph.state import CacheSite, cache_sites, parts_in_step
 from kvc_trt.graph.weights import HEAD, EngineWeights
@@ -193,8 +194,35 @@ class TorchExecutor(ExecutorBase):
             ids, lengths = self._moved(input_ids[group, :length]), self._moved(prompt_lengths[group])
             with memory.said(f"prefill of {len(lengths)} x {length} tokens", self.device, SHORTER):
                 found.append(self.decoder.prefill(ids, lengths))
-        whole = found[0] if len(found) == 1 else joined(found)
-        return Prefilled(whole.logits.cpu().numpy(), whole.cache_lengths.cpu().numpy(), whole.state)
+        return _prefilled(found[0] if len(found) == 1 else joined(found))
+
+    def prepare_slices(self) -> None:
+        """Do nothing: slices run what a whole prefill runs."""
+
+    def prefill_in_slices(
+        self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64], limit: float
+    ) -> Generator[float, None, Prefilled]:
+        """Run a prompt [1,S] slice by slice; the result is that of `prefill` bit for bit, in the same memory.
+
+        Where inner values are exposed it is one slice, so that what runs in between does not replace them.
+        """
+        if self._expose:
+            return self.prefill(input_ids, prompt_lengths)
+        pieces, each = self.prefill_in_pieces(input_ids, prompt_lengths), self.pieces_of_layer(input_ids)
+        return (yield from in_slices(pieces, each, self.program.model.num_hidden_layers, limit))
+
+    def pieces_of_layer(self, input_ids: NDArray[np.int64]) -> int:
+        """Return the pieces of a layer in a prefill of `input_ids` [B,S]."""
+        return self.decoder.pieces_of_layer(*input_ids.shape)
+
+    def prefill_in_pieces(
+        self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64]
+    ) -> Generator[None, None, Prefilled]:
+        """Run prompts one piece per `next`, and wait for it; UnsupportedEnvironment where memory lacks."""
+        self._require_prefill(*input_ids.shape)
+        with memory.said("prefill of {} x {} tokens".format(*input_ids.shape), self.device, SHORTER):
+            pieces = self.decoder.prefill_in_pieces(self._moved(input_ids), self._moved(prompt_lengths))
+            return _prefilled((yield from each_done(pieces, self.device)))
 
     def insert(self, prefilled: Prefilled, source_row: int, row: int) -> None:
         """Copy one prefilled row into every buffer."""
@@ -352,6 +380,10 @@ class TorchExecutor(ExecutorBase):
 
     def _moved(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(self.device)
+
+
+def _prefilled(found: PromptResult) -> Prefilled:
+    return Prefilled(found.logits.cpu().numpy(), found.cache_lengths.cpu().numpy(), found.state)
 
 
 def joined(parts: list[PromptResult]) -> PromptResult:

@@ -76,10 +76,12 @@ def prefill_bytes(
     joined = (queries + pairs) * (itemsize + 3 * FLOAT)
     inner = 4 * model.intermediate_size * itemsize
     blocks = min(block, tokens) * (max(joined, inner) + 3 * model.hidden_size * itemsize + model.hidden_size * FLOAT)
+    # On a CPU, the mask of a block of queries of a prompt that attends in several.
+    mask = min(length, TURN_BLOCK) * length * (FLOAT + 1) if itemsize == FLOAT else 0
     # Compaction's statistics and votes: a pair per key chunk and window row, a vote per key.
     votes = tokens * model.num_key_value_heads * 2 * FLOAT
     logits = rows * model.vocab_size * (FLOAT + itemsize)
-    return cache_bytes(state, rows) + whole + blocks + votes + logits
+    return cache_bytes(state, rows) + whole + blocks + mask + votes + logits
 
 
 def operation_bytes(model: ModelConfig, rows: int, length: int) -> int:

@@ -2,14 +2,15 @@
 
 A batch is [T, width] throughout, with T = batch * sequence in prefill and T = batch in a step. Prefill works layer by
 layer: a layer's keys and values are compacted before the next layer computes its own, so only one full cache is in
-memory; projections and feed-forward run over blocks of tokens. A step has fixed shapes, never waits for the device and
-updates its state in place, so that it can be captured in a CUDA graph. Under a policy without kernels for some part,
-the caches run by nodes (`nodes/cache_operations.py`).
+memory; projections, attention and feed-forward run over blocks of tokens. Between two of these pieces a prefill can
+wait (`slices.py`); a prefill that does not wait runs the same pieces. A step has fixed shapes, never waits for the
+device and updates its state in place, so that it can be captured in a CUDA graph. Under a policy without kernels for
+some part, the caches run by nodes (`nodes/cache_operations.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -19,8 +20,8 @@ from torch.nn import functional
 from kvc_trt.backends.torch.memory import PREFILL_BLOCK
 from kvc_trt.backends.torch.model.elementwise import AS_WRITTEN, Elementwise
 from kvc_trt.backends.torch.model.prefetch import weight_prefetch
-from kvc_trt.backends.torch.model.projections import Projections
-from kvc_trt.backends.torch.model.prompt_attention import last_queries, prefill_attention
+from kvc_trt.backends.torch.model.projections import Projections, finished
+from kvc_trt.backends.torch.model.prompt_attention import last_queries, prefill_attention, queries_at_once
 from kvc_trt.backends.torch.model.turn import take_turns
 from kvc_trt.backends.torch.nodes.caches import State, runs_by_nodes
 from kvc_trt.backends.torch.whole_prompts import store_whole
@@ -106,17 +107,26 @@ class TorchDecoder(Projections):
         """True if steps run by nodes, for which the host waits."""
         return self._by_nodes.steps is not None
 
-    @torch.inference_mode()
     def prefill(self, input_ids: Tensor, prompt_lengths: Tensor) -> PromptResult:
         """Run prompts [B,S], right padded, of lengths [B], compacting each layer's cache after its attention."""
-        if self._by_nodes.pads:
-            input_ids = functional.pad(input_ids, (0, -input_ids.shape[1] % PROMPT_BLOCK))
+        return finished(self.prefill_in_pieces(input_ids, prompt_lengths))
+
+    def pieces_of_layer(self, rows: int, length: int) -> int:
+        """Return how many pieces a layer of `rows` prompts of `length` tokens, padding included, has."""
+        length = self._padded(length)
+        by_token = len(list(self._blocks(rows * length)))
+        return 2 * by_token + len(list(self._query_blocks(length))) + 1
+
+    @torch.inference_mode()
+    def prefill_in_pieces(self, input_ids: Tensor, prompt_lengths: Tensor) -> Generator[None, None, PromptResult]:
+        """Like `prefill`, one piece per `next`: a block of projections, attention or feed-forward, or a compaction."""
+        input_ids = functional.pad(input_ids, (0, self._padded(input_ids.shape[1]) - input_ids.shape[1]))
         batch, length = input_ids.shape
         state: dict[str, Tensor] = {}
         lengths: list[Tensor] = []
         hidden = self._embed(input_ids.flatten())
         for layer in range(self.config.num_hidden_layers):
-            kept, stored = self._prefill_layer(layer, hidden, batch, prompt_lengths)
+            kept, stored = yield from self._prefill_layer(layer, hidden, batch, prompt_lengths)
             state.update(kept)
             lengths += stored
         last = torch.arange(batch, device=hidden.device) * length + prompt_lengths - 1
@@ -200,15 +210,39 @@ class TorchDecoder(Projections):
         last = torch.arange(batch, device=hidden.device) * block + torch.tensor(lengths, device=hidden.device) - 1
         return self._logits(hidden.index_select(0, last)), torch.stack(stored)
 
+    def _padded(self, length: int) -> int:
+        """Return the length to which prompts of `length` tokens are padded."""
+        return length + (-length % PROMPT_BLOCK if self._by_nodes.pads else 0)
+
+    def _query_blocks(self, length: int) -> list[slice]:
+        """Divide the queries of prompts of `length` tokens into those that attend together."""
+        at_once = queries_at_once(self._weights.embedding, self._block)
+        return [slice(first, min(first + at_once, length)) for first in range(0, length, at_once)]
+
+    def _attention_in_pieces(self, query: Tensor, keys: Tensor, values: Tensor) -> Generator[None, None, Tensor]:
+        """Attend over whole prompts: [B,H,S,D], [B,G,S,D], [B,G,S,D] -> [B,S,H,D]."""
+        blocks = self._query_blocks(query.shape[2])
+        if len(blocks) == 1:
+            whole = prefill_attention(query, keys, values).transpose(1, 2)
+            yield
+            return whole
+        attended = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format)
+        for rows in blocks:
+            end = rows.stop
+            block = prefill_attention(query[:, :, rows], keys[:, :, :end], values[:, :, :end])
+            attended[:, rows] = block.transpose(1, 2)
+            yield
+        return attended
+
     def _prefill_layer(
         self, layer: int, hidden: Tensor, batch: int, prompt_lengths: Tensor
-    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+    ) -> Generator[None, None, tuple[dict[str, Tensor], list[Tensor]]]:
         """Pass the residual stream [T,hidden] through one layer in place; return its stored tensors and lengths."""
         places = torch.arange(len(hidden), device=hidden.device) % (len(hidden) // batch)
         places = places.clamp(max=len(self._cos) - 1)  # padding may extend past the tables
-        made = self._project(layer, hidden, batch, places)
+        made = yield from self._project_in_pieces(layer, hidden, batch, places)
         query, keys, values = (part.transpose(1, 2) for part in made)
-        attended = prefill_attention(query, keys, values)
+        attended = yield from self._attention_in_pieces(query, keys, values)
         if self._by_nodes.prompts is not None:
             stored = self._store_by_nodes(layer, (hidden, made), prompt_lengths)
             del made, query
@@ -225,7 +259,8 @@ class TorchDecoder(Projections):
                 self._see(layer, keys=keys, values=values)
                 stored = self._store_whole(layer, keys, values, prompt_lengths), [prompt_lengths]
         del keys, values  # free memory for the feed-forward block
-        self._finish(layer, hidden, attended.transpose(1, 2).reshape(len(hidden), -1))
+        yield
+        yield from self._finish_in_pieces(layer, hidden, attended.reshape(len(hidden), -1))
         return stored
 
     def _store_by_nodes(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from kvc_trt.reference.layers import linear
 if TYPE_CHECKING:
     from kvc_trt.backends.torch.model.weights import TorchWeights
     from kvc_trt.models.config import ModelConfig
+
+
+Result = TypeVar("Result")
 
 
 class Projections:
@@ -65,6 +68,12 @@ class Projections:
 
     def _project(self, layer: int, hidden: Tensor, batch: int, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project tokens at positions `places` [T], block by block, to queries [B,S,H,D], keys and values [B,S,G,D]."""
+        return finished(self._project_in_pieces(layer, hidden, batch, places))
+
+    def _project_in_pieces(
+        self, layer: int, hidden: Tensor, batch: int, places: Tensor
+    ) -> Generator[None, None, tuple[Tensor, Tensor, Tensor]]:
+        """Like `_project`, one block per `next`."""
         (heads, kv_heads), size = self._heads, self.config.head_size
         length = len(hidden) // batch
         parts = [hidden.new_empty(len(hidden), count, size) for count in (heads, kv_heads, kv_heads)]
@@ -73,6 +82,7 @@ class Projections:
             made = self._split(layer, x, *self._angles(layer, places[rows]))
             for whole, part in zip(parts, made, strict=True):
                 whole[rows] = part
+            yield
         query, keys, values = (part.view(batch, length, *part.shape[1:]) for part in parts)
         return query, keys, values
 
@@ -83,10 +93,15 @@ class Projections:
 
     def _finish(self, layer: int, hidden: Tensor, attended: Tensor) -> None:
         """Add output projection and feed-forward to the residual stream, in place."""
+        finished(self._finish_in_pieces(layer, hidden, attended))
+
+    def _finish_in_pieces(self, layer: int, hidden: Tensor, attended: Tensor) -> Generator[None, None, None]:
+        """Like `_finish`, one block per `next`."""
         for rows in self._blocks(len(hidden)):
             x = None if self._norms.place != "shared" else self._read(layer, "input_layernorm", hidden[rows])
             before, update = self._before_next(layer, hidden[rows], x, attended[rows])
             torch.add(before, update, out=hidden[rows])
+            yield
 
     def _before_next(self, layer: int, hidden: Tensor, x: Tensor | None, attended: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residual stream and what is to be added to it after a layer, from its attention [N,H*D].
@@ -174,6 +189,16 @@ class Projections:
     def _blocks(self, tokens: int) -> Iterator[slice]:
         for start in range(0, tokens, self._block):
             yield slice(start, min(start + self._block, tokens))
+
+
+def finished(pieces: Generator[None, None, Result]) -> Result:
+    """Run all pieces and return their result."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
 
 
 def float_product(x: Tensor, matrix: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -10,15 +11,20 @@ from torch.nn.functional import pad
 
 from kvc_trt.backends.torch.memory import PLAN_BUCKET, TURN_BLOCK
 
+QUERY_BLOCKS = 4
+"""Blocks of tokens whose queries attend together: 32,768 queries on a GPU."""
+
 
 def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Exact causal attention over whole prompts: [B,H,S,D], [B,G,S,D], [B,G,S,D] -> [B,H,S,D].
+    """Exact causal attention from the last n of S tokens of prompts: [B,H,n,D], [B,G,S,D], [B,G,S,D] -> [B,H,n,D].
 
     On a GPU only kernels without S x S scores may run: these would need 64 GB for a prompt of 32K tokens.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
+    if query.shape[2] < keys.shape[2]:
+        return turn_attention(query, keys, values)
     if query.device.type == "cpu":
         return scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
     if query.dtype == torch.float32:  # flash kernels need 16-bit types, and this one needs equal heads
@@ -32,6 +38,16 @@ def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         return scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)[:, :, :length]
 
 
+def queries_at_once(tables: Tensor, block: int) -> int:
+    """Return how many queries of a prompt attend together, for tensors like `tables` and products over `block` tokens.
+
+    A prompt of as many tokens takes any kernel that PyTorch has for whole prompts; the later queries of a longer one
+    take the flash kernel. In float32 all attend together on a GPU: no kernel there takes later queries without holding
+    their scores.
+    """
+    return sys.maxsize if tables.device.type == "cuda" and tables.dtype == torch.float32 else QUERY_BLOCKS * block
+
+
 def bucketed(table: Tensor) -> Tensor:
     """Pad [B,H,S,D] with zeros to a multiple of PLAN_BUCKET tokens, which causal attention before them does not see.
 
@@ -42,7 +58,7 @@ def bucketed(table: Tensor) -> Tensor:
 
 
 def turn_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Exact attention from the last n entries to all before and to themselves: [1,H,n,D], [1,G,m+n,D] -> [1,H,n,D].
+    """Exact attention from the last n entries to all before and to themselves: [B,H,n,D], [B,G,m+n,D] -> [B,H,n,D].
 
     A flash kernel takes all n queries at once, without a mask. Elsewhere blocks of queries have a mask of their own, so
     that no table of n x (m+n) is made.

@@ -7,20 +7,22 @@ had held them, so stored contexts fit any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.backends.torch.parallel.messages import OPEN
+from kvc_trt.backends.torch.parallel.messages import BEGIN_PREFILL, NEXT_PIECE, OPEN
+from kvc_trt.backends.torch.slices import in_slices
 from kvc_trt.engine.program import NO_FILE, Program
 from kvc_trt.kernels.switches import DEVICE_SAMPLING
 from kvc_trt.runtime.executor import Answer, CheckedDraft, DrawnDraft, ExecutorBase, Extended, Prefilled
 
 if TYPE_CHECKING:
     from kvc_trt.backends.torch.parallel.group import RankGroup
+    from kvc_trt.progress import Progress
     from kvc_trt.runtime.sampling.draw_rules import DrawRules
 
 Integers = NDArray[np.int64]
@@ -59,6 +61,11 @@ class ParallelExecutor(ExecutorBase):
         """Allocate the state buffers on every rank."""
         self._call("allocate", max_batch_size)
 
+    def warm_up(self, progress: Progress, *, drafts: bool) -> None:
+        """Compile and capture on every rank what `TorchExecutor.warm_up` does; progress is shown as one task."""
+        with progress.task("compiling and capturing steps on every rank", None):
+            self._call("warm_up", drafts)
+
     def state_bytes(self) -> int:
         """Return the size of the allocated state buffers of all ranks together, copies included."""
         return sum(self._group.call_all(self._opened(), "state_bytes"))
@@ -68,6 +75,28 @@ class ParallelExecutor(ExecutorBase):
         kept = OnRanks(self._group)
         found: Prefilled = self._call("prefill", kept.number, input_ids, prompt_lengths)
         return replace(found, state=kept)
+
+    def prepare_slices(self) -> None:
+        """Do nothing, as `TorchExecutor.prepare_slices`."""
+
+    def prefill_in_slices(
+        self, input_ids: Integers, prompt_lengths: Integers, limit: float
+    ) -> Generator[float, None, Prefilled]:
+        """Run a prompt [1,S] slice by slice, as `TorchExecutor.prefill_in_slices`; this process says where one ends."""
+        if self._expose:
+            return self.prefill(input_ids, prompt_lengths)
+        kept = OnRanks(self._group)
+        each: int = self._call(BEGIN_PREFILL, kept.number, input_ids, prompt_lengths)
+        layers = self._program.model.num_hidden_layers
+        return (yield from in_slices(self._pieces(kept), each, layers, limit))
+
+    def _pieces(self, kept: OnRanks) -> Generator[None, None, Prefilled]:
+        """Run one piece of a prefill on all ranks per `next`."""
+        while True:
+            found: Prefilled | None = self._call(NEXT_PIECE, kept.number)
+            if found is not None:
+                return replace(found, state=kept)
+            yield
 
     def insert(self, prefilled: Prefilled, source_row: int, row: int) -> None:
         """Copy one prefilled row into every buffer of every rank."""

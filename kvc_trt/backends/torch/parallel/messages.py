@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
 
 OPEN = "open"
-"""The method that makes an executor; every other one is an executor's."""
+"""The method that makes an executor; every other one is an executor's, but for the next two."""
+BEGIN_PREFILL, NEXT_PIECE = "begin_prefill", "next_piece"
+"""The methods of a prefill that waits between its pieces: all ranks run the same one, and wait for the next call."""
 
 
 @dataclass(frozen=True)

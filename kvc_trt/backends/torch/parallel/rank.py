@@ -20,13 +20,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.backends.torch.parallel.messages import OPEN, Call, Done, Failed, Start
+from kvc_trt.backends.torch.parallel.messages import BEGIN_PREFILL, NEXT_PIECE, OPEN, Call, Done, Failed, Start
 from kvc_trt.errors import KvcError
 from kvc_trt.files.held import HeldFile
 from kvc_trt.files.lost import report_lost_files
 from kvc_trt.models.sharding import shards
+from kvc_trt.progress import NullProgress
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     import torch
 
     from kvc_trt.backends.torch.executor import TorchExecutor
@@ -73,6 +76,8 @@ class Rank:
         self._collectives, self._lines = Collectives(), lines
         self._executors: dict[int, TorchExecutor] = {}
         self._prefilled: dict[int, Prefilled] = {}
+        self._reading: dict[int, Generator[None, None, Prefilled]] = {}
+        """Prefills that wait between two pieces."""
 
     def answer(self, call: Call) -> Done | Failed:
         """Run one call and return what to say of it."""
@@ -87,6 +92,7 @@ class Rank:
         for number in call.released:
             self._executors.pop(number, None)
             self._prefilled.pop(number, None)
+            self._reading.pop(number, None)
         if call.method == OPEN:
             self._open(call.executor, *call.arguments)
             return None
@@ -95,6 +101,14 @@ class Rank:
             number, *prompts = call.arguments
             found = self._prefilled[number] = executor.prefill(*prompts)
             return replace(found, state=None)
+        if call.method == BEGIN_PREFILL:
+            number, ids, lengths = call.arguments
+            self._reading[number] = executor.prefill_in_pieces(ids, lengths)
+            return executor.pieces_of_layer(ids)
+        if call.method == NEXT_PIECE:
+            return self._next_piece(*call.arguments)
+        if call.method == "warm_up":
+            return executor.warm_up(NullProgress(), drafts=call.arguments[0])
         if call.method == "insert":
             number, *rows = call.arguments
             executor.insert(self._prefilled[number], *rows)
@@ -102,6 +116,16 @@ class Rank:
         if call.method == "buffer":
             return executor.buffers[call.arguments[0]]
         return getattr(executor, call.method)(*call.arguments)
+
+    def _next_piece(self, number: int) -> Prefilled | None:
+        """Run one piece of a prefill; after the last one, return its result without the state."""
+        try:
+            next(self._reading[number])
+        except StopIteration as end:
+            del self._reading[number]
+            self._prefilled[number] = end.value
+            return replace(self._prefilled[number], state=None)
+        return None
 
     def _open(self, number: int, program: Program, expose: tuple[str, ...]) -> None:
         from kvc_trt.backends.torch.executor import TorchExecutor

@@ -1,0 +1,80 @@
+"""Prefills in slices and warming up, which all ranks do together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvc_trt.backends.torch.parallel.executor import ParallelExecutor
+from kvc_trt.backends.torch.parallel.messages import Call
+from kvc_trt.backends.torch.parallel.rank import Rank
+from kvc_trt.progress import NullProgress
+from kvc_trt.runtime.executor import SlicingExecutor, WarmingExecutor
+
+
+def read_in_slices(executor, ids, lengths):
+    """The result of a prefill in slices, and how many there were."""
+    slices, count = executor.prefill_in_slices(ids, lengths, 0.0), 1
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            return end.value, count
+        count += 1
+
+
+@pytest.mark.slow
+def test_slices_of_ranks_give_the_bits_of_their_whole_prefill(make_program, on_shared_ranks):
+    """Also with a step between two slices, and after a prefill that was given up."""
+    executor = on_shared_ranks(make_program("rocketkv, a skipped layer"), 2)
+    assert isinstance(executor, SlicingExecutor)
+    executor.allocate(2)
+    ids, lengths = np.random.default_rng(0).integers(2, 97, (1, 90)), np.array([90])
+    whole = executor.prefill(ids, lengths)
+    executor.insert(whole, 0, 0)
+    given_up = executor.prefill_in_slices(ids, lengths, 0.0)
+    next(given_up)
+    executor.decode(np.array([3]), lengths, whole.cache_lengths)
+    given_up.close()
+    found, count = read_in_slices(executor, ids, lengths)
+    assert count > 2 * 4
+    np.testing.assert_array_equal(found.logits, whole.logits)
+    np.testing.assert_array_equal(found.cache_lengths, whole.cache_lengths)
+    rows = []
+    for prefilled in (whole, found):
+        executor.insert(prefilled, 0, 1)
+        rows.append(executor.read_row(1))
+    for name, part in rows[0].items():
+        np.testing.assert_array_equal(rows[1][name], part, err_msg=name)
+
+
+class Recorder:
+    """Stands for the ranks of an executor, or for the executor of a rank."""
+
+    def __init__(self):
+        self.calls = []
+
+    def number(self, owner):
+        return 0
+
+    def call(self, executor, method, *arguments):
+        self.calls.append((method, arguments))
+
+    def warm_up(self, progress, *, drafts):
+        self.calls.append(drafts)
+
+
+def test_warming_up_is_asked_of_every_rank(make_program):
+    group = Recorder()
+    executor = ParallelExecutor(make_program("rocketkv"), group)
+    assert isinstance(executor, WarmingExecutor)
+    executor.warm_up(NullProgress(), drafts=True)
+    assert group.calls[-1] == ("warm_up", (True,))
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_rank_warms_its_own_executor_up(drafts):
+    rank, executor = Rank.__new__(Rank), Recorder()
+    rank._executors, rank._prefilled, rank._reading = {4: executor}, {}, {}
+    rank._run(Call(4, "warm_up", (drafts,), result=True))
+    assert executor.calls == [drafts]
