@@ -118,10 +118,10 @@ def prefill_bound(program: Program, rows: int, length: int, *, itemsize: int) ->
 
 
 def turn_bound(program: Program, rows: int, count: int, stored: int, *, itemsize: int) -> int:
-    """Return the bytes of a turn of `rows` x `count` tokens after at most `stored` entries, row by row in a layer.
+    """Return the bytes of a turn of `rows` x `count` tokens after at most `stored` entries.
 
-    The row's stored and new keys and values are copied, once for attention and once for their compaction; where there
-    is no flash kernel, scores and mask of a block of queries come besides.
+    Of one layer, the stored and new keys and values of all rows are copied, once for attention and once for their
+    compaction; where there is no flash kernel, scores and mask of a block of queries come besides.
     """
     model, entries = program.model, stored + count
     activations = prefill_bytes(model, (), rows, count, itemsize=itemsize)
@@ -129,7 +129,7 @@ def turn_bound(program: Program, rows: int, count: int, stored: int, *, itemsize
     together = min(count, TURN_BLOCK) if itemsize == FLOAT else 0
     scores = 2 * model.num_attention_heads * together * entries * FLOAT
     every = rows * count * model.vocab_size * (FLOAT + itemsize) if program.limits.all_logits else 0
-    return activations + 2 * pairs + scores + every
+    return activations + rows * (2 * pairs + scores) + every
 
 
 def step_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:

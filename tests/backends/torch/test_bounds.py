@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvc_trt.backends.torch.model.bounds import raise_bounds, rebuild_bounds, stays_in_page
+from kvc_trt.backends.torch.model.bounds import rebuild_bounds, stays_in_page
+from kvc_trt.kernels.ops import kvc
 from kvc_trt.methods.base.isolated_runs import page_bounds
 
 VALUES = np.array([-np.inf, -7e4, -1.3, -1e-6, -0.0, 0.0, 1e-6, 1.1, 2.5, 6e4, np.inf], np.float32)
@@ -28,7 +29,8 @@ def test_raised_and_rebuilt_bounds_are_those_of_the_keys(fp8, seed, page_size, s
         return page_bounds(keys[None], np.array([count]), page_size, fp8=fp8)[0]
 
     bounds = torch.from_numpy(expected(stored))
-    raise_bounds(torch.from_numpy(keys[:, stored : stored + new]), bounds, stored, page_size)
+    given = torch.from_numpy(keys[None, :, stored : stored + new]), bounds[None]
+    kvc.raise_bounds(*given, torch.tensor([stored]), torch.tensor([new]), page_size=page_size, fp8_bounds=int(fp8))
     np.testing.assert_array_equal(bounds, expected(stored + new))
     left = stored + min(kept, new)
     dropped = range(left, stored + new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -134,7 +135,62 @@ def test_attention_of_a_turn_by_blocks_is_that_under_one_mask(stored, count, mon
     scores = query @ keys.repeat_interleave(3, 1).transpose(2, 3) / 4
     scores = scores.masked_fill(places > places[stored:, None], -torch.inf)
     expected = scores.softmax(-1) @ values.repeat_interleave(3, 1)
-    torch.testing.assert_close(turn_attention(query, keys, values), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(turn_attention(query, keys, values, [stored], [count]), expected, atol=1e-5, rtol=0)
+
+
+def test_attention_of_rows_together_is_that_of_each_row(monkeypatch):
+    """Whatever comes after a row's end."""
+    monkeypatch.setattr("kvc_trt.backends.torch.model.prompt_attention.TURN_BLOCK", 4)
+    stored, counts = [0, 11, 5, 30], [9, 3, 9, 1]
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(4, 6, 9, 16, generator=generator)
+    keys, values = torch.randn(2, 4, 2, 39, 16, generator=generator)
+    found = turn_attention(query, keys, values, stored, counts)
+    for row, (before, count) in enumerate(zip(stored, counts, strict=True)):
+        one, end = slice(row, row + 1), before + count
+        given = query[one, :, :count], keys[one, :, :end], values[one, :, :end]
+        expected = turn_attention(*given, [before], [count])
+        torch.testing.assert_close(found[one, :, :count], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "kv_cache"),
+    [
+        *((policy, "auto") for policy in POLICIES),
+        *itertools.product(["hybrid", "rocketkv", "snapkv++"], ["int8", "int4"]),
+    ],
+)
+def test_a_turn_of_rows_together_is_that_of_each_row(policy, kv_cache, make_program):
+    """Rows of very different lengths: the same entries and codes, and logits to rounding, also after a second turn."""
+    program = executor_of(make_program, policy).program
+    if kv_cache != "auto":
+        lengths = {"max_input_len": 400, "max_output_len": program.parameters.max_output_len}
+        program = make_program(policy, turns=True, kv_cache=kv_cache, **lengths)
+    together, alone = (TorchExecutor(program, device="cpu") for _ in range(2))
+    generator = np.random.default_rng(5)
+    prompts, lengths = generator.integers(2, 97, (3, 90)), np.array([90, 20, 55])
+    prefilled = together.prefill(prompts, lengths)
+    for executor in (together, alone):
+        executor.allocate(3)
+        for row in range(3):
+            executor.insert(prefilled, row, row)
+    positions, stored = lengths, prefilled.cache_lengths
+    for counts in (np.array([40, 1, 7]), np.array([3, 60, 33])):
+        block = generator.integers(2, 97, (3, counts.max()))
+        found = together.extend(0, block, counts, positions, stored)
+        after = []
+        for row, count in enumerate(counts):
+            given = block[row : row + 1, :count], counts[row : row + 1], positions[row : row + 1]
+            expected = alone.extend(row, *given, stored[:, row : row + 1])
+            np.testing.assert_allclose(found.logits[row], expected.logits[0], atol=1e-4)
+            after.append(expected.cache_lengths)
+        np.testing.assert_array_equal(found.cache_lengths, np.concatenate(after, axis=1))
+        for name, buffer in alone.buffers.items():
+            if np.issubdtype(buffer.dtype, np.integer):
+                np.testing.assert_array_equal(together.buffers[name], buffer, err_msg=name)
+            else:
+                np.testing.assert_allclose(together.buffers[name], buffer, atol=1e-4, err_msg=name)
+        positions, stored = positions + counts, found.cache_lengths
 
 
 def test_a_turn_that_does_not_fit_is_refused_before_anything_runs(make_program, monkeypatch):

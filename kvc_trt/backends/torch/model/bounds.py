@@ -1,4 +1,4 @@
-"""Bounds of the pages of one row: raised by a turn's keys, made anew after the row's last tokens were taken back."""
+"""Bounds of the pages of one row, made anew after the row's last tokens were taken back."""
 
 from __future__ import annotations
 
@@ -6,19 +6,6 @@ import torch
 from torch import Tensor
 
 from kvc_trt.reference.bounds import LARGEST_FP8, fp8_codes
-
-
-def raise_bounds(keys: Tensor, bounds: Tensor, stored: int, page_size: int) -> None:
-    """Let the bounds [G,2D,P] of one row cover `keys` [G,n,D] in the slots from `stored` on, in place."""
-    columns = keys.transpose(1, 2)
-    columns = torch.cat([columns, -columns], dim=1)
-    pages = torch.arange(stored, stored + keys.shape[1], device=keys.device) // page_size
-    if bounds.dtype != torch.int8:
-        bounds.scatter_reduce_(2, pages.expand_as(columns), columns, "amax")
-        return
-    values = bounds.contiguous().view(torch.float8_e5m2).float()
-    values.scatter_reduce_(2, pages.expand_as(columns), columns.float(), "amax")
-    bounds.copy_(fp8_codes(values))
 
 
 def stays_in_page(dropped: range, page_size: int) -> slice:

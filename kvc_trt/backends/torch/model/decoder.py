@@ -206,9 +206,9 @@ class TorchDecoder(Projections):
             stored += after
             self._finish(layer, hidden, attended.transpose(1, 2).reshape(len(hidden), -1))
         if all_logits:
-            return self._logits(hidden).reshape(batch, block, -1), torch.stack(stored)
+            return self._logits(hidden).reshape(batch, block, -1), torch.stack(stored).cpu()
         last = torch.arange(batch, device=hidden.device) * block + torch.tensor(lengths, device=hidden.device) - 1
-        return self._logits(hidden.index_select(0, last)), torch.stack(stored)
+        return self._logits(hidden.index_select(0, last)), torch.stack(stored).cpu()
 
     def _padded(self, length: int) -> int:
         """Return the length to which prompts of `length` tokens are padded."""

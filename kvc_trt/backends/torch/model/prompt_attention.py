@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     from torch.nn.functional import scaled_dot_product_attention
 
     if query.shape[2] < keys.shape[2]:
-        return turn_attention(query, keys, values)
+        rows, count, entries = len(query), query.shape[2], keys.shape[2]
+        return turn_attention(query, keys, values, [entries - count] * rows, [count] * rows)
     if query.device.type == "cpu":
         return scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
     if query.dtype == torch.float32:  # flash kernels need 16-bit types, and this one needs equal heads
@@ -57,30 +59,49 @@ def bucketed(table: Tensor) -> Tensor:
     return pad(table, (0, 0, 0, missing)) if missing else table  # pad copies even where nothing is missing
 
 
-def turn_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Exact attention from the last n entries to all before and to themselves: [B,H,n,D], [B,G,m+n,D] -> [B,H,n,D].
+def turn_attention(
+    query: Tensor, keys: Tensor, values: Tensor, stored: Sequence[int], lengths: Sequence[int]
+) -> Tensor:
+    """Exact attention from new tokens to all entries before and to themselves: [B,H,M,D], [B,G,S,D] -> [B,H,M,D].
 
-    A flash kernel takes all n queries at once, without a mask. Elsewhere blocks of queries have a mask of their own, so
-    that no table of n x (m+n) is made.
+    Row b has `stored[b]` entries and then its `lengths[b]` new tokens; what comes after them is padding, whose results
+    may be anything. A flash kernel takes rows of equal numbers at once, without a mask, and others one by one.
+    Elsewhere blocks of queries of all rows have a mask of their own, so that no table of M x S is made.
     """
+    if query.device.type == "cuda" and query.dtype != torch.float32:
+        return _by_flash(query, keys, values, stored, lengths)
+    from torch.nn.functional import scaled_dot_product_attention
+
+    entries = max(stored) + max(lengths)
+    before = torch.tensor(stored, device=query.device)[:, None, None]
+    places = torch.arange(entries, device=query.device)
+    found = []
+    for first in range(0, query.shape[2], TURN_BLOCK):
+        own = query[:, :, first : first + TURN_BLOCK]
+        end = min(entries, max(stored) + first + own.shape[2])
+        seen = places[:end] <= before + places[first : first + own.shape[2], None]
+        tables = keys[:, :, :end], values[:, :, :end]
+        found.append(scaled_dot_product_attention(own, *tables, attn_mask=seen[:, None], enable_gqa=True))
+    return torch.cat(found, dim=2)
+
+
+def _by_flash(query: Tensor, keys: Tensor, values: Tensor, stored: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    """Do the same by flash kernels."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention
 
-    count, entries = query.shape[2], keys.shape[2]
-    if query.device.type == "cuda" and query.dtype != torch.float32:
+    rows = [slice(b, b + 1) for b in range(len(query))]
+    if len(set(stored)) == len(set(lengths)) == 1:
+        rows = [slice(None)]
+    attended = torch.zeros_like(query)
+    for row, before, count in zip(rows, stored, lengths, strict=False):
+        end = before + count
+        mask: Any = causal_lower_right(count, end)
+        given = query[row, :, :count], keys[row, :, :end], values[row, :, :end]
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            mask: Any = causal_lower_right(count, entries)
-            return scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
-    stored, places = entries - count, torch.arange(entries, device=query.device)
-    found = []
-    for first in range(0, count, TURN_BLOCK):
-        own = query[:, :, first : first + TURN_BLOCK]
-        end = stored + first + own.shape[2]
-        seen = places[:end] <= places[stored + first : end, None]
-        block = scaled_dot_product_attention(own, keys[:, :, :end], values[:, :, :end], attn_mask=seen, enable_gqa=True)
-        found.append(block)
-    return torch.cat(found, dim=2)
+            attended[row, :, :count] = scaled_dot_product_attention(*given, attn_mask=mask, enable_gqa=True)
+    return attended
 
 
 def last_queries(query: Tensor, prompt_lengths: Tensor, window: int) -> Tensor:

@@ -98,7 +98,7 @@ class CachesByNodes:
         """Attend from a turn's tokens and store them in place; return [B,H,M,D] and each cache's entries after it."""
         new, before = (torch.tensor(numbers, device=positions.device) for numbers in (lengths, cache_lengths))
         attended, after = self._operations.take_turn(layer, self._many(layer, block), new, positions, before, state)
-        return attended.to(block[0].dtype), [entries.cpu() for entries in after]
+        return attended.to(block[0].dtype), after
 
     def attend(
         self, layer: int, x: Tensor, made: Projections, positions: Tensor, cache_lengths: Tensor, state: State,
