@@ -78,12 +78,15 @@ class Norms:
         return self.place in ("parallel", "shared")
 
 
+Activation: TypeAlias = Literal["silu", "gelu", "gelu-tanh", "relu"]
+
+
 @dataclass(frozen=True)
 class FeedForward:
     """The feed-forward block: down(activation(gate(x)) * up(x)) if it is gated, else down(activation(up(x)))."""
 
     gated: bool = True
-    activation: Literal["silu", "gelu", "gelu-tanh", "relu"] = "silu"
+    activation: Activation = "silu"
     bias: bool = False
 
 

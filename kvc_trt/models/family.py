@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 import kvc_trt.models.families
-from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.config import Activation, Description, ModelConfig
 from kvc_trt.models.family_weights import Rows
 from kvc_trt.models.sources.rotary_settings import Base, Length
 from kvc_trt.validation import ForeignSchema
@@ -25,6 +25,11 @@ from kvc_trt.validation import ForeignSchema
 DType = Literal["float32", "float16", "bfloat16"]
 Count = Annotated[int, Field(ge=1, le=1024)]
 LayerType = Literal["full_attention", "sliding_attention"]
+ActivationName = Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
+ACTIVATIONS: Mapping[ActivationName, Activation] = {
+    "silu": "silu", "gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu",
+}  # fmt: skip
+"""Names of `hidden_act` -> the activations that are computed; the last name of an activation is the one written."""
 
 HARMLESS = frozenset({
     "_name_or_path", "add_cross_attention", "attention_dropout", "chunk_size_feed_forward", "id2label",
@@ -56,7 +61,7 @@ class DecoderFields(ForeignSchema):
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
     partial_rotary_factor: float | None = None
-    hidden_act: Literal["silu"] = "silu"
+    hidden_act: ActivationName = "silu"
     tie_word_embeddings: bool = False
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -86,6 +91,10 @@ class Family:
     describe: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
     harmless: frozenset[str] = frozenset()
     """Fields that do not change the logits, besides `HARMLESS`."""
+    fields_of: Callable[[Description], Mapping[str, Any]] = lambda _description: {}
+    """The inverse of `describe`, with which an engine's file is read: the fields that say what a description says.
+
+    Biases, activation and the share of channels that rotate are known without it."""
     spelling: Mapping[str, str] = field(default_factory=dict)
     """Names of fields in `DecoderFields` -> the family's own, where they differ."""
     absent_kv_heads: int | None = None
@@ -97,7 +106,7 @@ class Family:
     interleaved: bool = False
     """True if neighbouring channels form the rotary pairs (2i with 2i+1, not i with i + D/2)."""
     weights: Callable[[ModelConfig], Mapping[str, Rows]] | None = None
-    """Where the tensors of `expected_tensors` are in a checkpoint; None: under the same names."""
+    """Where the tensors of `expected_tensors` are that a checkpoint has elsewhere than under the same names."""
     gguf: GgufArchitecture | None = None
 
 

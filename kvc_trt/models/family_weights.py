@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -101,14 +102,24 @@ def in_our_order(
 ) -> WeightSource:
     """Return a checkpoint's tensors as all parts know them; the source itself if it stores them so.
 
-    `places` says where they are (None: under the same names), `interleaved` that neighbouring channels form pairs.
+    `places` says where they are if not under the same names, `interleaved` that neighbouring channels form pairs.
     """
     order = channel_order(config, interleaved=interleaved)
     if order is None and places is None:
         return source
-    if places is None:
-        places = {name: Rows(name) for name in expected_tensors(config)}
-    return FamilyWeights(source, places, order)
+    return FamilyWeights(source, {name: Rows(name) for name in expected_tensors(config)} | dict(places or {}), order)
+
+
+def in_one_matrix(layer: int, joined: str, widths: Mapping[str, int]) -> dict[str, Rows]:
+    """Return the places of matrices that a checkpoint has one under the other, of so many rows each, in one tensor.
+
+    `joined` and the keys of `widths` are names within a layer, such as `self_attn.qkv_proj.weight`.
+    """
+    prefix, starts = f"model.layers.{layer}", accumulate(widths.values(), initial=0)
+    return {
+        f"{prefix}.{name}": Rows(f"{prefix}.{joined}", start, rows)
+        for (name, rows), start in zip(widths.items(), starts, strict=False)
+    }
 
 
 def channel_order(config: ModelConfig, *, interleaved: bool) -> NDArray[np.int64] | None:

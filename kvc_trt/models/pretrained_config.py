@@ -13,6 +13,7 @@ from typing import Any
 
 from kvc_trt.errors import InputError, describe
 from kvc_trt.models.config import Description, ModelConfig, RotaryScaling, Yarn
+from kvc_trt.models.family import ACTIVATIONS, families
 from kvc_trt.models.sources.hugging_face import parse_config
 from kvc_trt.validation import ForeignSchema, validated, validated_document
 
@@ -25,6 +26,7 @@ SPELLING = {
     "architectures": "architecture",
 }
 """Hugging Face's field name -> TensorRT-LLM's, where they differ."""
+_ACTIVATIONS = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 
 
 class _PretrainedConfig(ForeignSchema):
@@ -51,7 +53,7 @@ def to_pretrained_config(config: ModelConfig) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "vocab_size": config.vocab_size,
-        "hidden_act": config.description.feed_forward.activation,
+        "hidden_act": _ACTIVATIONS[config.description.feed_forward.activation],
         "norm_epsilon": config.norm_epsilon,
         "position_embedding_type": "rope_gpt_neox",
         "max_position_embeddings": config.max_position_embeddings,
@@ -77,15 +79,28 @@ def from_pretrained_config(mapping: Mapping[str, Any], source: str) -> ModelConf
     translated |= {name: value for name, value in mapping.items() if name not in SPELLING.values()}
     translated["architectures"] = [fields.architecture]
     translated.setdefault("sliding_window", None)
-    translated["attention_bias"] = fields.output_bias
+    translated["attention_bias"] = fields.qkv_bias
     translated["mlp_bias"] = described.feed_forward.bias
     translated["use_sliding_window"] = fields.sliding_window is not None
+    family = families().get(fields.architecture)
+    if family is not None:
+        if family.rotary_fraction is not None:
+            translated["partial_rotary_factor"] = _share(described.rotary_channels, mapping.get("head_size"))
+        translated |= family.fields_of(described)
+        translated = {family.spelling.get(name, name): value for name, value in translated.items()}
     config = parse_config(translated, source, spelling=SPELLING)
     for name, found in fields.model_dump(exclude={"architecture"}).items():
         if (expected := getattr(config, name)) != found:
             raise InputError(f"{source}: {name} is {describe(found)}, expected {expected} for {config.architecture}")
     _check_parts(asdict(described), asdict(config.description), f"{source}: description", config.architecture)
     return config
+
+
+def _share(channels: int | None, head_size: object) -> float:
+    """Return the share of a head's channels that rotate; half a channel more, so that it is not rounded to one less."""
+    if channels is None or type(head_size) is not int or not 0 < channels < head_size:
+        return 1.0
+    return (channels + 0.5) / head_size
 
 
 def _check_parts(found: Any, expected: Any, where: str, architecture: str) -> None:

@@ -24,7 +24,9 @@ ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM = "post_self_attn_layernorm", "p
 """The norms of what attention and feed-forward add to the residual stream."""
 
 # Tensors that some exporters store although they follow from the configuration.
-_HARMLESS = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*\.self_attn\.(bias|masked_bias)")
+_HARMLESS = re.compile(
+    r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*\.(self_attn|attention)\.(bias|masked_bias)"
+)
 
 
 class WeightSource(Protocol):

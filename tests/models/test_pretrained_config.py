@@ -7,6 +7,7 @@ import pytest
 from kvc_trt.errors import InputError
 from kvc_trt.models.presets import list_presets, load_preset
 from kvc_trt.models.pretrained_config import from_pretrained_config, to_pretrained_config
+from tests.oracles.family_models import MODELS, our_config
 
 LLAMA3 = {
     "factor": 8.0,
@@ -42,6 +43,12 @@ def test_every_preset_reads_back(name):
     assert from_pretrained_config(to_pretrained_config(config), "engine") == config
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_every_family_reads_back(name):
+    config = our_config(name)
+    assert from_pretrained_config(json.loads(json.dumps(to_pretrained_config(config))), "engine") == config
+
+
 def test_field_names_are_those_of_tensorrt_llm(tiny_config):
     written = to_pretrained_config(tiny_config())
     assert written["head_size"] == 16
@@ -62,7 +69,7 @@ def test_field_names_are_those_of_tensorrt_llm(tiny_config):
         ("architecture", None, "missing key 'architecture'"),
         ("architecture", ["LlamaForCausalLM"], "architecture"),
         ("qk_norm", True, "qk_norm is True, expected False for LlamaForCausalLM"),
-        ("qkv_bias", True, "qkv_bias"),
+        ("qkv_bias", True, "output_bias is False, expected True"),
         ("output_bias", 1, "output_bias"),
         ("sliding_window", 64, "sliding_window"),
         ("tie_word_embeddings", None, "tie_word_embeddings"),

@@ -14,7 +14,7 @@ from typing import Any
 from kvc_trt.errors import InputError, describe
 from kvc_trt.files.inputs import read_json_input
 from kvc_trt.models.config import Description, ModelConfig
-from kvc_trt.models.family import Family, families
+from kvc_trt.models.family import ACTIVATIONS, Family, families
 from kvc_trt.models.sources.containment import contained
 from kvc_trt.models.sources.fp8 import check_quantisation
 from kvc_trt.models.sources.rotary_settings import rotary_settings, stretched_length
@@ -96,6 +96,9 @@ def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[s
     own["description"] = _with_rotary_channels(
         own.get("description", Description()), family, fraction, head_size, wrong
     )
+    computed = own["description"].feed_forward.activation
+    if ACTIVATIONS[fields.hidden_act] != computed:
+        raise wrong("hidden_act", f"{computed}: nothing else is computed")
     longest = stretched_length(fields.max_position_embeddings, scaling)
     defaults = {"qkv_bias": False, "output_bias": False, "qk_norm": False, "sliding_window": None}
     return ModelConfig(

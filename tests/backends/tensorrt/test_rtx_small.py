@@ -15,6 +15,7 @@ from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.operators import OPSET
 from tests.backends.tensorrt.weightless import weightless_graphs, weights_as_inputs
 from tests.graph.small_models import FAMILIES, LLAMA, resolve
+from tests.oracles.family_models import MODELS, our_config
 
 pytestmark = pytest.mark.tensorrt
 
@@ -66,6 +67,12 @@ def test_a_plan_of_every_kind_of_layer(ask_parser):
     check_plans(
         ask_parser(*(graph for model in FAMILIES.values() for graph in graphs_of("rocketkv", model=model)), plan=True)
     )
+
+
+@pytest.mark.slow
+def test_a_plan_of_every_family(ask_parser):
+    models = [our_config(name) for name in MODELS]
+    check_plans(ask_parser(*(graph for model in models for graph in graphs_of("rocketkv", model=model)), plan=True))
 
 
 @pytest.mark.slow

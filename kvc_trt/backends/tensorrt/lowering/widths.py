@@ -92,9 +92,10 @@ def _used(nodes: list[NodeProto], wanted: set[str]) -> list[NodeProto]:
 
 
 MANY_TOKENS = PREFILL_ATTENTION.name, EXTEND_ATTENTION.name
-_LIKE_FIRST = frozenset(
-    ("Cast", "DequantizeLinear", "Identity", "RMSNormalization", "RotaryEmbedding", "Sigmoid", *MANY_TOKENS)
-)
+_LIKE_FIRST = frozenset((
+    "Cast", "DequantizeLinear", "Gelu", "Identity", "LayerNormalization", "RMSNormalization", "Relu", "RotaryEmbedding",
+    "Sigmoid", *MANY_TOKENS,
+))  # fmt: skip
 """Operators whose output has the shape of their first input."""
 
 _LISTS = frozenset(("Reshape", "Unsqueeze"))

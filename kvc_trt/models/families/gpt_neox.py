@@ -1,0 +1,74 @@
+"""GPT-NeoX (arXiv 2204.06745) and Pythia (arXiv 2304.01373): LayerNorm, a plain feed-forward block, biases everywhere.
+
+Attention and feed-forward read the same residual stream. The weights of queries, keys and values are one matrix, head
+by head; a quarter of each head rotates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvc_trt.models.config import Description, FeedForward, ModelConfig, Norms
+from kvc_trt.models.family import ACTIVATIONS, ActivationName, DecoderFields, Family
+from kvc_trt.models.family_weights import Rows
+
+_INNER = {
+    "self_attn.o_proj": "attention.dense", "mlp.up_proj": "mlp.dense_h_to_4h", "mlp.down_proj": "mlp.dense_4h_to_h",
+    "input_layernorm": "input_layernorm", "post_attention_layernorm": "post_attention_layernorm",
+}  # fmt: skip
+_OUTER = {
+    "model.embed_tokens.weight": "gpt_neox.embed_in.weight",
+    "model.norm.weight": "gpt_neox.final_layer_norm.weight",
+    "model.norm.bias": "gpt_neox.final_layer_norm.bias",
+    "lm_head.weight": "embed_out.weight",
+}
+
+
+class _Fields(DecoderFields):
+    hidden_act: ActivationName = "gelu"
+    attention_bias: bool = True
+    use_parallel_residual: bool = True
+
+
+def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
+    norms = Norms("layer", bias=True, place="parallel" if fields.use_parallel_residual else "before")
+    feed_forward = FeedForward(gated=False, activation=ACTIVATIONS[fields.hidden_act], bias=True)
+    return {
+        "qkv_bias": fields.attention_bias,
+        "output_bias": fields.attention_bias,
+        "description": Description(norms=norms, feed_forward=feed_forward),
+    }
+
+
+def _fields_of(description: Description) -> Mapping[str, Any]:
+    return {"use_parallel_residual": description.norms.place == "parallel"}
+
+
+def _weights(config: ModelConfig) -> Mapping[str, Rows]:
+    size, heads = config.head_size, config.num_attention_heads
+    places = {ours: Rows(theirs) for ours, theirs in _OUTER.items()}
+    for layer in range(config.num_hidden_layers):
+        ours, theirs = f"model.layers.{layer}", f"gpt_neox.layers.{layer}"
+        for part in ("weight", "bias"):
+            places |= {f"{ours}.{name}.{part}": Rows(f"{theirs}.{own}.{part}") for name, own in _INNER.items()}
+            joined = f"{theirs}.attention.query_key_value.{part}"
+            for place, name in enumerate("qkv"):
+                places[f"{ours}.self_attn.{name}_proj.{part}"] = Rows(joined, place * size, size, heads, 3 * size)
+    return places
+
+
+GPT_NEOX = Family(
+    architecture="GPTNeoXForCausalLM",
+    fields=_Fields,
+    describe=_describe,
+    fields_of=_fields_of,
+    harmless=frozenset({"classifier_dropout", "hidden_dropout"}),
+    spelling={
+        "rms_norm_eps": "layer_norm_eps",
+        "rope_theta": "rotary_emb_base",
+        "partial_rotary_factor": "rotary_pct",
+    },
+    rotary_fraction=0.25,
+    weights=_weights,
+)

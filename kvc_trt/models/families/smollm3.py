@@ -1,0 +1,50 @@
+"""SmolLM3 (Hugging Face, 2025): Llama's parts, with layers whose queries and keys do not rotate (NoPE)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from kvc_trt.models.config import Attention, Description, FeedForward
+from kvc_trt.models.families.qwen2 import QwenFields, window_of
+from kvc_trt.models.family import Family
+from kvc_trt.models.sources.rotary_settings import Base
+
+
+class _Fields(QwenFields):
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    no_rope_layers: list[Annotated[int, Field(ge=0, le=1)]] | None = None
+    no_rope_layer_interval: Annotated[int, Field(ge=1)] = 4
+    rope_theta: Base = 2000000.0
+    tie_word_embeddings: bool = True
+
+
+def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
+    layers, rotating = fields.num_hidden_layers, fields.no_rope_layers
+    if rotating is None:
+        rotating = [int((layer + 1) % fields.no_rope_layer_interval != 0) for layer in range(layers)]
+    if len(rotating) < layers:
+        raise ValueError(f"no_rope_layers has {len(rotating)} numbers, expected one for each of {layers} layers")
+    attention = tuple(Attention(rotary=bool(one)) for one in rotating[:layers])
+    return {
+        "qkv_bias": fields.attention_bias,
+        "output_bias": fields.attention_bias,
+        "sliding_window": window_of(fields),
+        "description": Description(attention=attention, feed_forward=FeedForward(bias=fields.mlp_bias)),
+    }
+
+
+def _fields_of(description: Description) -> Mapping[str, Any]:
+    return {"no_rope_layers": [int(one.rotary) for one in description.attention]}
+
+
+SMOLLM3 = Family(
+    architecture="SmolLM3ForCausalLM",
+    fields=_Fields,
+    describe=_describe,
+    fields_of=_fields_of,
+    absent_kv_heads=4,
+)

@@ -1,0 +1,53 @@
+"""StarCoder2 (arXiv 2402.19173): LayerNorm, a plain feed-forward block, and biases in every product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvc_trt.models.config import Description, FeedForward, ModelConfig, Norms
+from kvc_trt.models.family import ACTIVATIONS, ActivationName, DecoderFields, Family
+from kvc_trt.models.family_weights import Rows
+from kvc_trt.models.sources.rotary_settings import Length
+
+
+class _Fields(DecoderFields):
+    hidden_act: ActivationName = "gelu_pytorch_tanh"
+    use_bias: bool = True
+    sliding_window: Length | None = None
+    tie_word_embeddings: bool = True
+
+
+def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
+    feed_forward = FeedForward(gated=False, activation=ACTIVATIONS[fields.hidden_act], bias=fields.use_bias)
+    return {
+        "qkv_bias": fields.use_bias,
+        "output_bias": fields.use_bias,
+        "sliding_window": fields.sliding_window,
+        "description": Description(norms=Norms("layer", bias=True), feed_forward=feed_forward),
+    }
+
+
+def _fields_of(description: Description) -> Mapping[str, Any]:
+    return {"use_bias": description.feed_forward.bias}
+
+
+def _weights(config: ModelConfig) -> Mapping[str, Rows]:
+    return {
+        f"model.layers.{layer}.mlp.{ours}.{part}": Rows(f"model.layers.{layer}.mlp.{theirs}.{part}")
+        for layer in range(config.num_hidden_layers)
+        for ours, theirs in (("up_proj", "c_fc"), ("down_proj", "c_proj"))
+        for part in ("weight", "bias")
+    }
+
+
+STARCODER2 = Family(
+    architecture="Starcoder2ForCausalLM",
+    fields=_Fields,
+    describe=_describe,
+    fields_of=_fields_of,
+    harmless=frozenset({"embedding_dropout", "residual_dropout"}),
+    spelling={"rms_norm_eps": "norm_epsilon"},
+    absent_kv_heads=2,
+    weights=_weights,
+)

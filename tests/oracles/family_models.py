@@ -1,0 +1,70 @@
+"""Small random checkpoints of families, as transformers writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.sources.hugging_face import parse_config
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 1024, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "mistral": ("Mistral", {"sliding_window": 900}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "phi3": ("Phi3", {}),
+    "phi4-mini": ("Phi3", {"partial_rotary_factor": 0.67, "tie_word_embeddings": True}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0]}),
+    "glm": ("Glm", {"head_dim": 16}),
+    "glm4": ("Glm4", {"head_dim": 16}),
+    "gpt-neox": ("GPTNeoX", {"num_key_value_heads": 4}),
+    "gpt-neox-one-after-the-other": (
+        "GPTNeoX",
+        {"num_key_value_heads": 4, "use_parallel_residual": False, "attention_bias": False},
+    ),
+    "starcoder2": ("Starcoder2", {"sliding_window": 900}),
+}
+"""A name -> the prefix of transformers' classes, and what differs from `SHAPE`: every family and variant of it."""
+
+
+def their_config(name: str) -> Any:
+    """Return transformers' configuration of the model `name` of `MODELS`."""
+    import transformers
+
+    prefix, changes = MODELS[name]
+    config = getattr(transformers, f"{prefix}Config")(**{**SHAPE, **changes}, attn_implementation="eager")
+    config.architectures = [f"{prefix}ForCausalLM"]
+    return config
+
+
+def our_config(name: str) -> ModelConfig:
+    """Return our configuration of the same model."""
+    return parse_config(json.loads(their_config(name).to_json_string()), name)
+
+
+def written(name: str, directory: Path) -> Any:
+    """Write the checkpoint `name` of `MODELS` into a directory; return transformers' model of it."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    config = their_config(name)
+    torch.manual_seed(0)
+    model = getattr(transformers, config.architectures[0])(config).eval()
+    generator = torch.Generator().manual_seed(7)
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            centre = 1.0 if "norm" in parameter_name and parameter_name.endswith("weight") else 0.0
+            parameter.data.normal_(centre, 0.1, generator=generator)
+        else:  # softmaxes are far from uniform
+            parameter.data.normal_(0.0, 1.5 / parameter.shape[1] ** 0.5, generator=generator)
+    model.tie_weights()
+    model.save_pretrained(directory)
+    return model
