@@ -18,9 +18,12 @@ from benchmarks.studies.layer_importance import page as layer_importance
 from benchmarks.studies.pooling import page as pooling
 from benchmarks.studies.records import Records, recorded
 from benchmarks.studies.study import MODEL, Run, Study
+from benchmarks.studies.two_stages import page as two_stages
 from kvc_trt.files.atomic import write_whole
 
-STUDIES: dict[str, Study] = {one.name: one for one in (hit_rates.STUDY, layer_importance.STUDY, pooling.STUDY)}
+STUDIES: dict[str, Study] = {
+    one.name: one for one in (hit_rates.STUDY, layer_importance.STUDY, pooling.STUDY, two_stages.STUDY)
+}
 
 
 def main() -> None:

@@ -21,6 +21,8 @@ from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import WeightSource
 from kvc_trt.policies import BASELINE
 from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.layers import Weights
+from kvc_trt.reference.selection import gather_rows
 from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.tasks import framing
 from kvc_trt.tasks.framing import Framing
@@ -54,6 +56,11 @@ class WatchedLayer:
         found = weights.reshape(heads, last - first, last)[..., :keys]
         return torch.nn.functional.pad(found, (0, keys - found.shape[-1]))
 
+    def beginning(self, tokens: int) -> WatchedLayer:
+        """The layer as it reads the first tokens alone."""
+        query, keys = self.query[:, :tokens], self.keys[:, :tokens]
+        return WatchedLayer(self.index, query, keys, self.before[:tokens], self.after[:tokens])
+
 
 Visit = Callable[[WatchedLayer], None]
 
@@ -79,54 +86,103 @@ class WatchedDecoder(ReferenceDecoder):
             visit(WatchedLayer(index, row.query.transpose(0, 1), row.keys.transpose(0, 1), hidden, after))
             hidden = self._feed_forward(weights, hidden, after)
 
-    @torch.inference_mode()
     def along(self, prompt: Sequence[int], following: Sequence[int], caches: Caches) -> list[Tensor]:
         """Feed `following` behind a prompt under several caches; return logits [M,vocab] of each.
 
         The prompt is read exactly, once for all. Logits are those of its last token and of all that follow but the
         last.
         """
-        n, new, count = len(prompt), len(following) - 1, caches.count
+        return self.branches(prompt, [Branch(len(prompt), following, caches)])[0]
+
+    @torch.inference_mode()
+    def branches(self, prompt: Sequence[int], branches: Sequence[Branch]) -> list[list[Tensor]]:
+        """Do as `along` does behind several beginnings of one prompt, which is read once; return logits by branch."""
         hidden = self._embed(torch.tensor(prompt))
-        streams = self._embed(torch.tensor(following[:-1])).repeat(count, 1)
-        places = (n + torch.arange(new)).repeat(count)
+        streams = [self._embed(torch.tensor(one.following[:-1])).repeat(one.caches.count, 1) for one in branches]
         for index in range(self.config.num_hidden_layers):
             weights = self._weights.layer(index)
             row, after = self._attend_prompt(index, weights, hidden)
             layer = WatchedLayer(index, row.query.transpose(0, 1), row.keys.transpose(0, 1), hidden, after)
-            own = self._project(index, weights, streams, places)
-            outputs = []
-            for place, seen in enumerate(caches.seen(layer, new)):
-                mine = slice(place * new, (place + 1) * new)
-                keys, values = (torch.cat([old, one[mine]]) for old, one in zip(row[1:3], own[1:3], strict=True))
-                outputs.append(_attend(own.query[mine], keys, values, seen))
-            attended = self._after_attention(weights, streams, torch.cat(outputs))
-            streams = self._feed_forward(weights, streams, attended)
+            streams = [
+                self._step(weights, layer, row.values, branch, stream)
+                for branch, stream in zip(branches, streams, strict=True)
+            ]
             hidden = self._feed_forward(weights, hidden, after)
-        return [self._logits(torch.cat([hidden[-1:], stream])) for stream in streams.chunk(count)]
+        return [
+            [self._logits(torch.cat([hidden[one.prompt - 1, None], each])) for each in stream.chunk(one.caches.count)]
+            for one, stream in zip(branches, streams, strict=True)
+        ]
+
+    def _step(self, weights: Weights, layer: WatchedLayer, values: Tensor, branch: Branch, streams: Tensor) -> Tensor:
+        """Take a branch's tokens [count*M,hidden] through one layer; values [n,G,D] are the prompt's."""
+        new, count, index = len(branch.following) - 1, branch.caches.count, layer.index
+        own = self._project(index, weights, streams, (branch.prompt + torch.arange(new)).repeat(count))
+        query, keys, ours = (part.reshape(count, new, *part.shape[1:]) for part in own[:3])
+        layer, outputs = layer.beginning(branch.prompt), []
+        tables = layer.keys, values[: branch.prompt].transpose(0, 1)
+        for place, seen in enumerate(branch.caches.seen(layer, Following(query, keys))):
+            old = tables if seen.kept is None else [gather_rows(one, seen.kept) for one in tables]
+            both = zip(old, (keys[place], ours[place]), strict=True)
+            outputs.append(_attend(query[place], *(torch.cat([a, b.transpose(0, 1)], 1) for a, b in both), seen.mask))
+        return self._feed_forward(weights, streams, self._after_attention(weights, streams, torch.cat(outputs)))
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-    """Attention of the last M of T tokens to those that are `seen`, a mask that broadcasts to [H,M,T].
+    """Attention of M tokens to those of T that are `seen`, a mask that broadcasts to [H,M,T].
 
-    query [M,H,D]; keys, values [T,G,D]. Returns [M,H,D].
+    query [M,H,D]; keys, values [G,T,D]. Returns [M,H,D].
     """
-    (new, heads, size), total = query.shape, len(keys)
-    grouped = query.transpose(0, 1).reshape(keys.shape[1], -1, new, size)
-    logits = (grouped @ keys.permute(1, 2, 0)[:, None] / math.sqrt(size)).reshape(heads, new, total)
-    attention = torch.softmax(logits.masked_fill(~seen, -torch.inf), dim=-1).reshape(*grouped.shape[:3], total)
-    return (attention @ values.transpose(0, 1)[:, None]).reshape(heads, new, size).transpose(0, 1)
+    (new, heads, size), total = query.shape, keys.shape[1]
+    grouped = query.transpose(0, 1).reshape(len(keys), -1, size)
+    logits = (grouped @ keys.transpose(1, 2) / math.sqrt(size)).reshape(heads, new, total)
+    attention = torch.softmax(logits.masked_fill(~seen, -torch.inf), dim=-1)
+    return (attention.reshape(len(keys), -1, total) @ values).reshape(heads, new, size).transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class Following:
+    """The tokens behind a prompt under each of several caches, as one layer reads them."""
+
+    query: Tensor
+    """[count,M,H,D], rotated."""
+    keys: Tensor
+    """[count,M,G,D], rotated."""
+
+    @property
+    def new(self) -> int:
+        """M, the number of these tokens."""
+        return self.query.shape[1]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What M tokens behind a prompt see of it and of themselves."""
+
+    mask: Tensor
+    """It broadcasts to [H,M,B+M], for B tokens of the prompt and the M."""
+    kept: Tensor | None = None
+    """[G,B]: the positions of these B tokens in the prompt; None if they are all."""
 
 
 class Caches(Protocol):
-    """Several ways to keep a part of a prompt."""
+    """Several ways to keep and read a part of a prompt."""
 
     @property
     def count(self) -> int:
         """The number of caches."""
 
-    def seen(self, layer: WatchedLayer, new: int) -> Iterable[Tensor]:
-        """For each: what `new` tokens behind the prompt's n see in a layer, a mask that broadcasts to [H,new,n+new]."""
+    def seen(self, layer: WatchedLayer, following: Following) -> Iterable[Seen]:
+        """For each: what the M tokens behind the prompt's n see in a layer."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Tokens that are fed behind a beginning of a prompt, under several caches."""
+
+    prompt: int
+    """Tokens of the beginning."""
+    following: Sequence[int]
+    caches: Caches
 
 
 @dataclass(frozen=True)
@@ -145,13 +201,14 @@ class Recent:
         """The number of divisions."""
         return len(self.divisions)
 
-    def seen(self, layer: WatchedLayer, new: int) -> Iterator[Tensor]:
-        """The masks [new,n+new]."""
+    def seen(self, layer: WatchedLayer, following: Following) -> Iterator[Seen]:
+        """The masks [M,n+M]."""
+        new = following.new
         total = layer.keys.shape[1] + new
         own, places = torch.arange(total - new, total)[:, None], torch.arange(total)
         for slots in self.divisions:
             recent = places > own - (slots[layer.index] - self.sinks)
-            yield (places <= own) & (recent | (places < self.sinks))
+            yield Seen((places <= own) & (recent | (places < self.sinks)))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.studies.records import Records
 from benchmarks.studies.study import Run, measure_lacking
-from benchmarks.studies.watched import StudyModel, WatchedLayer, open_study_model
+from benchmarks.studies.watched import Following, Seen, StudyModel, WatchedLayer, open_study_model
 from kvc_trt.tasks.registry import task
 
 NAME = "pooling"
@@ -81,9 +81,9 @@ class Observed:
         """The number of settings."""
         return len(self._variants)
 
-    def seen(self, layer: WatchedLayer, new: int) -> Iterator[Tensor]:
-        """The masks [H,new,n+new]: what is kept, the window, and the new tokens up to each one."""
-        heads, n, _ = layer.query.shape
+    def seen(self, layer: WatchedLayer, following: Following) -> Iterator[Seen]:
+        """The masks [H,M,n+M]: what is kept, the window, and the new tokens up to each one."""
+        (heads, n, _), new = layer.query.shape, following.new
         recent = torch.ones(new, new, dtype=torch.bool).tril().expand(heads, new, new)
         votes: dict[int, Tensor] = {}
         order: dict[tuple[int, str, int], Tensor] = {}
@@ -98,7 +98,7 @@ class Observed:
             kept = torch.zeros(heads, n, dtype=torch.bool)
             kept[:, before:] = True
             kept.scatter_(1, order[key][:, : one.capacity - one.window], True)
-            yield torch.cat([kept[:, None].expand(heads, new, n), recent], dim=-1)
+            yield Seen(torch.cat([kept[:, None].expand(heads, new, n), recent], dim=-1))
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,11 @@ class BesideTheWhole:
         """The number of caches, the whole one among them."""
         return 1 + self.others.count
 
-    def seen(self, layer: WatchedLayer, new: int) -> Iterator[Tensor]:
-        """The mask [new,n+new] of the whole cache, then those of the others."""
-        n = layer.keys.shape[1]
-        yield torch.arange(n + new) <= torch.arange(n, n + new)[:, None]
-        yield from self.others.seen(layer, new)
+    def seen(self, layer: WatchedLayer, following: Following) -> Iterator[Seen]:
+        """The mask [M,n+M] of the whole cache, then those of the others."""
+        n, new = layer.keys.shape[1], following.new
+        yield Seen(torch.arange(n + new) <= torch.arange(n, n + new)[:, None])
+        yield from self.others.seen(layer, following)
 
 
 def needle(model: StudyModel, length: int, depth: float, index: int) -> tuple[tuple[int, ...], list[int]]:

@@ -1,0 +1,1 @@
+"""RocketKV, stage by stage: what each keeps and reads, and what that costs."""

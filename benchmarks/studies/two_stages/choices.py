@@ -1,0 +1,106 @@
+"""What cells keep and read, for all steps of an answer at once.
+
+`tests/benchmarks/studies/test_two_stages.py` compares logits under these choices with those of the policies.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from benchmarks.studies.pooling.measure import pooled
+from benchmarks.studies.two_stages.cells import First, Second
+from benchmarks.studies.watched import WatchedLayer
+from kvc_trt.reference.hybrid import temperature
+
+
+@dataclass
+class Prompt:
+    """A layer's prompt; what several cells share is computed once."""
+
+    layer: WatchedLayer
+    _orders: dict[First, Tensor] = field(default_factory=dict)
+
+    def kept(self, first: First, count: int) -> Tensor:
+        """Choose `count` tokens of the prompt's n, all if it has no more: positions, ascending, [G,B]."""
+        lists, n, _ = self.layer.keys.shape
+        if first.rule == "all" or count >= n:
+            return torch.arange(n).expand(lists, n)
+        if first not in self._orders:
+            self._orders[first] = self._order(first).expand(lists, -1)
+        window = self._always(first)
+        recent = torch.arange(n - window, n).expand(lists, window)
+        return torch.cat([self._orders[first][:, : count - window], recent], dim=-1).sort(dim=-1).values
+
+    @staticmethod
+    def _always(first: First) -> int:
+        """Return how many last tokens stay in any case."""
+        return 1 if first.rule == "tova" else first.window
+
+    def _order(self, first: First) -> Tensor:
+        """Return the positions in front of those that stay in any case, best first."""
+        n, window = self.layer.keys.shape[1], self._always(first)
+        votes = self.layer.attention(n - window, n, n - window).sum(dim=1)
+        if first.rule == "tova":
+            votes = votes.sum(dim=0, keepdim=True)
+        else:
+            votes = pooled(votes.unflatten(0, (len(self.layer.keys), -1)).sum(dim=1), "max", first.pool)
+        return torch.sort(votes, dim=-1, descending=True, stable=True).indices
+
+
+def read(second: Second, query: Tensor, keys: Tensor, kept: int) -> Tensor:
+    """Choose what each of M steps reads: query [M,H,D], keys [G,B+M,D] -> mask [G,M,B+M].
+
+    The first `kept` = B keys are the prompt's, step i also sees its own key B+i and those before it.
+    """
+    steps, total = len(query), keys.shape[1]
+    visible = torch.arange(total) <= kept + torch.arange(steps)[:, None]
+    grouped = query.transpose(0, 1).reshape(len(keys), -1, steps, query.shape[-1])
+    if second.rule == "all":
+        return visible.expand(len(keys), steps, total)
+    if second.rule == "exact":
+        logits = grouped @ keys[:, None].transpose(2, 3) / math.sqrt(query.shape[-1])
+        scores = torch.softmax(logits.masked_fill(~visible, -torch.inf), dim=-1).sum(dim=1)
+        return _best(scores.masked_fill(~visible, -torch.inf), second.read) & visible
+    scores = _page_scores(second, grouped, keys, kept)
+    by_token = scores.repeat_interleave(second.page, dim=-1)[..., :total].masked_fill(~visible, -torch.inf)
+    attention = torch.softmax(by_token, dim=-1).mean(dim=1)
+    return _best(attention.masked_fill(~visible, -torch.inf), second.read) & visible
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """Mark the best `count` along the last axis, the lowest index first among equals."""
+    if count >= scores.shape[-1]:
+        return torch.ones(scores.shape, dtype=torch.bool)
+    last = scores.topk(count, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
+    above, level = scores > last, scores == last
+    return above | (level & (level.cumsum(dim=-1) <= count - above.sum(dim=-1, keepdim=True)))
+
+
+def _page_scores(second: Second, grouped: Tensor, keys: Tensor, kept: int) -> Tensor:
+    """Score pages on the channels where the group's |q| is largest, for each query head: [G,g,M,D] -> [G,g,M,P]."""
+    channels = _best(grouped.abs().sum(dim=1), second.channels)[:, None]
+    rising = grouped.sum(dim=1, keepdim=True) > 0
+    part = grouped * channels
+    return _bounded(part * rising, part * ~rising, keys, kept, second.page) / temperature(part, grouped)[..., None]
+
+
+def _bounded(up: Tensor, down: Tensor, keys: Tensor, kept: int, page: int) -> Tensor:
+    """Multiply with a page's largest key (`up`) and smallest one (`down`), of what each step sees: [G,g,M,P]."""
+    whole = kept // page
+    old = keys[:, : whole * page].unflatten(1, (whole, page))
+    fixed = up @ old.amax(dim=2)[:, None].transpose(2, 3) + down @ old.amin(dim=2)[:, None].transpose(2, 3)
+    steps, rest = up.shape[2], keys[:, whole * page :]
+    short = -rest.shape[1] % page
+    rest = torch.nn.functional.pad(rest, (0, 0, 0, short)).unflatten(1, (-1, page))
+    slots = whole * page + torch.arange(rest.shape[1] * page).unflatten(0, (-1, page))
+    hidden = (slots > kept + torch.arange(steps)[:, None, None])[None, ..., None]
+    high = rest[:, None].masked_fill(hidden, -torch.inf).amax(dim=3)
+    low = rest[:, None].masked_fill(hidden, torch.inf).amin(dim=3)
+    empty = high == -torch.inf
+    high, low = high.masked_fill(empty, 0), low.masked_fill(empty, 0)
+    moving = (up[..., None, :] * high[:, None] + down[..., None, :] * low[:, None]).sum(dim=-1)
+    return torch.cat([fixed, moving], dim=-1)

@@ -1,0 +1,165 @@
+"""RocketKV's two stages on needles: what each keeps of the attention, and what it costs (arXiv 2502.14051).
+
+    python -m benchmarks.studies two_stages [--minutes 60] [--count 16] [--long]
+
+One reading of a prompt serves all cells (`cells.py`) and both places of the question: in the prompt, whose compaction
+then sees it, or behind it. Stage one loses what is not kept, stage two what is kept and not read; so attention and the
+exact best tokens of the whole cache are counted after each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.studies.pooling.measure import found
+from benchmarks.studies.records import Records
+from benchmarks.studies.study import Run, measure_lacking
+from benchmarks.studies.two_stages.cells import OUTPUT, Cell, cells
+from benchmarks.studies.two_stages.choices import Prompt, read
+from benchmarks.studies.watched import Branch, Following, Seen, StudyModel, WatchedLayer, open_study_model
+from kvc_trt.reference.selection import gather_rows
+from kvc_trt.tasks.registry import task
+
+NAME = "two_stages"
+TASK = "niah-single-1"
+LONGEST = 8192
+NEEDLES = 8
+"""At each length, that are hidden unless asked otherwise."""
+LENGTHS = {2048: 1.0, 4096: 0.5, 8064: 0.125}
+"""Lengths of prompt and answer, and the share of needles that are hidden there; 8064 leaves room for the answer."""
+SINKS = 4
+"""First tokens of a prompt that do not count as attention: every cell keeps them, and they get most of it."""
+BEST = 64
+"""Most attended tokens of the whole cache that a KV head's list is compared with."""
+IN, BEHIND = "in the prompt", "behind the prompt"
+"""Places of the question."""
+FIELDS = ("stored", "read", "found", "divergence", "attention_kept", "attention_read", "best_kept", "best_read")
+"""Of each cell: pairs stored and read, 1 if the needle is found, nats per token of the whole cache's answer, shares of
+the whole cache's attention to the prompt, and of its BEST tokens, that are kept and read."""
+
+
+class Staged:
+    """The whole cache, and behind it all cells; counts what they keep and read of the whole cache's attention."""
+
+    def __init__(self, of: Sequence[Cell], first: int) -> None:
+        """Count from the step `first` on: those before feed the question."""
+        self._cells, self._first, self._layers = of, first, 0
+        self._sums = torch.zeros(len(of), 4)
+
+    @property
+    def count(self) -> int:
+        """The number of caches, the whole one among them."""
+        return 1 + len(self._cells)
+
+    @property
+    def shares(self) -> list[list[float]]:
+        """For each cell: attention kept and read, best tokens kept and read, means over layers."""
+        return (self._sums / self._layers).tolist()
+
+    def seen(self, layer: WatchedLayer, following: Following) -> Iterator[Seen]:
+        """Return what each cache sees; layers follow each other."""
+        self._layers += 1
+        prompt, new, n = Prompt(layer), following.new, layer.keys.shape[1]
+        visible = torch.arange(n + new) <= torch.arange(n, n + new)[:, None]
+        yield Seen(visible)
+        query, keys = following.query, following.keys.transpose(1, 2)
+        whole = self._attention(layer, query[0], keys[0], visible)
+        best = whole.sum(dim=1).topk(min(BEST, n), dim=-1).indices
+        for place, cell in enumerate(self._cells, 1):
+            kept = prompt.kept(cell.first, cell.kept)
+            together = torch.cat([gather_rows(layer.keys, kept), keys[place]], dim=1)
+            mask = read(cell.second, query[place], together, kept.shape[1])
+            self._sums[place - 1] += counted(whole, kept, mask[:, self._first :, : kept.shape[1]], best)
+            every = kept.shape[1] == n
+            yield Seen(mask.repeat_interleave(layer.query.shape[0] // len(mask), dim=0), None if every else kept)
+
+    def _attention(self, layer: WatchedLayer, query: Tensor, keys: Tensor, visible: Tensor) -> Tensor:
+        """Return the whole cache's attention [G,g,M',n] to the prompt but its first tokens, from the answer on."""
+        (_, n, size), new = layer.query.shape, len(query)
+        grouped = query.transpose(0, 1).reshape(len(keys), -1, new, size)
+        logits = grouped @ torch.cat([layer.keys, keys], dim=1)[:, None].transpose(2, 3) / size**0.5
+        found = torch.softmax(logits.masked_fill(~visible, -torch.inf), dim=-1)[:, :, self._first :, :n].clone()
+        found[..., :SINKS] = 0
+        return found
+
+
+def counted(whole: Tensor, kept: Tensor, mask: Tensor, best: Tensor) -> Tensor:
+    """Return the shares of one layer: attention kept, attention read, best tokens kept, best tokens read.
+
+    whole [G,g,M,n] is attention; kept [G,B] positions; mask [G,M,B] is what is read of them; best [G,M,BEST]
+    positions.
+    """
+    groups, group, steps, n = whole.shape
+    of_kept = whole.gather(3, kept[:, None, None].expand(groups, group, steps, -1))
+    sums = torch.stack([of_kept.sum(), (of_kept * mask[:, None]).sum()]) / whole.sum()
+    stays = torch.zeros(groups, n, dtype=torch.bool).scatter_(1, kept, True)
+    is_read = torch.zeros(groups, steps, n, dtype=torch.bool)
+    is_read.scatter_(2, kept[:, None].expand_as(mask), mask)
+    hits = [one.gather(2, best).float().mean() for one in (stays[:, None].expand_as(is_read), is_read)]
+    return torch.cat([sums, torch.stack(hits)])
+
+
+def divergence(whole: Tensor, other: Tensor) -> float:
+    """Return the mean KL(whole || other) of logits [M,vocab], in nats per token."""
+    one, two = (torch.log_softmax(logits, dim=-1) for logits in (whole, other))
+    return float((one.exp() * (one - two)).sum(dim=-1).mean())
+
+
+def hidden(model: StudyModel, length: int, depth: float, index: int) -> dict[str, Any]:
+    """Hide one needle, and ask for it in the prompt and behind it under all cells."""
+    sample = task(TASK).sample(
+        seed=0, index=index, target_tokens=length, encode=model.framing.encode, max_new_tokens=16, depth=depth
+    )
+    prompt, framed = model.framing.ids(sample, query_aware=True).context, model.framing.ids(sample, query_aware=False)
+    if prompt != framed.context + framed.question:
+        raise ValueError("a prompt with its question is not that without it and the question")
+    answer = model.tokenizer.tokenizer.encode(f" {sample.answers[0]}", add_special_tokens=False).ids
+    config = model.decoder.config
+    every = cells(config, length)
+    staged = {IN: Staged(every, 0), BEHIND: Staged(every, len(framed.question) - 1)}
+    logits = model.decoder.branches(prompt, [
+        Branch(len(prompt), answer, staged[IN]),
+        Branch(len(framed.context), [*framed.question, *answer], staged[BEHIND]),
+    ])  # fmt: skip
+    measured: dict[str, Any] = {"prompt_tokens": len(prompt)}
+    for (place, one), (whole, *others) in zip(staged.items(), logits, strict=True):
+        # The prompt's last token is read exactly under all cells: its logits, the first, are equal.
+        said, first = slice(-len(answer), None), max(1, len(whole) - len(answer))
+        measured[place] = {
+            "whole": int(found(whole[said], answer)),
+            "cells": {
+                cell.name: [
+                    cell.stored, cell.read(config.head_size), int(found(each[said], answer)),
+                    divergence(whole[first:], each[first:]), *shares,
+                ]
+                for cell, each, shares in zip(every, others, one.shares, strict=True)
+            },
+        }  # fmt: skip
+    return measured
+
+
+def measure(run: Run, kept: Records) -> None:
+    """Measure what is not there yet, needle by needle."""
+    model = open_study_model(run.model, LONGEST, run.checkpoint)
+
+    def of_key(key: Mapping[str, Any]) -> dict[str, Any]:
+        return hidden(model, key["length"], key["depth"], key["index"])
+
+    measure_lacking(run, kept, keys(model, run), of_key)
+
+
+def keys(model: StudyModel, run: Run) -> Iterator[Mapping[str, Any]]:
+    """Yield the keys of all measurements, so ordered that what is there of a stopped run is even.
+
+    Depths follow the golden section: any beginning of them is spread evenly."""
+    needles = run.count or NEEDLES
+    names = [cell.name for cell in cells(model.decoder.config, max(LENGTHS))]
+    head = {"model": model.name, "checkpoint": model.fingerprint, "task": TASK, "output": OUTPUT, "cells": names}
+    for index in range(needles):
+        for length, share in LENGTHS.items():
+            if index < (needles if run.long else max(1, round(share * needles))):
+                yield {**head, "length": length, "depth": round((0.5 + 0.618 * index) % 1, 3), "index": index}

@@ -1,0 +1,100 @@
+"""RocketKV's two stages: cells keep and read what the policies do, and bytes and shares computed by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.studies.two_stages.cells import Cell, First, Second, cells
+from benchmarks.studies.two_stages.measure import Staged, counted, divergence
+from benchmarks.studies.watched import Branch, WatchedDecoder
+from kvc_trt import policies
+from kvc_trt.models.random_weights import RandomWeights
+from kvc_trt.reference.decoder import ReferenceDecoder
+from tests.small_model import SMALL
+
+LONGEST = 64
+TEXT = torch.randint(2, SMALL.vocab_size, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+FOLLOWING = TEXT[:9]
+VOTES = First("votes", 4, 3)
+STAGES = {"prompt_budget": 21, "window": 4, "pool_kernel": 3}
+OF_POLICIES = [
+    ("snapkv++", Cell(VOTES, 21), STAGES),
+    ("rocketkv", Cell(VOTES, 21, Second("hybrid", 4, 6, 9)), {**STAGES, "page_size": 4, "top_r": 6, "top_k": 9}),
+    ("hybrid", Cell(First(), 40, Second("hybrid", 3, 5, 8)), {"page_size": 3, "top_r": 5, "top_k": 8}),
+    ("quest-matched", Cell(First(), 40, Second("hybrid", 4, 16, 8)), {"page_size": 4, "top_k": 8}),
+    ("exact-topk-group", Cell(First(), 40, Second("exact", read=16)), {}),
+]
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return RandomWeights(SMALL, 0)
+
+
+@pytest.fixture(scope="module")
+def watched(weights):
+    return WatchedDecoder.of(SMALL, weights, LONGEST)
+
+
+def logits_of(weights, policy, steps, **overrides):
+    rule = policies.resolve(
+        policy, model=SMALL, token_budget=16, max_input_len=LONGEST - 16, max_output_len=16, **overrides
+    )
+    decoder = ReferenceDecoder(SMALL, weights, method=policies.method(rule), parameters=rule)
+    first, cache = decoder.prefill(torch.tensor([TEXT]), torch.tensor([len(TEXT)]))
+    return torch.cat([first, *(decoder.decode(torch.tensor([token]), cache) for token in FOLLOWING[:steps])])
+
+
+def test_steps_have_the_logits_of_the_policies(watched, weights):
+    found = watched.along(TEXT, FOLLOWING, Staged([cell for _, cell, _ in OF_POLICIES], 0))
+    torch.testing.assert_close(found[0], logits_of(weights, "full", 8), atol=1e-5, rtol=1e-5)
+    for (policy, _, overrides), logits in zip(OF_POLICIES, found[1:], strict=True):
+        torch.testing.assert_close(logits, logits_of(weights, policy, 8, **overrides), atol=1e-5, rtol=1e-5)
+
+
+def test_the_first_step_has_the_logits_of_tova(watched, weights):
+    # Later steps differ: the policy drops tokens while it decodes.
+    found = watched.along(TEXT, FOLLOWING, Staged([Cell(First("tova"), 16)], 0))[1]
+    torch.testing.assert_close(found[:2], logits_of(weights, "tova", 1), atol=1e-5, rtol=1e-5)
+
+
+def test_branches_of_one_prompt_are_those_of_each_beginning(watched):
+    of = [Cell(VOTES, 21, Second("hybrid", 4, 6, 9))]
+    both = watched.branches(TEXT, [Branch(40, FOLLOWING, Staged(of, 0)), Branch(33, TEXT[33:], Staged(of, 0))])
+    for found, alone in zip(both, (watched.along(TEXT, FOLLOWING, Staged(of, 0)),
+                                   watched.along(TEXT[:33], TEXT[33:], Staged(of, 0))), strict=True):  # fmt: skip
+        for one, other in zip(found, alone, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_pairs_are_counted_by_hand():
+    # 1,000 tokens in pages of 4 have 250 pages. A step reads one bound of 32 of 64 channels: 250 / 2 keys, half a pair
+    # each. The oracle reads every key.
+    hybrid = Cell(VOTES, 1000, Second("hybrid", 4, 32, 500))
+    assert (hybrid.stored, hybrid.read(64)) == (1250, 62.5 + 500)
+    exact = Cell(First(), 1000, Second("exact", read=100))
+    assert (exact.stored, exact.read(64)) == (1000, 500 + 100)
+    assert (Cell(VOTES, 77).stored, Cell(VOTES, 77).read(64)) == (77, 77)
+
+
+def test_cells_of_one_size_store_no_more_than_it_and_have_their_own_names():
+    of = cells(SMALL, 2048)
+    assert len({one.name for one in of}) == len(of)
+    for one in of:
+        if one.setting in ("", "half", "quarter", "divided"):
+            assert one.size - 2 <= one.stored <= one.size
+
+
+def test_shares_by_hand():
+    # One group of two heads, one step, four tokens; tokens 1 and 3 are kept, token 3 is read.
+    whole = torch.tensor([[[[0.0, 0.4, 0.3, 0.3]], [[0.0, 0.2, 0.2, 0.1]]]])
+    kept, mask, best = torch.tensor([[1, 3]]), torch.tensor([[[False, True]]]), torch.tensor([[[1, 2]]])
+    # Kept: 0.4 + 0.3 + 0.2 + 0.1 of 1.5; read: 0.3 + 0.1. Of the best, 1 and 2, one is kept and none read.
+    assert counted(whole, kept, mask, best).tolist() == pytest.approx([1 / 1.5, 0.4 / 1.5, 0.5, 0.0])
+
+
+def test_divergence_by_hand():
+    whole, other = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
+    assert divergence(whole, whole) == pytest.approx(0, abs=1e-7)
+    assert divergence(whole, other) == pytest.approx(0.1438, abs=1e-4)
