@@ -1,4 +1,4 @@
-"""The plots of studies: lines over layers, and heat maps."""
+"""The plots of studies: lines over layers, stacked bars and heat maps."""
 
 from __future__ import annotations
 
@@ -78,6 +78,34 @@ def _draw(one: Axes, panel: Panel, axes: LineAxes) -> None:
     columns = 6 if len(panel.lines) > 12 else 2
     size = "xx-small" if columns > 2 else "small"
     one.legend(frameon=False, fontsize=size, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One panel of bars: a name, and the parts of each bar from left to right."""
+
+    title: str
+    bars: Mapping[str, Sequence[float]]
+
+
+def stacked(title: str, panels: Sequence[Stack], parts: Sequence[str], x: str) -> bytes:
+    """Panels side by side, with the bars from top to bottom and one legend of their parts. PNG."""
+    figure = new_figure(4.2 * len(panels) + 1.4, 1.3 + 0.34 * max(len(panel.bars) for panel in panels))
+    figure.suptitle(title, fontsize="medium")
+    row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for one, panel in zip(row, panels, strict=True):
+        for place, values in enumerate(panel.bars.values()):
+            left = 0.0
+            for part, value in enumerate(values):
+                label = parts[part] if place == 0 and panel is panels[0] else None
+                one.barh(place, value, left=left, color=COLOURS[part], label=label)
+                left += value
+        one.set_yticks(range(len(panel.bars)), list(panel.bars))
+        one.set_xlabel(x)
+        one.set_title(panel.title, fontsize="small")
+    row[0].invert_yaxis()
+    figure.legend(frameon=False, ncols=len(parts), loc="outside lower center", fontsize="small")
+    return png(figure)
 
 
 @dataclass(frozen=True)

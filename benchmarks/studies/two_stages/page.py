@@ -2,16 +2,358 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from benchmarks.studies.records import Record
-from benchmarks.studies.study import Study, Written
-from benchmarks.studies.two_stages.measure import NAME, measure
+from benchmarks.page import paragraph, plot, table, written_by
+from benchmarks.studies.figures import LineAxes, Panel, Stack, lines, stacked
+from benchmarks.studies.findings import Estimate, Finding, overview, verdict
+from benchmarks.studies.records import Record, measured_on
+from benchmarks.studies.study import Study, Written, image
+from benchmarks.studies.two_stages import lengths
+from benchmarks.studies.two_stages.cells import BUDGETS, HALF, MEMORIES, PUBLISHED, WIDE, Cell, First, Second
+from benchmarks.studies.two_stages.measure import BEHIND, BEST, FIELDS, IN, NAME, SINKS, TASK, measure
+
+PLACES = (IN, BEHIND)
+MOST = MEMORIES[0]
+"""Pairs of a memory that equals one of BUDGETS, so that stage 1 alone reads as much as a policy with that budget."""
+
+
+LIMITS = (0.1, 0.5)
+"""Nats of divergence that are near the whole cache, and not far."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One place of the question in some records."""
+
+    records: Sequence[Record]
+    place: str
+
+    def values(self, cell: Cell, name: str) -> list[float]:
+        """One of FIELDS, a value for each needle; found: of those that the whole cache finds."""
+        return [
+            one["measured"][self.place]["cells"][cell.name][FIELDS.index(name)]
+            for one in self.records
+            if name != "found" or one["measured"][self.place]["whole"]
+        ]
+
+    def all(self) -> dict[str, list[list[float]]]:
+        """FIELDS of every cell, a row for each needle."""
+        names = self.records[0]["measured"][self.place]["cells"]
+        return {name: [one["measured"][self.place]["cells"][name] for one in self.records] for name in names}
+
+    def mean(self, cell: Cell, name: str) -> float:
+        """Its mean."""
+        return statistics.fmean(self.values(cell, name))
+
+    def less(self, one: Cell, other: Cell, name: str = "divergence") -> Estimate:
+        """The difference of two cells, needle by needle."""
+        return Estimate.of([a - b for a, b in zip(self.values(one, name), self.values(other, name), strict=True)])
+
+
+def alone(first: First, size: int) -> Cell:
+    """Return the cell of stage 1 alone with a memory."""
+    return Cell(first, size, size=size)
+
+
+def with_stage_2(first: First, share: str, size: int) -> Cell:
+    """Return the cell of both stages with a memory; its numbers are in the records."""
+    return Cell(first, 0, Second("hybrid"), share, size)
+
+
+def derived(policy: str, budget: int, rule: Second | None = None, first: First = PUBLISHED) -> Cell:
+    """Return the cell of a policy at a budget; `rule` replaces its stage 2, and `first` its stage 1."""
+    return Cell(first, 0, rule or Second("hybrid"), policy, budget)
 
 
 def page(records: Sequence[Record]) -> Written:
     """Write the page."""
-    raise NotImplementedError(len(records))
+    both = [Measured(records, place) for place in PLACES]
+    head = records[0]["key"]
+    counts = {size: sum(one["key"]["length"] == size for one in records) for size in lengths_of(records)}
+    said = ", ".join(f"{count} of about {length:,} tokens" for length, count in counts.items())
+    parts = [
+        "# Study: where RocketKV should win, and where it does not",
+        written_by(f"python -m benchmarks.studies {NAME}"),
+        paragraph(
+            "[RocketKV](../../policies/rocketkv.md) (arXiv 2502.14051) evicts a part of the prompt and then reads, at "
+            "every step, a part of the rest. On SmolLM2 simpler methods answer as well with no more bytes "
+            "([accuracy](../accuracy-smollm2.md)). This study attributes what is lost to the two stages. The needle is "
+            "asked for in the prompt, so that stage 1 sees the question, or behind it, after stage 1 has chosen."
+        ),
+        overview([_kept(both), _easier(both), _outperforms(both), _kernels(both), _selections(both), _memory(both)]),
+        paragraph(
+            "Differences are means over needles. *Nats* are the divergence of the next token's distribution from the "
+            "whole cache's, along the true answer: 0 is the whole cache, and lower is better."
+        ),
+        "## Where attention is lost",
+        plot(image(NAME, "attention"), STUDY.path),
+        _losses(both),
+        "## Which setting to take",
+        *_proposal(both),
+        "## Equal bytes in memory",
+        plot(image(NAME, "memory"), STUDY.path),
+        paragraph(
+            "*Alone* is stage 1, which reads all that it keeps. *1/2 read* has pages of 4 tokens, scores them on half "
+            "of the channels and attends to half of the tokens. *Divided* is RocketKV's own rule: pages of 2, all "
+            "channels, a quarter of the tokens attended. Page bounds count as memory."
+        ),
+        _cells_table(both),
+        "## By length",
+        _by_length(records),
+        lengths.section(),
+        "## How it was measured",
+        paragraph(
+            f"{head['model']}, 32-bit floats; {len(records)} needles (task [{TASK}](../../tasks.md)): {said}. One "
+            "reading of a prompt serves all cells; steps then choose for themselves (`tests/benchmarks/studies` "
+            "compares their logits with the policies'). TOVA keeps what its rule keeps of a prompt, and here drops "
+            "nothing while it decodes. Attention is the whole cache's, from the answer's tokens to the prompt but its "
+            f"first {SINKS} tokens, and the best tokens are the {BEST} that it favours, per KV head: means over "
+            f"layers, "
+            "then needles. Needles count as found if every token of the number is the likeliest one. Intervals are a "
+            "bootstrap over needles. The paper has models of 7B and 8B parameters, and RULER and LongBench. "
+            f"{measured_on(records, NAME)}."
+        ),
+    ]
+    images = {image(NAME, "attention"): _attention_plot(both), image(NAME, "memory"): _memory_plot(both)}
+    return Written("\n\n".join(parts) + "\n", images)
+
+
+def lengths_of(records: Sequence[Record]) -> list[int]:
+    """The lengths of prompts, ascending."""
+    return sorted({one["key"]["length"] for one in records})
+
+
+def _nats(one: Estimate) -> str:
+    return f"{one.mean:+.2f} nats ({one.low:+.2f} to {one.high:+.2f})"
+
+
+def _kept(both: Sequence[Measured]) -> Finding:
+    own, least = derived("rocketkv", MOST, Second()), alone(PUBLISHED, MOST)
+    less = [one.less(own, least, "best_kept") for one in both]
+    return Finding(
+        'With a larger budget for stage 1, "the chance of permanently evicting important KV tokens is greatly reduced" '
+        "(section 3.1)",
+        f"of the {BEST} most attended tokens, stage 1 keeps, beside stage 1 with {MOST} tokens: "
+        + "; ".join(f"question {one.place} {gain.points()}" for one, gain in zip(both, less, strict=True)),
+        less[0].count,
+        verdict(*(one.low > 0.05 for one in less)),
+    )
+
+
+def _easier(both: Sequence[Measured]) -> Finding:
+    less = [one.less(derived("rocketkv", MOST), derived("hybrid", MOST, first=First())) for one in both]
+    return Finding(
+        'Selecting among what is left "significantly" lowers "the prediction difficulty" (section 3.1)',
+        f"budget {MOST}, beside hybrid attention over the whole prompt: "
+        + "; ".join(f"question {one.place} {_nats(gain)}" for one, gain in zip(both, less, strict=True)),
+        less[0].count,
+        verdict(*(one.high < 0 for one in less)),
+    )
+
+
+def _outperforms(both: Sequence[Measured]) -> Finding:
+    rivals = {
+        "its stage 1 alone": alone(PUBLISHED, MOST), "stage 1 with pool 17": alone(WIDE, MOST),
+        "TOVA": alone(First("tova"), MOST), "Quest": derived("quest-matched", MOST, first=First()),
+    }  # fmt: skip
+    less = [
+        (one.place, name, one.less(derived("rocketkv", MOST), cell)) for one in both for name, cell in rivals.items()
+    ]
+    return Finding(
+        'At an equal token budget RocketKV "consistently outperforms all other methods" (section 4.2)',
+        f"budget {MOST} of pairs read: "
+        + "; ".join(
+            f"question {place}, beside " + ", ".join(f"{name} {_nats(gain)}" for at, name, gain in less if at == place)
+            for place in PLACES
+        ),
+        less[0][2].count,
+        verdict(*(gain.high < 0 for _, _, gain in less)),
+    )
+
+
+def _kernels(both: Sequence[Measured]) -> Finding:
+    shares = {
+        (one.place, kernel): Estimate.of([
+            statistics.fmean(sizes)
+            for sizes in zip(*(one.values(alone(First("votes", 32, kernel), size), "divergence") for size in MEMORIES),
+                             strict=True)
+        ])
+        for one in both
+        for kernel in (7, 17, 63, 511)
+    }  # fmt: skip
+    best = {place: min((7, 17, 63, 511), key=lambda one, place=place: shares[place, one].mean) for place in PLACES}
+    said = "; ".join(
+        f"question {place}: "
+        + ", ".join(f"kernel {kernel} {shares[place, kernel].mean:.2f}" for kernel in (7, 17, 63, 511))
+        for place in PLACES
+    )
+    return Finding(
+        "Kernel 63 is best up to 32K tokens, before 7 and 511 (section 4.4.2, figure 7)",
+        f"nats of stage 1 alone, mean of {MOST} to {MEMORIES[-1]} pairs: {said}",
+        shares[IN, 63].count,
+        verdict(*(one == 63 for one in best.values())),
+    )
+
+
+def _selections(both: Sequence[Measured]) -> Finding:
+    less = [
+        (one.place, budget, one.less(*(derived(name, budget, first=First()) for name in ("hybrid", "quest-matched"))))
+        for one in both
+        for budget in BUDGETS
+    ]  # fmt: skip
+    return Finding(
+        'Alone, "hybrid attention consistently outperforms Quest and SparQ, especially at low token budgets" '
+        "(section 4.4.3, figure 8)",
+        "beside Quest (SparQ was not asked): "
+        + "; ".join(f"question {place}, budget {budget} {_nats(gain)}" for place, budget, gain in less),
+        less[0][2].count,
+        verdict(*(gain.high < 0 for _, _, gain in less)),
+    )
+
+
+def _memory(both: Sequence[Measured]) -> Finding:
+    less = [
+        (one.place, size, one.less(with_stage_2(PUBLISHED, HALF, size), alone(PUBLISHED, size)))
+        for one in both
+        for size in MEMORIES
+    ]
+    return Finding(
+        "This project's question: at equal bytes in memory, are both stages better than the first alone?",
+        "1/2 read, beside stage 1 alone of the same pool: "
+        + "; ".join(f"question {place}, {size:,} pairs {_nats(gain)}" for place, size, gain in less),
+        less[0][2].count,
+        verdict(*(gain.high < 0 for _, _, gain in less)),
+    )
+
+
+def _losses(both: Sequence[Measured]) -> str:
+    said = []
+    for one in both:
+        own = derived("rocketkv", MOST)
+        steps = [derived("rocketkv", MOST, Second()), derived("rocketkv", MOST, Second("exact")), own]
+        evicted, fewer, guessed = (one.mean(cell, "divergence") for cell in steps)
+        kept, read = one.mean(own, "attention_kept"), one.mean(own, "attention_read")
+        said.append(
+            f"question {one.place}, {100 * (1 - kept):.0f} % of attention is evicted and {100 * (kept - read):.0f} % "
+            f"kept and not read; that is {evicted:.2f} nats by eviction, {fewer:.2f} if the best tokens of the rest "
+            f"are read, and {guessed:.2f} with the tokens that page bounds find"
+        )
+    return paragraph(f"Of `rocketkv` at budget {MOST}: " + ". With the ".join(said) + ".")
+
+
+def _proposal(both: Sequence[Measured]) -> list[str]:
+    rows = []
+    for one in both:
+        cells = {name: [statistics.fmean(column) for column in zip(*values, strict=True)]
+                 for name, values in one.all().items() if "| exact" not in name}  # fmt: skip
+        for limit in LIMITS:
+            near = {name: mean for name, mean in cells.items() if mean[3] <= limit}
+            chosen = [min(near, key=lambda name, at=at, near=near: near[name][at]) for at in (0, 1) if near]
+            shown = [f"{shown_name(name)}: {near[name][0]:,.0f} stored, {near[name][1]:,.0f} read" for name in chosen]
+            rows.append([one.place, f"{limit}", *(shown or ["none", "none"])])
+    return [
+        paragraph(
+            "The settings that stay near the whole cache with the fewest pairs of a KV head stored, and with the "
+            "fewest read, among those that were measured; how near is the divergence that is allowed. The oracle is "
+            "left out."
+        ),
+        table(("question", "nats at most", "fewest stored", "fewest read"), rows),
+        paragraph(
+            "At equal bytes in memory a step of RocketKV reads a part of fewer tokens than its stage 1 alone would "
+            "keep, so there is no reason for it to answer better. What it can win is bytes read: where both columns "
+            "name as many pairs stored, both stages answer as near with fewer reads."
+        ),
+    ]
+
+
+def shown_name(name: str) -> str:
+    """Return a cell's name in a table."""
+    return ", ".join(part.strip() for part in name.split("|"))
+
+
+def _attention_plot(both: Sequence[Measured]) -> bytes:
+    shown = {
+        **{f"rocketkv, {budget}": derived("rocketkv", budget) for budget in BUDGETS},
+        **{f"hybrid alone, {budget}": derived("hybrid", budget, first=First()) for budget in BUDGETS},
+        f"1/2 read, {MEMORIES[1]}": with_stage_2(PUBLISHED, HALF, MEMORIES[1]),
+        f"stage 1 alone, {MEMORIES[1]}": alone(PUBLISHED, MEMORIES[1]),
+        f"TOVA, {MEMORIES[1]}": alone(First("tova"), MEMORIES[1]),
+    }
+    stacks = [
+        Stack(f"question {one.place}", {
+            name: (
+                one.mean(cell, "attention_read"),
+                one.mean(cell, "attention_kept") - one.mean(cell, "attention_read"),
+                1 - one.mean(cell, "attention_kept"),
+            )
+            for name, cell in shown.items()
+        })
+        for one in both
+    ]  # fmt: skip
+    parts = ("read", "kept, not read", "evicted")
+    return stacked("What becomes of the whole cache's attention", stacks, parts, "share of attention")
+
+
+def _memory_plot(both: Sequence[Measured]) -> bytes:
+    shown = {
+        "TOVA": lambda size: alone(First("tova"), size),
+        "pool 17, alone": lambda size: alone(WIDE, size),
+        "pool 17, 1/2 read": lambda size: with_stage_2(WIDE, HALF, size),
+        "pool 63, alone": lambda size: alone(PUBLISHED, size),
+        "pool 63, 1/2 read": lambda size: with_stage_2(PUBLISHED, HALF, size),
+        "pool 63, divided": lambda size: with_stage_2(PUBLISHED, "divided", size),
+    }
+    panels = [
+        Panel(f"question {one.place}", {
+            name: [one.mean(cell(size), "divergence") for size in MEMORIES] for name, cell in shown.items()
+        })
+        for one in both
+    ]  # fmt: skip
+    most = max(value for panel in panels for line in panel.lines.values() for value in line if value is not None)
+    axes = LineAxes("pairs stored by a KV head, bounds included", "nats from the whole cache", ticks=MEMORIES,
+                    limits=(-0.03 * most, max(0.1, 1.05 * most)), nested=True)  # fmt: skip
+    return lines("Equal bytes in memory", panels, axes)
+
+
+def _cells_table(both: Sequence[Measured]) -> str:
+    names = both[0].records[0]["measured"][IN]["cells"]
+    rows = []
+    for name in sorted(names, key=lambda one: int(one.rsplit("|", 1)[1])):
+        row = [shown_name(name)]
+        for one in both:
+            values = one.all()[name]
+            known = [each["measured"][one.place]["cells"][name][2] for each in one.records
+                     if each["measured"][one.place]["whole"]]  # fmt: skip
+            mean = [statistics.fmean(column) for column in zip(*values, strict=True)]
+            if one.place == IN:
+                row += [f"{mean[0]:,.0f}", f"{mean[1]:,.0f}"]
+            row += [f"{sum(known)}/{len(known)}", f"{mean[3]:.2f}", *(f"{100 * share:.0f}" for share in mean[4:])]
+        rows.append(row)
+    heads = ["cell", "stored", "read"]
+    heads += [f"{name}, {place.split()[0]}" for place in PLACES
+              for name in ("found", "nats", "attention kept", "read", "best kept", "read")]  # fmt: skip
+    return table(heads, rows)
+
+
+def _by_length(records: Sequence[Record]) -> str:
+    rows = []
+    own, first, whole = derived("rocketkv", MOST), alone(PUBLISHED, MOST), derived("hybrid", MOST, first=First())
+    for length in lengths_of(records):
+        some = [one for one in records if one["key"]["length"] == length]
+        for place in PLACES:
+            at = Measured(some, place)
+            rows.append([
+                f"{length:,}", place, str(len(some)), f"{sum(one['measured'][place]['whole'] for one in some)}",
+                *(f"{at.mean(cell, 'divergence'):.2f}" for cell in (first, own, whole)),
+                *(f"{100 * at.mean(own, name):.0f}" for name in FIELDS[4:]),
+            ])  # fmt: skip
+    heads = ("tokens", "question", "n", "found by the whole cache", f"stage 1 alone, {MOST}: nats", "rocketkv: nats",
+             "hybrid alone: nats", "rocketkv: attention kept, %", "read, %", "best kept, %",
+             "best read, %")  # fmt: skip
+    return table(heads, rows)
 
 
 STUDY = Study(NAME, measure, page)

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.studies.records import Records
+from benchmarks.studies.study import Run
+from benchmarks.studies.two_stages import measure
 from benchmarks.studies.two_stages.cells import Cell, First, Second, cells
+from benchmarks.studies.two_stages.lengths import Step, first_length
 from benchmarks.studies.two_stages.measure import Staged, counted, divergence
+from benchmarks.studies.two_stages.page import page
 from benchmarks.studies.watched import Branch, WatchedDecoder
 from kvc_trt import policies
 from kvc_trt.models.random_weights import RandomWeights
@@ -98,3 +103,54 @@ def test_divergence_by_hand():
     whole, other = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
     assert divergence(whole, whole) == pytest.approx(0, abs=1e-7)
     assert divergence(whole, other) == pytest.approx(0.1438, abs=1e-4)
+
+
+def test_saved_bytes_by_hand():
+    # Stage 1 alone reads 1,250 pairs, stage 2 leaves 250 of them: 1,000 of 1,250 and the weights' 10,000, which a batch
+    # of 8 shares.
+    step = Step(1250, 250)
+    assert step.saved(10_000, 1) == 1000 / 11_250
+    assert step.saved(10_000, 8) == 1000 / 2500
+    steps = {2048: Step(300, 250), 4096: step}
+    assert first_length(steps, 10_000, 8) == "4,096"
+    assert first_length(steps, 10_000, 1) == "none, at most 9 %"
+
+
+@pytest.fixture(scope="module")
+def records(study_model, tmp_path_factory):
+    """Two needles in short prompts of a shipped model, as a run writes them."""
+    kept = Records(tmp_path_factory.mktemp("studies") / "two_stages.jsonl", {
+        "commit": "abc", "device": "a processor", "versions": {"kvc_trt": "0", "onnxruntime": "0", "torch": "0"},
+    })  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "LENGTHS", {200: 1.0})
+        for key in measure.keys(study_model, Run(count=2)):
+            kept.add(key, measure.hidden(study_model, key["length"], key["depth"], key["index"]))
+    return kept.all
+
+
+def test_a_cache_that_keeps_and_reads_everything_is_the_whole_one(records):
+    for one in records:
+        for place in (measure.IN, measure.BEHIND):
+            everything = one["measured"][place]["cells"]["votes 32/63 | all  | 256"]
+            assert everything[2] == one["measured"][place]["whole"]
+            assert everything[3:] == pytest.approx([0, 1, 1, 1, 1], abs=1e-3)
+
+
+def test_no_more_is_read_than_kept_and_no_more_kept_than_there_is(records):
+    for one in records:
+        for place in (measure.IN, measure.BEHIND):
+            for cell in one["measured"][place]["cells"].values():
+                shares = dict(zip(measure.FIELDS, cell, strict=True))
+                assert 0 <= shares["attention_read"] <= shares["attention_kept"] + 1e-4 <= 1 + 2e-4
+                assert 0 <= shares["best_read"] <= shares["best_kept"] <= 1
+
+
+def test_the_page_begins_with_what_the_paper_says_and_has_its_plots(records):
+    written = page(records)
+    rows = [line for line in written.text.splitlines() if line.startswith("| ") and "| **" in line]
+    assert len(rows) == 6
+    assert len(written.images) == 2
+    for path, content in written.images.items():
+        assert content.startswith(b"\x89PNG")
+        assert f"/studies/{path.name})" in written.text
