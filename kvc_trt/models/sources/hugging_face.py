@@ -100,7 +100,8 @@ def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[s
     if ACTIVATIONS[fields.hidden_act] != computed:
         raise wrong("hidden_act", f"{computed}: nothing else is computed")
     longest = stretched_length(fields.max_position_embeddings, scaling)
-    defaults = {"qkv_bias": False, "output_bias": False, "qk_norm": False, "sliding_window": None}
+    defaults: dict[str, Any] = {"num_key_value_heads": kv_heads}
+    defaults |= {"qkv_bias": False, "output_bias": False, "qk_norm": False, "sliding_window": None}
     return ModelConfig(
         architecture=fields.architectures[0],
         dtype=fields.dtype or fields.torch_dtype or "float32",
@@ -109,7 +110,6 @@ def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[s
         intermediate_size=fields.intermediate_size,
         num_hidden_layers=fields.num_hidden_layers,
         num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
         head_size=head_size,
         norm_epsilon=fields.rms_norm_eps,
         rotary_base=base,
