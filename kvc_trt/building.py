@@ -79,9 +79,12 @@ def build_configured(
     if request.config.tensor_parallel is not None:
         progress.note(f"tensor parallel: {describe_shards(request.model, request.config.tensor_parallel)}")
     if config.weights == "auto" and request.config.weights == "keep":
-        progress.note("weights: the file's own blocks (keep), with which native operators round what they multiply")
-    if choice.quantised and request.config.weights != "fp8":
-        progress.note(f"weights: the checkpoint's matrices in fp8 are dequantised for {request.config.weights}")
+        progress.note(
+            "weights: the checkpoint's own blocks (keep), with which native operators round what they multiply"
+        )
+    if choice.quantised is not None and request.config.weights not in (choice.quantised, "keep"):
+        stored, wanted = choice.quantised, request.config.weights
+        progress.note(f"weights: the checkpoint's matrices in {stored} are dequantised for {wanted}")
     result = build_engine(request, source, output, backends(), force=force, progress=progress)
     report = verified(result, _checkpoint_beside(request, source), progress) if verify else None
     return Built(result, request, backend, report, default_taken(config, choice))

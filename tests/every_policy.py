@@ -68,6 +68,10 @@ OTHER_FORMS: dict[str, dict[str, Any]] = {
 EVERY = tuple(one.name for one in policies.describe() if not policies.named(one.name).selection.oracle)
 """Every policy that an engine can have; the others are oracles of the reference."""
 CASES = (*EVERY, *FORMS)
+BY_ROW = tuple(
+    f"{policy}, budgets from the prompt" for policy in ("sliding-window", "streaming-llm", "h2o", "tova")
+)  # fmt: skip
+"""Policies that evict at every step, in rows that use different numbers of slots."""
 
 
 def case(name: str, model: ModelConfig = SMALL) -> tuple[str, dict[str, Any]]:

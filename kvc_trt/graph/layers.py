@@ -56,10 +56,15 @@ class Layers:
     def norm(self, x: Value, name: str) -> Value:
         """Apply the model's kind of norm over the last axis."""
         norms, epsilon = self.config.description.norms, self.config.norm_epsilon
-        weights = [self._tensor(f"{name}.{part}") for part in ("weight", *(("bias",) if norms.bias else ()))]
+        weights = [self._tensor(f"{name}.weight")] if norms.weight else [self._ones()]
+        weights += [self._tensor(f"{name}.bias")] if norms.bias else []
         if norms.kind == "rms":
             return str(self.emit.RMSNormalization(x, *weights, axis=-1, epsilon=epsilon))
         return str(self.emit.LayerNormalization(x, *weights, axis=-1, epsilon=epsilon))
+
+    def _ones(self) -> Value:
+        """Return the weights of a norm that has none: the operators ask for some."""
+        return str(self.emit.Expand(self._constant(np.float32(1)), [self.config.hidden_size]))
 
     def linear(self, x: Value, name: str) -> Value:
         """Multiply `x` [T,in] by the matrix NAME.weight [out,in] and add NAME.bias if the model has one."""

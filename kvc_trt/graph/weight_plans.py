@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype
-from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
-from kvc_trt.models.gguf.kept_blocks import KEPT_BITS, WITH_OFFSETS
-from kvc_trt.models.quantisation import BLOCK, quantise_tensor
+from kvc_trt.models.quantisation import BLOCK, BlockSource, quantise_tensor
 from kvc_trt.models.rope import rotary_tables
 from kvc_trt.models.sources.fp8 import FP8, Fp8Source
 from kvc_trt.models.sources.safetensors_file import TensorPlan
@@ -27,7 +25,7 @@ FLOAT_PRECISIONS: dict[str, str] = {"fp32": "float32", "fp16": "float16", "bf16"
 QUANTISED_BITS: dict[str, int] = {"int8": 8, "int4": 4}
 PRECISIONS = (*FLOAT_PRECISIONS, *QUANTISED_BITS)
 KEEP = "keep"
-"""The blocks of a GGUF file as they are: the bits differ from matrix to matrix, and some have offsets."""
+"""A checkpoint's own blocks (GGUF, AWQ, GPTQ): the bits differ from matrix to matrix, and some have offsets."""
 TABLE_BITS = 8
 """Bits of a quantised engine's embedding table, which is also the head of a tied model (docs/decisions/0016)."""
 
@@ -77,13 +75,14 @@ def weight_plans(config: ModelConfig, source: WeightSource, weights: str) -> lis
 
 
 def kept_plans(config: ModelConfig, source: WeightSource) -> list[TensorPlan]:
-    """Return plans that keep a GGUF file's blocks; InputError for a matrix whose blocks an engine cannot hold exactly.
+    """Return plans that keep a checkpoint's blocks; InputError for a matrix whose blocks an engine cannot hold exactly.
 
     Matrices of floats, norms and biases become float32, which is exact as well.
     """
-    if not isinstance(source, GgufCheckpoint):
+    if not isinstance(source, BlockSource):
         raise InputError(
-            "--weights keep: the checkpoint has no blocks to keep; expected a GGUF file", hint="--weights int4"
+            "--weights keep: the checkpoint has no blocks to keep; expected a GGUF file, or matrices in AWQ or GPTQ",
+            hint="--weights int4",
         )
     plans: list[TensorPlan] = []
     for group in _neighbours(config):
@@ -92,17 +91,11 @@ def kept_plans(config: ModelConfig, source: WeightSource) -> list[TensorPlan]:
     return plans
 
 
-def _kept_tensor_plans(source: GgufCheckpoint, name: str) -> list[TensorPlan]:
+def _kept_tensor_plans(source: BlockSource, name: str) -> list[TensorPlan]:
     """Plan a tensor's levels, scales and offsets from one pass over it; or the tensor in float32."""
-    kind, shape = source.stored_type(name), source.shape(name)
-    if source.is_float(name) or len(shape) != 2:
+    bits, shape = source.block_bits(name), source.shape(name)
+    if bits is None:
         return [_float_plan(source, name, "float32")]
-    if kind not in KEPT_BITS:
-        raise InputError(
-            f"--weights keep: {name} is {kind}, which an engine cannot hold exactly; expected {', '.join(KEPT_BITS)} "
-            "(blocks of 32 with one float16 scale) or floats",
-            hint="--weights int8, or fp32",
-        )
     rows, blocks = shape[0], shape[1] // BLOCK
     kept: dict[str, list[NDArray[Any]]] = {SCALES: [], OFFSETS: []}
 
@@ -115,10 +108,10 @@ def _kept_tensor_plans(source: GgufCheckpoint, name: str) -> list[TensorPlan]:
             yield levels
 
     plans = [
-        TensorPlan(name + PACKED, "uint8", (rows, blocks, BLOCK * KEPT_BITS[kind] // 8), packed),
+        TensorPlan(name + PACKED, "uint8", (rows, blocks, BLOCK * bits // 8), packed),
         TensorPlan(name + SCALES, "float16", (rows, blocks), lambda: kept.pop(SCALES)),
     ]
-    if kind in WITH_OFFSETS:
+    if source.has_offsets(name):
         plans.append(TensorPlan(name + OFFSETS, "float32", (rows, blocks), lambda: kept.pop(OFFSETS)))
     return plans
 

@@ -55,6 +55,8 @@ class Norms:
 
     kind: Literal["rms", "layer"] = "rms"
     """Root mean square (arXiv 1910.07467), or LayerNorm (arXiv 1607.06450)."""
+    weight: bool = True
+    """False: nothing is multiplied by (OLMo, arXiv 2402.00838)."""
     bias: bool = False
     place: Literal["before", "after", "both", "parallel", "shared"] = "before"
     """Attention and feed-forward read a norm of the residual stream (before), add a norm of their result to it (after),

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.family import family
-from kvc_trt.models.family_weights import in_our_order
+from kvc_trt.models.family_weights import channel_order, in_our_order
 from kvc_trt.models.sources.checkpoint import Checkpoint
 from kvc_trt.models.sources.fp8 import as_floats
 from kvc_trt.models.sources.hub import is_repository
-from kvc_trt.models.sources.hugging_face import read_config
-from kvc_trt.models.weights import WeightSource
+from kvc_trt.models.sources.hugging_face import read_config, read_json_object
+from kvc_trt.models.sources.int4 import Layout, int4_layout, unpacked
+from kvc_trt.models.weights import WeightSource, expected_tensors
 
 if TYPE_CHECKING:
     from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
@@ -43,9 +44,10 @@ def open_checkpoint(path: Path) -> AnyCheckpoint:
 
 def weights_of(checkpoint: AnyCheckpoint) -> WeightSource:
     """Return a checkpoint's weights as floats, under the names and in the order that all parts of kvc-trt know."""
-    floats = as_floats(checkpoint)
     if not isinstance(checkpoint, Checkpoint):
-        return floats  # a GGUF file's tensors have those names already
+        return as_floats(checkpoint)  # a GGUF file's tensors have those names already
+    where = f"{checkpoint.directory / 'config.json'}: quantization_config"
+    floats = as_floats(unpacked(checkpoint, checkpoint.quantisation, where, expected_tensors(checkpoint.config)))
     config, own = checkpoint.config, family(checkpoint.config.architecture)
     places = None if own.weights is None else own.weights(config)
     return in_our_order(floats, config, places, interleaved=own.interleaved)
@@ -59,4 +61,16 @@ def read_model_config(path: Path) -> tuple[ModelConfig, bool]:
         checkpoint = GgufCheckpoint(path)
         checkpoint.close()
         return checkpoint.config, checkpoint.keeps_its_blocks
-    return read_config(path), False
+    config, layout = read_config(path), int4_layout_of(path)
+    own = family(config.architecture)
+    as_stored = own.weights is None and channel_order(config, interleaved=own.interleaved) is None
+    # Engines hold scales in float16, and models in bfloat16 have them in that type.
+    held = layout is not None and layout.fits_blocks and config.dtype == "float16"
+    return config, held and as_stored
+
+
+def int4_layout_of(directory: Path) -> Layout | None:
+    """Return how a Hugging Face directory stores matrices in four bits; None if it does not."""
+    path = directory / "config.json"
+    given = read_json_object(path).get("quantization_config")
+    return None if given is None else int4_layout(given, f"{path}: quantization_config")

@@ -7,6 +7,8 @@ It is rounded away from zero before the elements are, so that its rounding cuts 
 
 from __future__ import annotations
 
+from typing import NamedTuple, Protocol, runtime_checkable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +24,34 @@ _CHUNK_ELEMENTS = 1 << 18
 """Small enough that the temporaries of one chunk stay in the second-level cache."""
 _NEGLIGIBLE = np.float32(1e-30)
 """A block whose largest magnitude is below this is stored as zeros (its reciprocal scale would overflow)."""
+
+
+class KeptBlocks(NamedTuple):
+    """Rows of a matrix [n, blocks * 32] whose checkpoint stores it in blocks: nothing is quantised a second time."""
+
+    packed: Packed
+    """[n, blocks, 16 or 32]"""
+    scales: Scales
+    """[n, blocks]"""
+    offsets: NDArray[np.float32] | None
+    """[n, blocks], added to all elements of a block; None where all are zero."""
+
+
+@runtime_checkable
+class BlockSource(WeightSource, Protocol):
+    """A source some of whose matrices are stored in blocks that an engine can hold."""
+
+    def block_bits(self, name: str) -> int | None:
+        """Bits of a tensor's elements; None for floats. InputError for blocks that an engine cannot hold exactly."""
+        ...
+
+    def has_offsets(self, name: str) -> bool:
+        """True if the blocks of a matrix have offsets."""
+        ...
+
+    def read_blocks(self, name: str, start: int, stop: int) -> KeptBlocks:
+        """Rows [start, stop) of a matrix in blocks, as an engine stores them."""
+        ...
 
 
 def quantise(weight: NDArray[np.float32], bits: int, block: int = BLOCK) -> tuple[Packed, Scales]:

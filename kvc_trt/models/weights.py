@@ -111,8 +111,9 @@ def _layer_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _norm(config: ModelConfig, name: str, width: int) -> dict[str, tuple[int, ...]]:
-    tensors: dict[str, tuple[int, ...]] = {f"{name}.weight": (width,)}
-    return tensors | {f"{name}.bias": (width,)} if config.description.norms.bias else tensors
+    norms = config.description.norms
+    parts = (("weight", norms.weight), ("bias", norms.bias))
+    return {f"{name}.{part}": (width,) for part, there in parts if there}
 
 
 def count_parameters(config: ModelConfig) -> int:

@@ -239,10 +239,11 @@ class ReferenceDecoder:
 
     def _norm(self, weights: Weights, name: str, x: Tensor) -> Tensor:
         """Apply the norm of that name to the last axis."""
-        weight, epsilon = weights[f"{name}.weight"], self.config.norm_epsilon
-        if self._parts.norms.kind == "rms":
+        norms, epsilon = self._parts.norms, self.config.norm_epsilon
+        weight = weights[f"{name}.weight"] if norms.weight else torch.ones(x.shape[-1], dtype=x.dtype)
+        if norms.kind == "rms":
             return rms_norm(x, weight, epsilon)
-        return layer_norm(x, weight, weights[f"{name}.bias"] if self._parts.norms.bias else None, epsilon)
+        return layer_norm(x, weight, weights[f"{name}.bias"] if norms.bias else None, epsilon)
 
     def _product(self, weights: Weights, name: str, x: Tensor) -> Tensor:
         """Multiply x [N,in] by a layer's matrix of that name."""

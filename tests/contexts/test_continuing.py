@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,15 +13,20 @@ from kvc_trt.errors import InputError
 from kvc_trt.runtime import Request, Sampling, Session
 from tests.backends.onnxruntime.shared_sessions import SharingExecutor
 from tests.contexts.conftest import packing_of
-from tests.every_policy import EVERY
+from tests.every_policy import BY_ROW, EVERY
+from tests.small_model import SMALL
 
 PROMPT = np.random.default_rng(3).integers(2, 97, 200).tolist()
 OTHER = np.random.default_rng(4).integers(2, 97, 77).tolist()
 
 
-@pytest.fixture(scope="module", params=EVERY)
+DEEPER = replace(SMALL, num_hidden_layers=5)
+"""Layers enough for prompts to divide a budget differently."""
+
+
+@pytest.fixture(scope="module", params=(*EVERY, *BY_ROW))
 def program(request, make_program):
-    return make_program(request.param, turns=True)
+    return make_program(request.param, turns=True, model=DEEPER if request.param in BY_ROW else SMALL)
 
 
 def session_of(program, rows=1, executor=SharingExecutor, prefix_bytes=0):
@@ -104,6 +111,27 @@ def test_rows_of_a_batch_go_on_as_they_would_alone(program, tmp_path):
     assert [output.token_ids for output in found] == [answer.token_ids for answer in answers]
     assert [output.physical_lengths for output in found] == [answer.physical_lengths for answer in answers]
     assert [output.reused_tokens for output in found] == [200, 0, 0]
+
+
+@pytest.mark.parametrize("policy", BY_ROW)
+def test_a_context_has_the_capacities_of_its_own_prompt(policy, make_program, tmp_path):
+    """Other prompts have others, so that the tests above see rows of different capacities."""
+    program = make_program(policy, turns=True, model=DEEPER)
+    session = session_of(program)
+    found = []
+    for prompt in (PROMPT, OTHER, PROMPT[:50]):
+        (row,) = session.add([Request(prompt, 1)])
+        state = session.executor.read_row(0)
+        context = through_a_file(session.take(row), program, tmp_path)
+        session.remove(row)
+        found.append(
+            tuple(int(array.item()) for name, array in sorted(state.items()) if name.startswith("cache_capacities"))
+        )
+        kept = [int(array.item()) for name, array in sorted(context.tensors.items())
+                if name.startswith("cache_capacities")]  # fmt: skip
+        assert kept == list(found[-1])
+        assert len(kept) == program.model.num_hidden_layers
+    assert len(set(found)) > 1, found
 
 
 def test_equal_seeds_draw_equal_tokens(program, tmp_path):

@@ -13,8 +13,9 @@ from kvc_trt.contexts.handoff import Handoff, check_handoff, largest_handoff, re
 from kvc_trt.errors import HandoffRefused
 from kvc_trt.runtime.context import NO_TOKENS, extended_digest
 from tests.contexts.conftest import packing_without_graphs, random_context
+from tests.every_policy import BY_ROW
 
-POLICIES = ("full", "rocketkv", "h2o", "tova", "sparq", "streaming-llm", "quest")
+POLICIES = ("full", "rocketkv", "h2o", "tova", "sparq", "streaming-llm", "quest", *BY_ROW)
 PACKING = packing_without_graphs("rocketkv")
 
 

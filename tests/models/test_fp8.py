@@ -123,10 +123,9 @@ def group(**weights):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quant_method": "gptq"}, "quant_method: .*'compressed-tensors', 'fbgemm_fp8' or 'fp8', found 'gptq'"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, r"weight_block_size is \[128, 128\], expected one"),
         (group(strategy="block"), "strategy is 'block', expected one scale per matrix or per row"),
-        (group(type="int"), "type: .*'float', found 'int'"),
+        (group(type="int4"), "type: .*'float', found 'int4'"),
         (group(num_bits=4), "num_bits: .*8, found 4"),
         ("fp8", "expected a mapping of names to values, found 'fp8'"),
     ],

@@ -31,6 +31,29 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_key_value_heads": 4, "use_parallel_residual": False, "attention_bias": False},
     ),
     "starcoder2": ("Starcoder2", {"sliding_window": 900}),
+    "olmo2": ("Olmo2", {}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.4,
+            "logits_scaling": 0.7,
+            "mlp_bias": True,
+        },
+    ),
+    "olmo": ("Olmo", {}),
+    "falcon-7b": ("Falcon", {"num_kv_heads": 4}),
+    "falcon-40b": ("Falcon", {"num_kv_heads": 2, "new_decoder_architecture": True, "bias": True}),
+    "falcon-11b": (
+        "Falcon",
+        {"num_kv_heads": 2, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon-one-after-the-other": (
+        "Falcon",
+        {"parallel_attn": False, "multi_query": False, "tie_word_embeddings": False},
+    ),
+    "command-r": ("Cohere", {"logit_scale": 0.4}),
 }
 """A name -> the prefix of transformers' classes, and what differs from `SHAPE`: every family and variant of it."""
 
@@ -61,7 +84,8 @@ def written(name: str, directory: Path) -> Any:
     generator = torch.Generator().manual_seed(7)
     for parameter_name, parameter in model.named_parameters():
         if parameter.ndim == 1:
-            centre = 1.0 if "norm" in parameter_name and parameter_name.endswith("weight") else 0.0
+            of_norm = any(part in parameter_name for part in ("norm", "ln_"))
+            centre = 1.0 if of_norm and parameter_name.endswith("weight") else 0.0
             parameter.data.normal_(centre, 0.1, generator=generator)
         else:  # softmaxes are far from uniform
             parameter.data.normal_(0.0, 1.5 / parameter.shape[1] ** 0.5, generator=generator)

@@ -63,7 +63,7 @@ class OnnxRuntimeBackend(Backend):
 
     @override
     def default_weights(self, choice: ModelChoice) -> WeightKind:
-        """Return keep for a GGUF file whose blocks an engine holds as they are, else fp32."""
+        """Return keep for a checkpoint whose blocks an engine holds as they are, else fp32."""
         return "keep" if choice.blocks else host_weights(choice)
 
     @override

@@ -60,7 +60,7 @@ class TensorRtBackend(Backend):
     @override
     def default_weights(self, choice: ModelChoice) -> WeightKind:
         """Return the checkpoint's own type, also for fp8."""
-        return "fp8" if choice.quantised else super().default_weights(choice)
+        return "fp8" if choice.quantised == "fp8" else super().default_weights(choice)
 
     @override
     def target(self, resolved: ResolvedBuild) -> Mapping[str, Any]:

@@ -6,19 +6,27 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kvc_trt.config import BuildConfig
 from kvc_trt.errors import InputError
 from kvc_trt.files.atomic import write_whole
 from kvc_trt.files.cache import cache_root
 from kvc_trt.models.config import ModelConfig, Yarn, longest_sequence
-from kvc_trt.models.formats import AnyCheckpoint, is_file, is_path, open_checkpoint, read_model_config, weights_of
+from kvc_trt.models.formats import (
+    AnyCheckpoint,
+    int4_layout_of,
+    is_file,
+    is_path,
+    open_checkpoint,
+    read_model_config,
+    weights_of,
+)
 from kvc_trt.models.presets import Recommendation, load_preset
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sources.checkpoint import Checkpoint
 from kvc_trt.models.sources.hub import WAYS_OUT, fetch, fetch_config, is_repository, ways_out_of
-from kvc_trt.models.sources.hugging_face import read_config, read_json_object
+from kvc_trt.models.sources.hugging_face import read_json_object
 from kvc_trt.models.sources.package_file import PackageFile
 from kvc_trt.models.weights import WeightSource, check_weights
 
@@ -58,15 +66,17 @@ class ModelChoice:
     file: PackageFile | None = None
     """The file of a package that the preset names as its weights, if any."""
     blocks: bool = False
-    """True if `--model` is a GGUF file whose quantised matrices an engine holds as they are (`--weights keep`)."""
+    """True if `--model` is a checkpoint whose quantised matrices an engine holds as they are (`--weights keep`)."""
     recommended: Recommendation | None = None
 
     @property
-    def quantised(self) -> bool:
-        """True if the checkpoint stores its matrices in fp8, the only quantised format that is read."""
+    def quantised(self) -> Literal["fp8", "int4"] | None:
+        """The format in which a directory stores its matrices; None where they are floats."""
         if self.path is None or is_file(self.path):
-            return False
-        return read_json_object(self.path / "config.json").get("quantization_config") is not None
+            return None
+        if int4_layout_of(self.path) is not None:
+            return "int4"
+        return "fp8" if read_json_object(self.path / "config.json").get("quantization_config") is not None else None
 
 
 @dataclass(frozen=True)
@@ -98,9 +108,9 @@ def choose_model(model: str, checkpoint: str | None = None, revision: str | None
         name = path.stem if is_file(path) else path.name
         return ModelChoice(name, config, _general_defaults(config), path, blocks=blocks)
     if on_hub:
-        config = read_config(fetch_config(model, revision))
-        name = model.partition("/")[2]
-        return ModelChoice(name, config, _general_defaults(config), hugging_face_id=model, revision=revision)
+        config, blocks = read_model_config(fetch_config(model, revision))
+        name, defaults = model.partition("/")[2], _general_defaults(config)
+        return ModelChoice(name, config, defaults, hugging_face_id=model, revision=revision, blocks=blocks)
     preset = load_preset(model)
     defaults = {**_general_defaults(preset.config), **preset.defaults}
     choice = ModelChoice(

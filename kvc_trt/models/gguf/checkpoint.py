@@ -13,9 +13,10 @@ from kvc_trt.errors import InputError, describe
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.gguf.architecture import model_config
 from kvc_trt.models.gguf.header import GgufTensor, read_header
-from kvc_trt.models.gguf.kept_blocks import KEPT_BITS, KeptBlocks, kept_blocks
+from kvc_trt.models.gguf.kept_blocks import KEPT_BITS, WITH_OFFSETS, kept_blocks
 from kvc_trt.models.gguf.names import ROPE_FACTORS, hugging_face_name, in_halves, interleaved_heads
 from kvc_trt.models.gguf.tokenizer import tokenizer_contents
+from kvc_trt.models.quantisation import KeptBlocks
 from kvc_trt.models.sources.tensor_file import TensorFile
 
 _STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -73,19 +74,28 @@ class GgufCheckpoint:
         first, last = start // size * size, -(-stop // size) * size
         return in_halves(self._values(tensor, first, last), size)[start - first : stop - first]
 
-    def is_float(self, name: str) -> bool:
-        """True if the tensor is stored as floats, not in blocks."""
-        return self._tensors[name].type in _STORED
+    def block_bits(self, name: str) -> int | None:
+        """Bits of a tensor's elements; None for floats. InputError for blocks that an engine cannot hold exactly."""
+        kind = self._tensors[name].type
+        if kind in _STORED or len(self.shape(name)) != 2:
+            return None
+        if kind not in KEPT_BITS:
+            raise InputError(
+                f"--weights keep: {name} is {kind}, which an engine cannot hold exactly; expected "
+                f"{', '.join(KEPT_BITS)} (blocks of 32 with one float16 scale) or floats",
+                hint="--weights int8, or fp32",
+            )
+        return KEPT_BITS[kind]
+
+    def has_offsets(self, name: str) -> bool:
+        """True if the blocks of a matrix have offsets."""
+        return self._tensors[name].type in WITH_OFFSETS
 
     @property
     def keeps_its_blocks(self) -> bool:
         """True if it has matrices in blocks, and an engine holds all of them as they are (`KEPT_BITS`)."""
         kinds = {one.type for one in self._tensors.values() if len(one.shape) == 2 and one.type not in _STORED}
         return bool(kinds) and kinds <= KEPT_BITS.keys()
-
-    def stored_type(self, name: str) -> str:
-        """The tensor's type in the file, such as Q4_1."""
-        return self._tensors[name].type
 
     def read_blocks(self, name: str, start: int, stop: int) -> KeptBlocks:
         """Rows [start, stop) of a matrix whose type is in `KEPT_BITS`, as an engine stores them."""

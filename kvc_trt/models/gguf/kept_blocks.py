@@ -8,30 +8,20 @@ below 1 in magnitude; where a larger one is not, the tensor is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
 from kvc_trt.models.gguf.header import BLOCKS
+from kvc_trt.models.quantisation import KeptBlocks
 
 KEPT_BITS: Mapping[str, int] = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
 """Types whose blocks an engine can hold, and the bits of their elements there."""
 WITH_OFFSETS = frozenset({"Q4_1"})
 _HALF = BLOCKS["Q4_0"][0] // 2
 """Elements i and i + 16 of a block share a byte in GGUF; 2i and 2i + 1 do in an engine."""
-
-
-class KeptBlocks(NamedTuple):
-    """Rows of a matrix [n, blocks * 32]."""
-
-    packed: NDArray[np.uint8]
-    """[n, blocks, 16 or 32]"""
-    scales: NDArray[np.float16]
-    """[n, blocks]"""
-    offsets: NDArray[np.float32] | None
-    """[n, blocks]; None where all are zero."""
 
 
 def kept_blocks(raw: NDArray[np.uint8], kind: str, where: str) -> KeptBlocks:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvc_trt.errors import InputError, describe
 from kvc_trt.files.inputs import read_json_input
 from kvc_trt.models.sources.containment import contained
-from kvc_trt.models.sources.hugging_face import read_config
+from kvc_trt.models.sources.hugging_face import read_config, read_json_object
 from kvc_trt.models.sources.safetensors_file import SafetensorsFile
 from kvc_trt.models.sources.tokenizer import tokenizer_files
 
@@ -38,6 +38,8 @@ class Checkpoint:
         if not os.path.isdir(self.directory):
             raise InputError(f"{self.directory}: not a directory; expected a Hugging Face checkpoint")
         self.config = read_config(contained(self.directory, "config.json").parent)
+        self.quantisation: object = read_json_object(self.directory / "config.json").get("quantization_config")
+        """How config.json says that matrices are stored; None where they are floats."""
         self._files, self._home = _open_weights(self.directory)
         self._fingerprint: str | None = None
 

@@ -17,6 +17,7 @@ from kvc_trt.models.config import Description, ModelConfig
 from kvc_trt.models.family import ACTIVATIONS, Family, families
 from kvc_trt.models.sources.containment import contained
 from kvc_trt.models.sources.fp8 import check_quantisation
+from kvc_trt.models.sources.int4 import int4_layout
 from kvc_trt.models.sources.rotary_settings import rotary_settings, stretched_length
 from kvc_trt.validation import ForeignSchema, validated
 
@@ -87,7 +88,9 @@ def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[s
     if fields.bos_token_id is not None and not 0 <= fields.bos_token_id < fields.vocab_size:
         raise wrong("bos_token_id", f"a token id below vocab_size ({fields.vocab_size})")
     if fields.quantization_config is not None:
-        check_quantisation(fields.quantization_config, f"{source}: quantization_config")
+        where = f"{source}: quantization_config"
+        if int4_layout(fields.quantization_config, where) is None:
+            check_quantisation(fields.quantization_config, where)
     base, scaling, fraction = rotary_settings(fields, source)
     try:
         own = dict(family.describe(fields, given))
@@ -100,7 +103,8 @@ def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[s
     if ACTIVATIONS[fields.hidden_act] != computed:
         raise wrong("hidden_act", f"{computed}: nothing else is computed")
     longest = stretched_length(fields.max_position_embeddings, scaling)
-    defaults = {"qkv_bias": False, "output_bias": False, "qk_norm": False, "sliding_window": None}
+    defaults: dict[str, Any] = {"num_key_value_heads": kv_heads}
+    defaults |= {"qkv_bias": False, "output_bias": False, "qk_norm": False, "sliding_window": None}
     return ModelConfig(
         architecture=fields.architectures[0],
         dtype=fields.dtype or fields.torch_dtype or "float32",
@@ -109,7 +113,6 @@ def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[s
         intermediate_size=fields.intermediate_size,
         num_hidden_layers=fields.num_hidden_layers,
         num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
         head_size=head_size,
         norm_epsilon=fields.rms_norm_eps,
         rotary_base=base,

@@ -219,7 +219,7 @@ def _weight_format(asked: str, choice: ModelChoice, backend: str) -> str:
     kinds = () if backend == "auto" else backend_of(backend).weight_kinds
     if choice.blocks and "keep" in kinds:
         return "keep"
-    return "fp8" if choice.quantised and "fp8" in kinds else _OWN_FORMATS[choice.config.dtype]
+    return "fp8" if choice.quantised == "fp8" and "fp8" in kinds else _OWN_FORMATS[choice.config.dtype]
 
 
 def _takes_turns(backend: str) -> bool:

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
-def normed(x: Tensor, weight: Tensor, epsilon: float, bias: Tensor | None = None, kind: str = "rms") -> Tensor:
+def normed(x: Tensor, weight: Tensor | None, epsilon: float, bias: Tensor | None = None, kind: str = "rms") -> Tensor:
     """Apply the root-mean-square norm, or LayerNorm (`layer`), to x [N,width], computed in float32.
 
     Squares of half types overflow.
@@ -36,7 +36,7 @@ def normed(x: Tensor, weight: Tensor, epsilon: float, bias: Tensor | None = None
 
 
 def added_and_normed(
-    hidden: Tensor, update: Tensor, weight: Tensor, epsilon: float, bias: Tensor | None = None, kind: str = "rms"
+    hidden: Tensor, update: Tensor, weight: Tensor | None, epsilon: float, bias: Tensor | None = None, kind: str = "rms"
 ) -> tuple[Tensor, Tensor]:
     """Return the residual stream after an update [N,hidden], and its norm, which the next product reads."""
     hidden = hidden + update

@@ -174,11 +174,11 @@ class Projections:
         constants = self.config.norm_epsilon, bias, self._norms.kind
         return self._run.added_and_normed(hidden, update, weight, *constants)
 
-    def _norm_weights(self, layer: int | None, name: str) -> tuple[Tensor, Tensor | None]:
+    def _norm_weights(self, layer: int | None, name: str) -> tuple[Tensor | None, Tensor | None]:
         if layer is None:
             return self._weights.norm, self._weights.norm_bias
         weights = self._weights.layers[layer]
-        return weights[f"{name}.weight"], weights.get(f"{name}.bias")
+        return weights.get(f"{name}.weight"), weights.get(f"{name}.bias")
 
     def _angles(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return a layer's cosines and sines [N,D/2] of positions [N]; those of position 0 where nothing rotates."""

@@ -31,7 +31,12 @@ class TorchWeights:
     """A model's tensors, which decoders of the same model under other policies can share."""
 
     def __init__(
-        self, layers: list[Layer], embedding: Tensor, head: Tensor, norm: Tensor, norm_bias: Tensor | None = None
+        self,
+        layers: list[Layer],
+        embedding: Tensor,
+        head: Tensor,
+        norm: Tensor | None,
+        norm_bias: Tensor | None = None,
     ) -> None:
         self.layers, self.embedding, self.head, self.norm = layers, embedding, head, norm
         self.norm_bias = norm_bias
@@ -50,14 +55,16 @@ class TorchWeights:
         embedding = load([EMBEDDING])
         # In older engines a quantised tied head differs from the embedding.
         head = load([HEAD]) if HEAD in source.names() else embedding
-        bias = load([f"{FINAL_NORM}.bias"]) if config.description.norms.bias else None
-        return cls(layers, embedding, head, load([f"{FINAL_NORM}.weight"]), bias)
+        norms = config.description.norms
+        weight = load([f"{FINAL_NORM}.weight"]) if norms.weight else None
+        bias = load([f"{FINAL_NORM}.bias"]) if norms.bias else None
+        return cls(layers, embedding, head, weight, bias)
 
     @property
     def nbytes(self) -> int:
         """Size of all tensors in bytes; a tied head counts once."""
         tensors = [tensor for layer in self.layers for tensor in layer.values()]
-        tensors += [self.embedding, self.norm, *([] if self.norm_bias is None else [self.norm_bias])]
+        tensors += [self.embedding, *(one for one in (self.norm, self.norm_bias) if one is not None)]
         tensors += [] if self.head is self.embedding else [self.head]
         return sum(tensor.nbytes for tensor in tensors)
 

@@ -1,0 +1,43 @@
+"""Command R (Cohere): attention and feed-forward read one LayerNorm without bias; neighbouring channels rotate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from kvc_trt.models.config import Description, Norms
+from kvc_trt.models.family import DecoderFields, Family
+
+
+class _Fields(DecoderFields):
+    attention_bias: bool = False
+    use_qk_norm: bool = False
+    logit_scale: Annotated[float, Field(ge=1e-6, le=1e6)] = 0.0625
+    rms_norm_eps: Annotated[float, Field(ge=1e-12, le=0.1)] = 1e-5
+    tie_word_embeddings: bool = True
+
+
+def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
+    if fields.use_qk_norm:
+        raise ValueError("use_qk_norm is true, expected false: norms with other weights for each head are not computed")
+    return {
+        "qkv_bias": fields.attention_bias,
+        "output_bias": fields.attention_bias,
+        "description": Description(norms=Norms("layer", place="shared"), logit_scale=fields.logit_scale),
+    }
+
+
+def _fields_of(description: Description) -> Mapping[str, Any]:
+    return {"logit_scale": description.logit_scale}
+
+
+COHERE = Family(
+    architecture="CohereForCausalLM",
+    fields=_Fields,
+    describe=_describe,
+    fields_of=_fields_of,
+    spelling={"rms_norm_eps": "layer_norm_eps"},
+    interleaved=True,
+)
