@@ -54,6 +54,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"parallel_attn": False, "multi_query": False, "tie_word_embeddings": False},
     ),
     "command-r": ("Cohere", {"logit_scale": 0.4}),
+    "command-r7b": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": 900, "logit_scale": 0.4}),
+    "command-r7b-without-rotation": (
+        "Cohere2",
+        {"layer_types": ["full_attention"] * 2, "attention_bias": True, "logit_scale": 0.4},
+    ),
 }
 """A name -> the prefix of transformers' classes, and what differs from `SHAPE`: every family and variant of it."""
 
