@@ -184,7 +184,7 @@ def test_unknown_names_list_what_is_supported(tiny_fields):
     with pytest.raises(InputError, match="Qwen3ForCausalLM"):
         parse_config(tiny_fields(architectures=["MixtralForCausalLM"]), "x")
     with pytest.raises(InputError, match="llama3"):
-        parse_config(tiny_fields(rope_scaling={"rope_type": "dynamic", "factor": 4.0}), "x")
+        parse_config(tiny_fields(rope_scaling={"rope_type": "proportional", "factor": 4.0}), "x")
     with pytest.raises(InputError, match="unknown key 'low_freq_facto'"):
         parse_config(tiny_fields(rope_scaling=LLAMA3 | {"low_freq_facto": 1.0}), "x")
     with pytest.raises(InputError, match="silu"):
