@@ -24,6 +24,7 @@ from kvc_trt.validation import ForeignSchema, validated
 LARGEST_CONFIG = 1 << 20
 """Bytes of config.json or generation_config.json."""
 _MAX_EOS_IDS = 64
+_SUFFIX = "ForCausalLM"
 
 
 class _Architecture(ForeignSchema):
@@ -135,7 +136,8 @@ def _family_of(mapping: Mapping[str, Any], source: str, spelling: Mapping[str, s
     found, known = validated(_Architecture, mapping, source, spelling=spelling).architectures, families()
     if len(found) != 1 or found[0] not in known:
         name = spelling.get("architectures", "architectures")
-        raise InputError(f"{source}: {name} is {describe(found)}, expected one of {', '.join(known)}")
+        classes = ", ".join(one.removesuffix(_SUFFIX) for one in known)
+        raise InputError(f"{source}: {name} is {describe(found)}, expected {_SUFFIX} behind one of {classes}")
     return known[found[0]]
 
 
