@@ -19,6 +19,7 @@ from kvc_trt.engine.resolution.resolve import for_source, resolve
 from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, default_taken
 from kvc_trt.engine.verification import is_verified
 from kvc_trt.errors import VerificationFailed
+from kvc_trt.models.rope import rotary_choice
 from kvc_trt.models.sharding import describe_shards
 from kvc_trt.progress import Progress
 
@@ -76,6 +77,8 @@ def build_configured(
     choice, source = open_source(choice, request.config)
     request = calibrated(for_source(request, choice, source), source, progress)
     progress.note(f"backend: {backend.name} ({backend.reason})")
+    if (choice_of_rotation := rotary_choice(request.model, request.parameters.max_sequence_len)) is not None:
+        progress.note(f"rotary: {choice_of_rotation}")
     if request.config.tensor_parallel is not None:
         progress.note(f"tensor parallel: {describe_shards(request.model, request.config.tensor_parallel)}")
     if config.weights == "auto" and request.config.weights == "keep":

@@ -16,6 +16,7 @@ from kvc_trt.graph.weights import EMBEDDING, PACKED, ROTARY, GraphWeights
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.rope import rotary_choice
 from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN, OPSET
 from kvc_trt.version import __version__
 
@@ -86,3 +87,8 @@ def check(config: ModelConfig, parameters: PolicyParameters, weights: GraphWeigh
     rows = weights.stored(ROTARY[0]).shape[0]
     if rows < length:
         raise InputError(f"{weights.location}: rotary tables for {rows} positions, the engine needs {length}")
+    if rotary_choice(config, rows) != rotary_choice(config, length):
+        raise InputError(
+            f"{weights.location}: {rotary_choice(config, rows)}, and the engine needs {length} positions",
+            hint="kvc-trt build gives an engine weights of its own",
+        )

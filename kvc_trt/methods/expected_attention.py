@@ -250,7 +250,8 @@ def _rotation_ahead(prompt: PromptLayer, lengths: Value) -> tuple[Value, Value]:
     It is that of the positions from 1 on, rotated by the last token's position, so the engine's tables need not be
     longer than its sequences, even where a text ends at the last position."""
     emit = prompt.emit
-    ahead_of_last = (table[1:] for table in rotary_tables(prompt.config, prompt.rule.future_positions + 1))
+    tables = rotary_tables(prompt.config, prompt.rule.future_positions + 1, longest=prompt.rule.max_sequence_len)
+    ahead_of_last = (table[1:] for table in tables)
     mean_cosine, mean_sine = (table.mean(axis=0, dtype=np.float64).astype(np.float32) for table in ahead_of_last)
     last = emit.Sub(lengths, 1)
     cosine, sine = (emit.Gather(table, last) for table in prompt.batch.rotary_tables())

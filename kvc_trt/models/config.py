@@ -13,9 +13,10 @@ class RopeScaling:
     """Scaling of rotary frequencies beyond the original context length.
 
     `linear` divides every position by `factor`; `llama3` interpolates per frequency (Llama 3.1, section 3.4).
+    `dynamic` (NTK-aware, by the sequence's length) changes nothing up to `max_position_embeddings`, where engines end.
     """
 
-    kind: Literal["linear", "llama3"]
+    kind: Literal["linear", "llama3", "dynamic"]
     factor: float
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
@@ -37,7 +38,27 @@ class Yarn:
     kind: Literal["yarn"] = "yarn"
 
 
-RotaryScaling: TypeAlias = RopeScaling | Yarn
+@dataclass(frozen=True)
+class LongRope:
+    """LongRoPE (Ding et al., arXiv 2402.13753): each frequency is divided by a factor of its own.
+
+    There is a list for sequences within the original length and one for longer ones. Keys are stored rotated, so an
+    engine has one of them: that of its longest sequence.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+    """Cosines and sines are multiplied by it, as YaRN's are."""
+    kind: Literal["longrope"] = "longrope"
+
+    def factors(self, longest: int) -> tuple[float, ...]:
+        """Return the list of an engine whose longest sequence has so many tokens."""
+        return self.long_factors if longest > self.original_max_position_embeddings else self.short_factors
+
+
+RotaryScaling: TypeAlias = RopeScaling | Yarn | LongRope
 
 
 @dataclass(frozen=True)
@@ -183,6 +204,13 @@ def check_length(config: ModelConfig, max_sequence_len: int, max_output_len: int
             f"prompt and answer may take {max_sequence_len} tokens together; {config.architecture} attends to a "
             f"sliding window of {window} tokens, and attention over everything equals it only up to that length",
             hint=f"--max-input-len {max(1, window - max_output_len)}",
+        )
+    scaling = config.rotary_scaling
+    if scaling is not None and scaling.kind == "dynamic" and max_sequence_len > positions:
+        raise InputError(
+            f"prompt and answer may take {max_sequence_len} tokens together; dynamic rotary scaling would rotate all "
+            f"tokens anew with each one beyond {positions}, and a cache holds them rotated",
+            hint=f"--max-input-len {max(1, positions - max_output_len)}",
         )
     if longest_prompt > positions:
         raise InputError(

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.models.config import Description, ModelConfig, RotaryScaling, Yarn
+from kvc_trt.models.config import Description, LongRope, ModelConfig, RotaryScaling, Yarn
 from kvc_trt.models.family import ACTIVATIONS, families
 from kvc_trt.models.sources.hugging_face import parse_config
 from kvc_trt.validation import ForeignSchema, validated, validated_document
@@ -82,6 +82,8 @@ def from_pretrained_config(mapping: Mapping[str, Any], source: str) -> ModelConf
     translated["attention_bias"] = fields.qkv_bias
     translated["mlp_bias"] = described.feed_forward.bias
     translated["use_sliding_window"] = fields.sliding_window is not None
+    if isinstance(scaling := mapping.get("rotary_scaling"), Mapping):
+        translated["original_max_position_embeddings"] = scaling.get("original_max_position_embeddings")
     family = families().get(fields.architecture)
     if family is not None:
         if family.rotary_fraction is not None:
@@ -117,8 +119,16 @@ def _rope_scaling(scaling: RotaryScaling) -> dict[str, Any]:
     if isinstance(scaling, Yarn):
         found = {name: value for name, value in asdict(scaling).items() if name != "kind"}
         return {"rope_type": "yarn", **found}
-    if scaling.kind == "linear":
-        return {"rope_type": "linear", "factor": scaling.factor}
+    if isinstance(scaling, LongRope):
+        return {
+            "rope_type": "longrope",
+            "short_factor": list(scaling.short_factors),
+            "long_factor": list(scaling.long_factors),
+            "original_max_position_embeddings": scaling.original_max_position_embeddings,
+            "attention_factor": scaling.attention_factor,
+        }
+    if scaling.kind != "llama3":
+        return {"rope_type": scaling.kind, "factor": scaling.factor}
     return {
         "rope_type": "llama3",
         "factor": scaling.factor,

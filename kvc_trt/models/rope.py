@@ -12,13 +12,15 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.models.config import ModelConfig, RopeScaling, Yarn
+from kvc_trt.models.config import LongRope, ModelConfig, RopeScaling, Yarn
 
 Float32Array = NDArray[np.float32]
 
 
-def inverse_frequencies(config: ModelConfig) -> Float32Array:
+def inverse_frequencies(config: ModelConfig, longest: int) -> Float32Array:
     """Return the angle per position of each rotary pair, scaled as the model wants: float32 [head_size / 2].
+
+    `longest` is the engine's longest sequence, which chooses LongRoPE's factors.
 
     Pair i are the channels i and i + head_size/2. Where only some channels rotate, they are the first pairs, and the
     angle of the others is zero (`kvc_trt.models.family_weights` orders a checkpoint's channels so).
@@ -26,6 +28,9 @@ def inverse_frequencies(config: ModelConfig) -> Float32Array:
     channels, scaling = config.rotary_channels, config.rotary_scaling
     if isinstance(scaling, Yarn):
         frequencies = _yarn(config.rotary_base, channels, scaling)
+    elif isinstance(scaling, LongRope):
+        factors = np.array(scaling.factors(longest), np.float32)
+        frequencies = np.float32(1.0) / (factors * _powers(config.rotary_base, channels))
     else:
         frequencies = scaled(unscaled_frequencies(config.rotary_base, channels), scaling)
     return np.pad(frequencies, (0, (config.head_size - channels) // 2))
@@ -35,14 +40,24 @@ def query_scale(config: ModelConfig, layer: int) -> Float32Array | None:
     """Return what a layer's queries are multiplied by before they rotate, float32 [head_size]; None for nothing.
 
     Attention divides by sqrt(head_size): another scale is in the query, where whatever reads queries sees it, votes and
-    page scores included. So is the square of YaRN's factor of cosines and sines, in the channels that rotate.
+    page scores included. So is the square of YaRN's or LongRoPE's factor of cosines and sines, in channels that rotate.
     """
     size, own = config.head_size, config.description.attention_scale
     factors = np.full(size, 1.0 if own is None else own * math.sqrt(size))
-    if isinstance(config.rotary_scaling, Yarn) and config.attention(layer).rotary:
+    if isinstance(config.rotary_scaling, Yarn | LongRope) and config.attention(layer).rotary:
         half = config.rotary_channels // 2
         factors.reshape(2, -1)[:, :half] *= config.rotary_scaling.attention_factor**2
     return None if (factors == 1).all() else factors.astype(np.float32)
+
+
+def rotary_choice(config: ModelConfig, longest: int) -> str | None:
+    """Return one line on what an engine's longest sequence decides for all of its prompts; None for nothing."""
+    scaling = config.rotary_scaling
+    if not isinstance(scaling, LongRope):
+        return None
+    original = scaling.original_max_position_embeddings
+    side = "longer than" if longest > original else "within"
+    return f"LongRoPE's factors are those of sequences {side} {original:,} tokens, whatever the length of a prompt"
 
 
 def unscaled_frequencies(base: float, channels: int) -> Float32Array:
@@ -59,7 +74,7 @@ def _powers(base: float, channels: int) -> Float32Array:
 
 def scaled(frequencies: Float32Array, scaling: RopeScaling | None) -> Float32Array:
     """Return the frequencies as `scaling` stretches them."""
-    if scaling is None:
+    if scaling is None or scaling.kind == "dynamic":
         return frequencies
     if scaling.kind == "linear":
         stretched: Float32Array = frequencies / np.float32(scaling.factor)
@@ -98,9 +113,12 @@ def _llama3(frequencies: Float32Array, scaling: RopeScaling) -> Float32Array:
     return np.where(between, interpolated, scaled).astype(np.float32)
 
 
-def rotary_tables(config: ModelConfig, length: int) -> tuple[Float32Array, Float32Array]:
-    """Cosine and sine of every position below `length`: two float32 arrays [length, head_size / 2]."""
+def rotary_tables(config: ModelConfig, length: int, *, longest: int | None = None) -> tuple[Float32Array, Float32Array]:
+    """Cosine and sine of every position below `length`: two float32 arrays [length, head_size / 2].
+
+    `longest` is the engine's longest sequence, if it is not `length` (see `inverse_frequencies`).
+    """
     if length < 1:
         raise ValueError(f"length: expected at least 1 position, found {length}")
-    angles = np.arange(length, dtype=np.float32)[:, None] * inverse_frequencies(config)[None, :]
+    angles = np.arange(length, dtype=np.float32)[:, None] * inverse_frequencies(config, longest or length)[None, :]
     return np.cos(angles), np.sin(angles)

@@ -46,7 +46,8 @@ class ReferenceDecoder:
         self.config, self.parameters, self.dtype = config, parameters, dtype
         self._parts = config.description
         self._weights = DecoderWeights(config, weights, dtype, resident=resident)
-        self._rotary = Rotary(config, max(parameters.max_sequence_len, parameters.future_positions), dtype)
+        longest = parameters.max_sequence_len
+        self._rotary = Rotary(config, max(longest, parameters.future_positions), dtype, longest=longest)
         self._caches = LayerCaches(config, parameters, method, self._rotary)
         self._prompt_budgets: list[tuple[int, ...]] | None = None
 

@@ -12,6 +12,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
+from kvc_trt.models.config import LongRope
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.operators import KVC_DOMAIN
 from tests.graph.small_models import FAMILIES, LLAMA, POLICIES, open_session, resolve
@@ -170,3 +171,13 @@ def test_weights_that_an_older_version_quantised_are_refused(weights_of, monkeyp
 def test_rotary_tables_that_are_too_short_are_refused(weights_of):
     with pytest.raises(InputError, match="300 positions"):
         build_decode(LLAMA, resolve("full", max_input_len=400), weights=weights_of("llama"))
+
+
+def test_rotary_tables_of_longer_sequences_are_refused_where_they_differ(tmp_path):
+    """LongRoPE has other factors beyond the original length; a weight file for 300 positions holds those."""
+    path, factors = tmp_path / "weights.safetensors", (1.0,) * (LLAMA.head_size // 2)
+    model = replace(LLAMA, rotary_scaling=LongRope(factors, factors, 280, 1.0))
+    write_weights(model, RandomWeights(model, 0), path, weights="fp32", length=300)
+    build_decode(model, resolve("full", model, max_input_len=280), weights=GraphWeights(path))
+    with pytest.raises(InputError, match="LongRoPE's factors are those of sequences longer than 280 tokens"):
+        build_decode(model, resolve("full", model, max_input_len=200), weights=GraphWeights(path))

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic_core import PydanticUndefined
 
-from kvc_trt.models.config import Description
+from kvc_trt.errors import InputError
+from kvc_trt.models.config import Description, ModelConfig
 from kvc_trt.models.family import HARMLESS, families
 from kvc_trt.models.family_weights import FamilyWeights, Rows, channel_order, in_our_order
 from kvc_trt.models.random_weights import RandomWeights
+from kvc_trt.models.sources.hugging_face import parse_config
 from kvc_trt.models.weights import WeightSource
 from tests.small_model import SMALL
 
@@ -25,6 +28,49 @@ def test_every_field_of_transformers_is_read_or_harmless(architecture: str) -> N
     theirs = getattr(transformers, architecture.replace("ForCausalLM", "Config"))().to_dict()
     read = {family.spelling.get(name, name) for name in family.fields.model_fields}
     assert set(theirs) - read - family.harmless - HARMLESS == set()
+
+
+@pytest.mark.parametrize("architecture", families())
+def test_an_absent_field_means_what_it_means_to_transformers(architecture: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    family = families()[architecture]
+    theirs = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
+    defaults = {**theirs().to_dict(), family.spelling.get("rope_theta", "rope_theta"): theirs.default_theta}
+    ours = {family.spelling.get(name, name): field.default for name, field in family.fields.model_fields.items()}
+    compared = {name for name, value in ours.items() if name in defaults and value not in (None, PydanticUndefined)}
+    assert compared >= {"hidden_act", "tie_word_embeddings"} & set(defaults)
+    assert {name: ours[name] for name in compared} == {name: defaults[name] for name in compared}
+
+
+def cohere2(**changes: object) -> ModelConfig:
+    """Return the configuration of a small Command R7B."""
+    fields = {"architectures": ["Cohere2ForCausalLM"], "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96}
+    fields |= {"num_hidden_layers": 5, "num_attention_heads": 4, "max_position_embeddings": 8192}
+    return parse_config({**fields, **changes}, "config.json")
+
+
+def test_the_layers_of_full_attention_of_command_r7b_do_not_rotate() -> None:
+    model = cohere2()
+    assert [model.attention(layer).rotary for layer in range(5)] == [True, True, True, False, True]
+    assert model.sliding_window == 4096
+    assert [one.rotary for one in cohere2(sliding_window_pattern=2).description.attention] == [True, False] * 2 + [True]
+    full = cohere2(layer_types=["full_attention"] * 5)
+    assert full.sliding_window is None
+    assert not any(one.rotary for one in full.description.attention)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"head_dim": 32}, "head_dim is 32, expected 16"),
+        ({"sliding_window": None}, "sliding_window is null, expected a number of tokens"),
+        ({"layer_types": ["full_attention"] * 4}, "layer_types has 4 names, expected one for each of 5 layers"),
+        ({"layer_types": ["chunked_attention"] * 5}, "layer_types"),
+    ],
+)
+def test_what_command_r7b_cannot_mean_is_refused(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        cohere2(**changes)
 
 
 def test_the_channels_of_a_head_are_in_order_unless_pairs_are_neighbours() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,19 @@ SHAPE: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 1024, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
+ORIGINAL_LENGTH = 128
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0 + 0.1 * pair for pair in range(8)],
+    "long_factor": [2.0 + 3.0 * pair for pair in range(8)],
+}  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
+    "llama-dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}),
     "mistral": ("Mistral", {"sliding_window": 900}),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "phi3": ("Phi3", {}),
+    "phi3-longrope": ("Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": ORIGINAL_LENGTH}),
     "phi4-mini": ("Phi3", {"partial_rotary_factor": 0.67, "tie_word_embeddings": True}),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0]}),
     "glm": ("Glm", {"head_dim": 16}),
@@ -54,16 +62,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"parallel_attn": False, "multi_query": False, "tie_word_embeddings": False},
     ),
     "command-r": ("Cohere", {"logit_scale": 0.4}),
+    "command-r7b": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": 900, "logit_scale": 0.4}),
+    "command-r7b-without-rotation": (
+        "Cohere2",
+        {"layer_types": ["full_attention"] * 2, "attention_bias": True, "logit_scale": 0.4},
+    ),
 }
 """A name -> the prefix of transformers' classes, and what differs from `SHAPE`: every family and variant of it."""
 
 
-def their_config(name: str) -> Any:
-    """Return transformers' configuration of the model `name` of `MODELS`."""
+def their_config(name: str, **other: Any) -> Any:
+    """Return transformers' configuration of the model `name` of `MODELS`, with `other` fields."""
     import transformers
 
     prefix, changes = MODELS[name]
-    config = getattr(transformers, f"{prefix}Config")(**{**SHAPE, **changes}, attn_implementation="eager")
+    settings = deepcopy({**SHAPE, **changes, **other})  # transformers writes into dictionaries that it is given
+    config = getattr(transformers, f"{prefix}Config")(**settings, attn_implementation="eager")
     config.architectures = [f"{prefix}ForCausalLM"]
     return config
 
@@ -73,12 +87,15 @@ def our_config(name: str) -> ModelConfig:
     return parse_config(json.loads(their_config(name).to_json_string()), name)
 
 
-def written(name: str, directory: Path) -> Any:
-    """Write the checkpoint `name` of `MODELS` into a directory; return transformers' model of it."""
+def written(name: str, directory: Path, **other: Any) -> Any:
+    """Write the checkpoint `name` of `MODELS` into a directory; return transformers' model of it.
+
+    `other` fields of the configuration change no weight.
+    """
     import transformers
 
     transformers.logging.set_verbosity_error()
-    config = their_config(name)
+    config = their_config(name, **other)
     torch.manual_seed(0)
     model = getattr(transformers, config.architectures[0])(config).eval()
     generator = torch.Generator().manual_seed(7)

@@ -14,7 +14,7 @@ from kvc_trt import Engine, build, policies
 from kvc_trt.models.formats import open_checkpoint, weights_of
 from kvc_trt.models.weights import check_weights
 from kvc_trt.reference.decoder import ReferenceDecoder
-from tests.oracles.family_models import MODELS, SHAPE, written
+from tests.oracles.family_models import LONGROPE, MODELS, SHAPE, written
 
 LENGTHS = (5, 90, 700)
 STEPS = 8
@@ -36,6 +36,15 @@ def prompts() -> list[torch.Tensor]:
     return [torch.randint(3, SHAPE["vocab_size"], (length,), generator=generator) for length in LENGTHS]
 
 
+def answer_of(model: Any, prompt: torch.Tensor) -> tuple[list[int], torch.Tensor]:
+    """Tokens of transformers' greedy answer, and the logits [steps,vocab] before each of them."""
+    found = model.generate(
+        prompt[None], attention_mask=torch.ones(1, len(prompt), dtype=torch.int64), do_sample=False,
+        max_new_tokens=STEPS, eos_token_id=-1, output_logits=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    return found.sequences[0, len(prompt) :].tolist(), torch.cat(found.logits)
+
+
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Oracle]:
     @cache
@@ -44,12 +53,9 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Oracle]:
         model = written(name, path)
         answers, logits = [], []
         for prompt in prompts():
-            answer = model.generate(
-                prompt[None], attention_mask=torch.ones(1, len(prompt), dtype=torch.int64), do_sample=False,
-                max_new_tokens=STEPS, eos_token_id=-1, output_logits=True, return_dict_in_generate=True,
-            )  # fmt: skip
-            answers.append(answer.sequences[0, len(prompt) :].tolist())
-            logits.append(torch.cat(answer.logits))
+            answer, after = answer_of(model, prompt)
+            answers.append(answer)
+            logits.append(after)
         return Oracle(path, answers, logits)
 
     return asked
@@ -74,12 +80,18 @@ def test_the_reference_has_the_logits_of_transformers(name: str, oracle: Callabl
 
 @pytest.mark.parametrize("name", MODELS)
 def test_engines_answer_as_transformers_does(name: str, oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
-    expected = oracle(name)
+    """With LongRoPE an engine has the factors of its longest sequence, as a model has of which both lists are long."""
+    expected, answers = oracle(name), oracle(name).answers
+    if name == "phi3-longrope":
+        long = {**LONGROPE, "short_factor": LONGROPE["long_factor"]}
+        model = written(name, tmp_path / "long", rope_parameters=long)
+        answers = [answer_of(model, prompt)[0] for prompt in prompts()]
+        assert [one == other for one, other in zip(answers, expected.answers, strict=True)] == [False, False, True]
     build(str(expected.path), policy="full", output=tmp_path / "engine", max_input_len=704, **ROOM)
     for backend in ("onnxruntime", "openvino", "torch"):
         with Engine.open(tmp_path / "engine", backend=backend, threads=1) as engine:
             found = engine.generate([prompt.tolist() for prompt in prompts()], max_new_tokens=STEPS, ignore_eos=True)
-            assert [list(output.token_ids) for output in found] == expected.answers, backend
+            assert [list(output.token_ids) for output in found] == answers, backend
 
 
 @pytest.mark.slow

@@ -9,14 +9,21 @@ from pydantic import Field
 
 from kvc_trt.models.config import Description, Norms
 from kvc_trt.models.family import DecoderFields, Family
+from kvc_trt.models.sources.rotary_settings import Base
 
 
-class _Fields(DecoderFields):
+class CohereFields(DecoderFields):
+    """Fields that Command R shares with the models after it."""
+
     attention_bias: bool = False
-    use_qk_norm: bool = False
     logit_scale: Annotated[float, Field(ge=1e-6, le=1e6)] = 0.0625
     rms_norm_eps: Annotated[float, Field(ge=1e-12, le=0.1)] = 1e-5
     tie_word_embeddings: bool = True
+
+
+class _Fields(CohereFields):
+    use_qk_norm: bool = False
+    rope_theta: Base = 500000.0
 
 
 def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from kvc_trt.models.sources.rotary_settings import Length
 
 class _Fields(DecoderFields):
     sliding_window: Length | None = None
+    original_max_position_embeddings: Length | None = 4096
 
 
 def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvc_trt.errors import InputError, describe
 from kvc_trt.files.inputs import read_json_input
-from kvc_trt.models.config import Description, ModelConfig
+from kvc_trt.models.config import Description, LongRope, ModelConfig
 from kvc_trt.models.family import ACTIVATIONS, Family, families
 from kvc_trt.models.sources.containment import contained
 from kvc_trt.models.sources.fp8 import check_quantisation
@@ -24,6 +24,7 @@ from kvc_trt.validation import ForeignSchema, validated
 LARGEST_CONFIG = 1 << 20
 """Bytes of config.json or generation_config.json."""
 _MAX_EOS_IDS = 64
+_SUFFIX = "ForCausalLM"
 
 
 class _Architecture(ForeignSchema):
@@ -99,6 +100,11 @@ def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[s
     own["description"] = _with_rotary_channels(
         own.get("description", Description()), family, fraction, head_size, wrong
     )
+    channels = own["description"].rotary_channels or head_size
+    if isinstance(scaling, LongRope):
+        for name, factors in (("short_factor", scaling.short_factors), ("long_factor", scaling.long_factors)):
+            if len(factors) != channels // 2:
+                raise InputError(f"{source}: {name} has {len(factors)} numbers, expected {channels // 2}")
     computed = own["description"].feed_forward.activation
     if ACTIVATIONS[fields.hidden_act] != computed:
         raise wrong("hidden_act", f"{computed}: nothing else is computed")
@@ -130,7 +136,8 @@ def _family_of(mapping: Mapping[str, Any], source: str, spelling: Mapping[str, s
     found, known = validated(_Architecture, mapping, source, spelling=spelling).architectures, families()
     if len(found) != 1 or found[0] not in known:
         name = spelling.get("architectures", "architectures")
-        raise InputError(f"{source}: {name} is {describe(found)}, expected one of {', '.join(known)}")
+        classes = ", ".join(one.removesuffix(_SUFFIX) for one in known)
+        raise InputError(f"{source}: {name} is {describe(found)}, expected {_SUFFIX} behind one of {classes}")
     return known[found[0]]
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import Field
 
 from kvc_trt.errors import InputError, describe, did_you_mean
-from kvc_trt.models.config import RopeScaling, RotaryScaling, Yarn
+from kvc_trt.models.config import LongRope, RopeScaling, RotaryScaling, Yarn
 from kvc_trt.validation import ForeignSchema, validated
 
 _MAX_LENGTH = 1 << 26
@@ -21,8 +21,9 @@ Base = Annotated[float, Field(ge=1, le=1e12)]
 _Fraction = Annotated[float, Field(gt=0, le=1)]
 _LARGEST_FACTOR = 1024
 _Factor = Annotated[float, Field(ge=1, le=_LARGEST_FACTOR)]
+_Stretch = Annotated[float, Field(gt=0, le=1e6)]
 _Blend = Annotated[float, Field(ge=1e-3, le=1e3)]
-_RopeKind = Literal["default", "linear", "llama3", "yarn"]
+_RopeKind = Literal["default", "linear", "llama3", "yarn", "dynamic", "longrope", "su"]
 
 
 class RotaryFields(Protocol):
@@ -66,7 +67,15 @@ class _Yarn(ForeignSchema):
     truncate: bool = True
 
 
-_KNOWN = {name for schema in (_Rope, _Llama3, _Yarn) for name in schema.model_fields}
+class _LongRope(ForeignSchema):
+    short_factor: list[_Stretch]
+    long_factor: list[_Stretch]
+    factor: _Factor | None = None
+    original_max_position_embeddings: Length | None = None
+    attention_factor: _Blend | None = None
+
+
+_KNOWN = {name for schema in (_Rope, _Llama3, _Yarn, _LongRope) for name in schema.model_fields}
 
 
 def rotary_settings(fields: RotaryFields, source: str) -> tuple[float, RotaryScaling | None, float | None]:
@@ -128,6 +137,8 @@ def _llama3(fields: RotaryFields, settings: Mapping[str, Any], where: str) -> Ro
 
 def _yarn(fields: RotaryFields, settings: Mapping[str, Any], where: str) -> RotaryScaling:
     """Read YaRN's settings; what is absent has the values of transformers."""
+    if "long_factor" in settings:
+        raise InputError(f"{where}: long_factor beside yarn, expected the rope_type longrope")
     scaling = validated(_Yarn, settings, where)
     if scaling.beta_fast <= scaling.beta_slow:
         raise InputError(f"{where}: beta_fast is {scaling.beta_fast:g}, expected more than {scaling.beta_slow:g}")
@@ -147,11 +158,30 @@ def _yarn(fields: RotaryFields, settings: Mapping[str, Any], where: str) -> Rota
     return Yarn(factor, original, attention, scaling.beta_fast, scaling.beta_slow, scaling.truncate)
 
 
+def _dynamic(_fields: RotaryFields, settings: Mapping[str, Any], where: str) -> RotaryScaling:
+    return RopeScaling("dynamic", validated(_Linear, settings, where).factor)
+
+
+def _longrope(fields: RotaryFields, settings: Mapping[str, Any], where: str) -> RotaryScaling:
+    """Read LongRoPE's settings; what is absent has the values of transformers."""
+    scaling = validated(_LongRope, settings, where)
+    original = fields.original_max_position_embeddings or scaling.original_max_position_embeddings
+    original = original or fields.max_position_embeddings
+    factor = scaling.factor or fields.max_position_embeddings / original
+    attention = scaling.attention_factor
+    if attention is None and factor > 1 and original == 1:
+        raise InputError(f"{where}: original_max_position_embeddings is 1, expected more")
+    if attention is None:
+        attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return LongRope(tuple(scaling.short_factor), tuple(scaling.long_factor), original, attention)
+
+
 def _sharpness(factor: float, weight: float) -> float:
     """YaRN, equation 22, with the weight that DeepSeek-V2 gives the logarithm."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 _KINDS: Mapping[str, Callable[[RotaryFields, Mapping[str, Any], str], RotaryScaling | None]] = {
-    "default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn,
+    "default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "dynamic": _dynamic,
+    "longrope": _longrope, "su": _longrope,
 }  # fmt: skip

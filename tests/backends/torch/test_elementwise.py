@@ -20,7 +20,7 @@ EPSILON = 1e-5
 def rotation_inputs(dtype):
     heads, kv_heads, size = 4, 2, MODEL.head_size
     positions = torch.tensor([0, 5, 200])
-    rotary = Rotary(MODEL, 256, torch.float32)
+    rotary = Rotary(MODEL, 256, torch.float32, longest=256)
     joined = torch.randn(3, (heads + 2 * kv_heads) * size).to(dtype)
     return joined, rotary, positions, (heads, kv_heads)
 
