@@ -56,7 +56,7 @@ class SmallPrograms:
         turns = turns and parameters.no_turn is None
         drafts = draft_tokens if parameters.no_drafts is None else 0
         length = parameters.max_sequence_len
-        folder = self.folder / _digest(model, precision, length)
+        folder = self.folder / _digest(model.identity, precision, length)
         with _alone_in(folder):
             weights = self._written(
                 folder / "weights.safetensors",

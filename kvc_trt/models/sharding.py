@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kvc_trt.errors import InputError
-from kvc_trt.models.config import Description, ModelConfig
+from kvc_trt.models.config import ModelConfig
 
 Extent = tuple[range, ...]
 """One range per axis of a tensor."""
@@ -131,8 +131,10 @@ def describe_shards(model: ModelConfig, ranks: int) -> str:
 def _problem(model: ModelConfig, ranks: int) -> str | None:
     """Return why the model cannot be divided among this number of ranks; None if it can."""
     heads, kv_heads, inner = model.num_attention_heads, model.num_key_value_heads, model.intermediate_size
-    if model.description != Description():
-        return "a decoder with other parts than Llama's is not divided among ranks"
+    if model.description.feed_forward.bias:
+        return "biases of the feed-forward block are not divided among ranks"
+    if model.qk_norm and model.description.norms.heads == "together":
+        return "a norm over all heads of queries or keys is not divided among ranks"
     for count, what in ((heads, "query heads"), (inner, "channels of the feed-forward block")):
         if count % ranks:
             return f"{count} {what} cannot be divided among {ranks} ranks"

@@ -42,13 +42,15 @@ KVC_HOOKS(16)
 extern "C" __attribute__((visibility("hidden"))) uint8_t __tsan_atomic8_load(const volatile uint8_t* address, int) {
     return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
+extern "C" __attribute__((visibility("hidden"))) uint32_t __tsan_atomic32_load(const volatile uint32_t* address, int) {
+    return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
 extern "C" __attribute__((visibility("hidden"))) uint64_t __tsan_atomic64_load(const volatile uint64_t* address, int) {
     return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
 KVC_HOOK __tsan_atomic64_store(volatile uint64_t* address, uint64_t value, int) {
     __atomic_store_n(address, value, __ATOMIC_RELEASE);
 }
-extern "C" __attribute__((visibility("hidden"))) uint32_t __tsan_atomic32_exchange(volatile uint32_t* address,
-                                                                                   uint32_t value, int) {
-    return __atomic_exchange_n(address, value, __ATOMIC_ACQ_REL);
+KVC_HOOK __tsan_atomic32_store(volatile uint32_t* address, uint32_t value, int) {
+    __atomic_store_n(address, value, __ATOMIC_RELEASE);
 }

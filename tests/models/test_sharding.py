@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
+from kvc_trt.models.config import Description, FeedForward, Norms
 from kvc_trt.models.presets import load_preset
 from kvc_trt.models.sharding import describe_shards, shards
 from kvc_trt.models.weights import expected_tensors
@@ -117,3 +118,15 @@ def test_llama_70b_on_four_ranks():
     shard = shards(load_preset("llama3.1-70b").config, 4)[3]
     assert (shard.query_heads, shard.kv_heads) == (range(48, 64), range(6, 8))
     assert (shard.inner, shard.vocabulary) == (range(21504, 28672), range(96192, 128256))
+
+
+@pytest.mark.parametrize(
+    ("description", "words"),
+    [
+        (Description(feed_forward=FeedForward(bias=True)), "biases of the feed-forward block"),
+        (Description(norms=Norms(heads="together")), "a norm over all heads of queries or keys"),
+    ],
+)
+def test_parts_that_are_not_divided_are_refused_by_name(description, words):
+    with pytest.raises(InputError, match=words):
+        shards(replace(SMALL, qk_norm=True, description=description), 2)

@@ -13,6 +13,7 @@ from kvc_trt.engine.program import twin_program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import cache_sites
 from kvc_trt.methods.base.isolated_runs import ReadByStep
+from kvc_trt.models.config import Attention, Description, FeedForward, Norms
 from kvc_trt.runtime import Session
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.engine_run import judge_compaction, run
@@ -31,6 +32,24 @@ CASES = {
     "two ranks per KV head": (MODEL, 4),
     "one KV head for all, biased and tied": (
         replace(MODEL, num_key_value_heads=1, qkv_bias=True, output_bias=True, tie_word_embeddings=True),
+        2,
+    ),
+    "norms of results, half of a head rotates": (
+        replace(MODEL, description=Description(norms=Norms(place="both"), rotary_channels=8)),
+        2,
+    ),
+    "side by side, plain, scaled, a layer that does not rotate": (
+        replace(
+            MODEL,
+            description=Description(
+                attention=(Attention(), Attention(rotary=False)),
+                norms=Norms("layer", bias=True, place="parallel"),
+                feed_forward=FeedForward(gated=False, activation="gelu"),
+                attention_scale=0.2,
+                residual_scale=0.5,
+                logit_scale=0.7,
+            ),
+        ),
         2,
     ),
     "a head each, normed": (replace(MODEL, architecture="Qwen3ForCausalLM", qk_norm=True, num_key_value_heads=4), 4),
