@@ -11,7 +11,7 @@ from benchmarks.studies.two_stages import measure
 from benchmarks.studies.two_stages.cells import Cell, First, Second, cells
 from benchmarks.studies.two_stages.lengths import Step, first_length
 from benchmarks.studies.two_stages.measure import Staged, counted, divergence
-from benchmarks.studies.two_stages.page import page
+from benchmarks.studies.two_stages.page import fewest, page
 from benchmarks.studies.watched import Branch, WatchedDecoder
 from kvc_trt import policies
 from kvc_trt.models.random_weights import RandomWeights
@@ -114,6 +114,12 @@ def test_saved_bytes_by_hand():
     steps = {2048: Step(300, 250), 4096: step}
     assert first_length(steps, 10_000, 8) == "4,096"
     assert first_length(steps, 10_000, 1) == "none, at most 9 %"
+
+
+def test_a_pair_that_rounding_leaves_over_decides_nothing():
+    found = {"both": [255, 100, 1, 0.3], "alone": [256, 256, 1, 0.1], "more": [512, 90, 1, 0.0]}
+    assert fewest(found, 0) == "alone"
+    assert fewest(found, 1) == "more"
 
 
 @pytest.fixture(scope="module")
