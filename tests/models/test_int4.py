@@ -54,6 +54,18 @@ def test_values_are_those_before_packing(case, tiny_config):
     np.testing.assert_array_equal(source.read("model.norm.weight"), checkpoint.read("model.norm.weight"))
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_rows_of_one_matrix_read_its_words_once(method, tiny_config, monkeypatch):
+    """Its rows lie across all of them, and a build asks for a few rows at a time."""
+    checkpoint, reads = Int4Checkpoint(tiny_config(), method), []
+    read = checkpoint.read
+    monkeypatch.setattr(checkpoint, "read", lambda name: reads.append(name) or read(name))
+    source = opened(checkpoint)
+    for start in range(0, 96, 16):
+        source.read_rows(UP, start, start + 16)
+    assert reads.count(f"{BASE}.qweight") == 1
+
+
 def test_a_word_of_awq_holds_its_columns_in_their_order():
     """The published order: 0x75316420 are the columns 0 to 7."""
     assert words(np.arange(8)[None], AWQ_WORD).view(np.uint32)[0, 0] == 0x75316420

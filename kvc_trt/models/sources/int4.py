@@ -147,6 +147,7 @@ class Int4Source:
         biases = {f"{base}.bias" for base in self._bases.values()} - set(expected)
         zero = {name for name in biases & self._known if not stored.read(name).any()}
         self._with_offsets: dict[str, bool] = {}
+        self._latest: tuple[str, NDArray[Any]] | None = None
         self._listed = [*self._bases, *(name for name in names if name not in parts | zero)]
 
     def names(self) -> list[str]:
@@ -276,19 +277,25 @@ class Int4Source:
         return index
 
     def _rows(self, name: str, start: int, stop: int) -> _Rows:
-        base, read = self._bases[name], self._stored.read
+        base = self._bases[name]
         packed = self._names("levels", base)
         if self._layout.method == "gptq":
-            levels = _levels(read(packed)[:, start:stop], 0).T
+            levels = _levels(self._words(packed)[:, start:stop], 0).T
         elif self._layout.method == "awq":
-            levels = _columns(read(packed), start, stop, AWQ_COLUMNS).T
+            levels = _columns(self._words(packed), start, stop, AWQ_COLUMNS).T
         else:
             levels = _levels(self._stored.read_rows(packed, start, stop), 1)
-        scales = read(self._names("scales", base)).astype(np.float32)
+        scales = self._stored.read(self._names("scales", base)).astype(np.float32)
         scales = scales[start:stop] if self._layout.method == "compressed-tensors" else scales[:, start:stop].T
         if not np.isfinite(scales).all():
             raise InputError(f"{name}: contains NaN or infinite weights")
         return _Rows(levels, self._zeros(base, start, stop, scales.shape[1]), scales)
+
+    def _words(self, packed: str) -> NDArray[Any]:
+        """Return the words of a matrix whose rows lie across all of them; those of the latest one are kept."""
+        if self._latest is None or self._latest[0] != packed:
+            self._latest = packed, self._stored.read(packed)
+        return self._latest[1]
 
     def _zeros(self, base: str, start: int, stop: int, groups: int) -> NDArray[np.int16]:
         """Return the zeros of rows [start, stop), INT16 [n,groups]."""
