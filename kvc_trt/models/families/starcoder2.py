@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvc_trt.models.config import Description, FeedForward, ModelConfig, Norms
-from kvc_trt.models.family import ACTIVATIONS, ActivationName, DecoderFields, Family
+from kvc_trt.models.family import ACTIVATIONS, ActivationName, DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.family_weights import Rows
 from kvc_trt.models.sources.rotary_settings import Length
 
@@ -50,4 +50,5 @@ STARCODER2 = Family(
     spelling={"rms_norm_eps": "norm_epsilon"},
     absent_kv_heads=2,
     weights=_weights,
+    gguf=GgufArchitecture(("starcoder2",)),
 )

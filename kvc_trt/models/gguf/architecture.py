@@ -22,6 +22,8 @@ from kvc_trt.models.gguf.rope_factors import check_shape, llama3_scaling
 from kvc_trt.models.sources.hugging_face import parse_config
 
 _WINDOW = "attention.sliding_window"
+_LAYER_NORM_EPSILON = "attention.layer_norm_epsilon"
+"""The key of models whose norms are LayerNorm."""
 _FIELDS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -66,13 +68,19 @@ def model_config(header: GgufHeader, read: Callable[[GgufTensor], NDArray[Any]])
         )
     own = _OwnKeys(header, str(name))
     own.check_neutral()
-    fields: dict[str, Any] = {field: own[key] for field, key in _FIELDS.items()}
+    family = families()[known[str(name)]]
+    keys = dict(_FIELDS)
+    if own[_LAYER_NORM_EPSILON] is not None:
+        keys["rms_norm_eps"] = _LAYER_NORM_EPSILON
+    fields: dict[str, Any] = {field: own[key] for field, key in keys.items()}
     fields |= {
-        "architectures": [known[str(name)]],
+        "architectures": [family.architecture],
         "vocab_size": _vocabulary_size(own),
         "head_dim": _head_size(own),
         "tie_word_embeddings": HEAD not in header.tensors,
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
+        "use_bias": "blk.0.ffn_up.bias" in header.tensors,
         "dtype": _DTYPES.get(header.tensors[EMBEDDING].type, "float32"),
         "bos_token_id": header.scalar("tokenizer.ggml.bos_token_id"),
         "eos_token_id": end_tokens(header, _vocabulary_size(own)) or None,
@@ -80,9 +88,10 @@ def model_config(header: GgufHeader, read: Callable[[GgufTensor], NDArray[Any]])
     }
     if fields["sliding_window"] is None:
         del fields["sliding_window"]  # null and absent differ for Mistral
-    spelling = {field: own.spelled(key) for field, key in _FIELDS.items()}
+    spelling = {field: own.spelled(key) for field, key in keys.items()}
     spelling |= {f"{kind}_token_id": f"tokenizer.ggml.{kind}_token_id" for kind in ("bos", "eos")}
     spelling |= {"head_dim": own.spelled("attention.key_length"), "rope_scaling": own.spelled("rope.scaling")}
+    fields = {family.spelling.get(field, field): value for field, value in fields.items()}
     config = parse_config(fields, header.source, spelling=spelling)
     factors = header.tensors.get(ROPE_FACTORS)
     if factors is None:

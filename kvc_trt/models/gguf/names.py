@@ -15,7 +15,10 @@ ROPE_FACTORS = "rope_freqs.weight"
 EMBEDDING = "token_embd.weight"
 HEAD = "output.weight"
 
-_OUTER = {EMBEDDING: "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight", HEAD: "lm_head.weight"}
+_OUTER = {
+    EMBEDDING: "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
+    "output_norm.bias": "model.norm.bias", HEAD: "lm_head.weight",
+}  # fmt: skip
 _INNER = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",

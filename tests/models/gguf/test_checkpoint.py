@@ -7,6 +7,7 @@ import pytest
 
 from kvc_trt import policies
 from kvc_trt.errors import InputError
+from kvc_trt.models.family import family
 from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
 from kvc_trt.models.gguf.header import BLOCKS, TYPE_NUMBERS
 from kvc_trt.models.weights import check_weights, row_chunks
@@ -18,6 +19,7 @@ VARIANTS = {
     "llama-tied": {"architecture": "llama", "tied": True},
     "qwen2": {"architecture": "qwen2"},
     "qwen2-tied": {"architecture": "qwen2", "tied": True},
+    "starcoder2": {"architecture": "starcoder2", "tied": True},
     "qwen3": {"architecture": "qwen3", "changes": {"rope.freq_base": 1e6}},
 }
 
@@ -71,9 +73,12 @@ def check_against_transformers(path):
     model = transformers_reading(path)
     checkpoint = GgufCheckpoint(path)
     check_weights(checkpoint.config, checkpoint)
-    theirs = model.state_dict()
+    own, theirs = family(checkpoint.config.architecture).weights, model.state_dict()
+    places = {} if own is None else own(checkpoint.config)
     for name in checkpoint.names():
-        np.testing.assert_array_equal(checkpoint.read(name).astype(np.float32), theirs[name].numpy(), err_msg=name)
+        found = checkpoint.read(name).astype(np.float32)
+        their_name = places[name].name if name in places else name
+        np.testing.assert_array_equal(found, theirs[their_name].numpy(), err_msg=name)
     import torch
 
     ids = np.random.default_rng(5).integers(0, checkpoint.config.vocab_size, 33).tolist()

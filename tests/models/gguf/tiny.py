@@ -69,10 +69,15 @@ def tensors(architecture: str, *, tied: bool, biased: bool, vocab_size: int) -> 
             block |= {"attn_q.bias": (width,), "attn_k.bias": (kv_width,), "attn_v.bias": (kv_width,)}
         if biased and architecture == "llama":
             block["attn_output.bias"] = (HIDDEN,)
+        if architecture == "starcoder2":
+            del block["ffn_gate.weight"]
+            block |= {f"{name.removesuffix('weight')}bias": shape[:1] for name, shape in block.items()}
         if architecture == "qwen3":
             block |= {"attn_q_norm.weight": (head_size,), "attn_k_norm.weight": (head_size,)}
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
     shapes["output_norm.weight"] = (HIDDEN,)
+    if architecture == "starcoder2":
+        shapes["output_norm.bias"] = (HIDDEN,)
     if not tied:
         shapes["output.weight"] = (vocab_size, HIDDEN)
     made = {}
@@ -116,6 +121,8 @@ def write(
         metadata |= {"attention.key_length": QWEN3_HEAD_SIZE, "attention.value_length": QWEN3_HEAD_SIZE}
     elif architecture != "qwen2":
         metadata["rope.dimension_count"] = HEAD_SIZE
+    if architecture == "starcoder2":
+        metadata["attention.layer_norm_epsilon"] = metadata.pop("attention.layer_norm_rms_epsilon")
     for key, value in (metadata | dict(changes or {})).items():
         if value is not None and key not in absent:
             _add(writer, key if key.startswith(("tokenizer.", "general.")) else f"{architecture}.{key}", value)
