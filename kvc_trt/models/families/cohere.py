@@ -45,6 +45,7 @@ COHERE = Family(
     fields=_Fields,
     describe=_describe,
     fields_of=_fields_of,
-    spelling={"rms_norm_eps": "layer_norm_eps"},
+    # The published models are made for more positions than their max_position_embeddings.
+    spelling={"rms_norm_eps": "layer_norm_eps", "max_sequence_length": "model_max_length"},
     interleaved=True,
 )

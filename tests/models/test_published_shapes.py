@@ -1,0 +1,37 @@
+"""Shapes of published models that are no presets, as their config.json gives them: their sizes, and what plan says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvc_trt.cli.main import run
+from kvc_trt.models.pretrained_config import from_pretrained_config, to_pretrained_config
+from kvc_trt.models.sources.hugging_face import read_config
+from kvc_trt.models.weights import count_parameters
+
+SHAPES = Path(__file__).parent / "published_shapes"
+SIZES = [
+    ("command-r-v01", 34.98, (40, 64, 64, 128), 131072),
+    ("falcon-7b", 6.92, (32, 71, 1, 64), 2048),
+    ("granite-3.1-8b", 8.17, (40, 32, 8, 128), 131072),
+    ("olmo-2-7b", 7.30, (32, 32, 32, 128), 4096),
+]
+
+
+@pytest.mark.parametrize(("name", "billions", "shape", "longest"), SIZES)
+def test_they_have_their_published_sizes(name: str, billions: float, shape: tuple[int, ...], longest: int) -> None:
+    config = read_config(SHAPES / name)
+    assert count_parameters(config) / 1e9 == pytest.approx(billions, abs=0.005)
+    heads = (config.num_attention_heads, config.num_key_value_heads, config.head_size)
+    assert (config.num_hidden_layers, *heads) == shape
+    assert config.max_position_embeddings == longest
+    assert from_pretrained_config(to_pretrained_config(config), "engine") == config
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in SIZES])
+def test_plan_reads_the_shape_alone(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = ["--max-input-len", "1920", "--max-output-len", "128", "--token-budget", "512"]
+    assert run(["plan", "--model", str(SHAPES / name), "--policy", "rocketkv", *lengths]) == 0
+    assert "policy rocketkv" in capsys.readouterr().out
