@@ -84,7 +84,7 @@ class WatchedDecoder(ReferenceDecoder):
             weights = self._weights.layer(index)
             row, after = self._attend_prompt(index, weights, hidden)
             visit(WatchedLayer(index, row.query.transpose(0, 1), row.keys.transpose(0, 1), hidden, after))
-            hidden = self._feed_forward(weights, hidden, after)
+            hidden = self._feed_forward(index, weights, hidden, after)
 
     def along(self, prompt: Sequence[int], following: Sequence[int], caches: Caches) -> list[Tensor]:
         """Feed `following` behind a prompt under several caches; return logits [M,vocab] of each.
@@ -107,7 +107,7 @@ class WatchedDecoder(ReferenceDecoder):
                 self._step(weights, layer, row.values, branch, stream)
                 for branch, stream in zip(branches, streams, strict=True)
             ]
-            hidden = self._feed_forward(weights, hidden, after)
+            hidden = self._feed_forward(index, weights, hidden, after)
         return [
             [self._logits(torch.cat([hidden[one.prompt - 1, None], each])) for each in stream.chunk(one.caches.count)]
             for one, stream in zip(branches, streams, strict=True)
@@ -124,7 +124,7 @@ class WatchedDecoder(ReferenceDecoder):
             old = tables if seen.kept is None else [gather_rows(one, seen.kept) for one in tables]
             both = zip(old, (keys[place], ours[place]), strict=True)
             outputs.append(_attend(query[place], *(torch.cat([a, b.transpose(0, 1)], 1) for a, b in both), seen.mask))
-        return self._feed_forward(weights, streams, self._after_attention(weights, streams, torch.cat(outputs)))
+        return self._feed_forward(index, weights, streams, self._after_attention(weights, streams, torch.cat(outputs)))
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:

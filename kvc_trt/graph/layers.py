@@ -6,6 +6,7 @@ Activations are token-major, [T, width], both in prefill (T = batch * sequence) 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.quantisation import BLOCK
 from kvc_trt.models.rope import query_scale
 from kvc_trt.models.sources.fp8 import FP8
+from kvc_trt.models.weights import EXPERT_MATRICES, ROUTER, SHARED_EXPERT, SHARED_GATE
 from kvc_trt.operators.emitter import Emitter, Value
+from kvc_trt.operators.experts import EXPERTS, MATRICES, QUANTISED_EXPERTS
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
 
 ELEMENT_TYPES = {
@@ -78,6 +81,8 @@ class Layers:
 
     def feed_forward(self, x: Value, layer: str) -> Value:
         """Apply the feed-forward block to normed activations [T,hidden]."""
+        if f"{layer}.{ROUTER}" in self.weights:
+            return self._experts(x, layer)
         if not self.config.description.feed_forward.gated:
             return self._plain_feed_forward(x, layer)
         gate, up = self.linear(x, f"{layer}.mlp.gate_proj"), self.linear(x, f"{layer}.mlp.up_proj")
@@ -85,11 +90,46 @@ class Layers:
 
     def feed_forward_joined(self, x: Value, layer: str) -> Value:
         """Apply `feed_forward` with one matrix product for gate and up, which saves launches when T is small."""
+        if f"{layer}.{ROUTER}" in self.weights:
+            return self._experts(x, layer)
         if not self.config.description.feed_forward.gated:
             return self._plain_feed_forward(x, layer)
         gate_and_up = self.linear_joined(x, [f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"])
         gate, up = self.emit.Split(gate_and_up, axis=-1, num_outputs=2, outputs=2)
         return self.linear(self._gated(gate, up), f"{layer}.mlp.down_proj")
+
+    def _experts(self, x: Value, layer: str) -> Value:
+        experts = self.config.description.experts
+        assert experts is not None
+        names = [f"{layer}.{name}" for name in EXPERT_MATRICES]
+        inputs = {"x": x, "router": self._tensor(f"{layer}.{ROUTER}")}
+        numbers = {"chosen": experts.chosen, "normalised": int(experts.normalised)}
+        if names[0] + PACKED in self.weights:
+            parts = {"packed": PACKED, "scales": SCALES}
+            for matrix, name in zip(MATRICES, names, strict=True):
+                inputs |= {f"{matrix}_{part}": self._by_expert(name + end) for part, end in parts.items()}
+            stored = {"bits": self._bits(names[0]), "block": BLOCK}
+            update = QUANTISED_EXPERTS.call(self.emit, inputs, None, **numbers, **stored)["y"]
+        else:
+            inputs |= {matrix: self._by_expert(name) for matrix, name in zip(MATRICES, names, strict=True)}
+            update = EXPERTS.call(self.emit, inputs, None, **numbers)["y"]
+        return str(self.emit.Add(update, self._shared_expert(x, layer))) if experts.shared_size else update
+
+    def _shared_expert(self, x: Value, layer: str) -> Value:
+        """Apply the expert that reads every token, times the sigmoid of the token's product with a row."""
+        expert = f"{layer}.{SHARED_EXPERT}"
+        gate_and_up = self.linear_joined(x, [f"{expert}.gate_proj", f"{expert}.up_proj"])
+        gate, up = self.emit.Split(gate_and_up, axis=-1, num_outputs=2, outputs=2)
+        result = self.linear(self._gated(gate, up), f"{expert}.down_proj")
+        product = self.emit.ReduceSum(self.emit.Mul(x, self._tensor(f"{layer}.{SHARED_GATE}")), [1], keepdims=1)
+        return str(self.emit.Mul(result, self.emit.Sigmoid(product)))
+
+    def _by_expert(self, name: str) -> Value:
+        """Return a tensor of all experts' rows with an axis of experts before them."""
+        stored, experts = self.weights.stored(name), self.config.description.experts
+        assert experts is not None
+        rows, *rest = stored.shape
+        return self._initializer(replace(stored, shape=(experts.count, rows // experts.count, *rest)))
 
     def _plain_feed_forward(self, x: Value, layer: str) -> Value:
         return self.linear(self._activated(self.linear(x, f"{layer}.mlp.up_proj")), f"{layer}.mlp.down_proj")

@@ -114,6 +114,27 @@ class FeedForward:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """Gated feed-forward blocks of which a router chooses some for each token (Shazeer et al., arXiv 1701.06538).
+
+    A token's router logits rank the experts, equal ones the lowest index first. The weights of the chosen ones are
+    their parts of the softmax over all logits. The activation is `FeedForward.activation`, which must be "silu".
+    """
+
+    count: int
+    chosen: int
+    """Experts that compute one token."""
+    size: int
+    """Inner channels of each expert."""
+    normalised: bool = True
+    """True: the weights of a token's experts are divided by their sum, as if the softmax were over those alone."""
+    shared_size: int = 0
+    """Inner channels of an expert that reads every token, times the sigmoid of a product; 0 if there is none."""
+    dense_layers: tuple[int, ...] = ()
+    """The layers, in order, whose feed-forward block is that of `Description.feed_forward`."""
+
+
+@dataclass(frozen=True)
 class Description:
     """The parts of a decoder and how they are put together; the defaults are Llama's.
 
@@ -124,6 +145,8 @@ class Description:
     """Repeated over the layers: layer i has `attention[i % len(attention)]`."""
     norms: Norms = Norms()
     feed_forward: FeedForward = FeedForward()
+    experts: Experts | None = None
+    """In place of the feed-forward block, except in `Experts.dense_layers`."""
     rotary_channels: int | None = None
     """Channels of a head that rotate; None for all."""
     attention_scale: float | None = None
@@ -174,6 +197,11 @@ class ModelConfig:
     def attention(self, layer: int) -> Attention:
         """Return the attention of a layer."""
         return self.description.attention[layer % len(self.description.attention)]
+
+    def experts(self, layer: int) -> Experts | None:
+        """Return the experts of a layer; None if its feed-forward block is dense."""
+        experts = self.description.experts
+        return None if experts is None or layer in experts.dense_layers else experts
 
     @property
     def group_size(self) -> int:

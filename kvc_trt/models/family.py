@@ -8,7 +8,7 @@ configuration classes of `transformers` for others.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -107,6 +107,8 @@ class Family:
     """True if neighbouring channels form the rotary pairs (2i with 2i+1, not i with i + D/2)."""
     weights: Callable[[ModelConfig], Mapping[str, Rows]] | None = None
     """Where the tensors of `expected_tensors` are that a checkpoint has elsewhere than under the same names."""
+    stacks: Callable[[ModelConfig], Mapping[str, Sequence[str]]] | None = None
+    """The tensors of a checkpoint that are, one under the other, one of `expected_tensors`, where they are several."""
     gguf: GgufArchitecture | None = None
 
 

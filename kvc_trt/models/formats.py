@@ -14,6 +14,7 @@ from kvc_trt.models.sources.fp8 import as_floats
 from kvc_trt.models.sources.hub import is_repository
 from kvc_trt.models.sources.hugging_face import read_config, read_json_object
 from kvc_trt.models.sources.int4 import Layout, int4_layout, unpacked
+from kvc_trt.models.stacked_weights import StackedWeights
 from kvc_trt.models.weights import WeightSource, expected_tensors
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def weights_of(checkpoint: AnyCheckpoint) -> WeightSource:
     where = f"{checkpoint.directory / 'config.json'}: quantization_config"
     floats = as_floats(unpacked(checkpoint, checkpoint.quantisation, where, expected_tensors(checkpoint.config)))
     config, own = checkpoint.config, family(checkpoint.config.architecture)
+    if own.stacks is not None:
+        floats = StackedWeights(floats, own.stacks(config))
     places = None if own.weights is None else own.weights(config)
     return in_our_order(floats, config, places, interleaved=own.interleaved)
 

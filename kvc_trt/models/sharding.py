@@ -131,6 +131,8 @@ def describe_shards(model: ModelConfig, ranks: int) -> str:
 def _problem(model: ModelConfig, ranks: int) -> str | None:
     """Return why the model cannot be divided among this number of ranks; None if it can."""
     heads, kv_heads, inner = model.num_attention_heads, model.num_key_value_heads, model.intermediate_size
+    if model.description.experts is not None:
+        return "feed-forward blocks of experts are not divided among ranks"
     if model.description.feed_forward.bias:
         return "biases of the feed-forward block are not divided among ranks"
     if model.qk_norm and model.description.norms.heads == "together":

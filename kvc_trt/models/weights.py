@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.config import Experts, ModelConfig
 
 Array = NDArray[Any]
 FLOAT_DTYPES = ("float32", "float16", "bfloat16")
@@ -22,6 +22,11 @@ CHUNK_ELEMENTS = 1 << 23
 
 ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM = "post_self_attn_layernorm", "post_mlp_layernorm"
 """The norms of what attention and feed-forward add to the residual stream."""
+
+ROUTER, SHARED_EXPERT, SHARED_GATE = "mlp.gate.weight", "mlp.shared_expert", "mlp.shared_expert_gate.weight"
+"""The router [experts,hidden]; the expert that reads every token, and the row whose product is its sigmoid's input."""
+EXPERT_MATRICES = tuple(f"mlp.experts.{projection}_proj.weight" for projection in ("gate", "up", "down"))
+"""The matrices of all experts of a layer, one expert's rows under those of the one before."""
 
 # Tensors that some exporters store although they follow from the configuration.
 _HARMLESS = re.compile(
@@ -70,17 +75,17 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     hidden = config.hidden_size
     tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for layer in range(config.num_hidden_layers):
-        tensors |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_tensors(config).items()}
+        tensors |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_tensors(config, layer).items()}
     tensors |= _norm(config, "model.norm", hidden)
     if not config.tie_word_embeddings:
         tensors["lm_head.weight"] = (config.vocab_size, hidden)
     return tensors
 
 
-def _layer_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    hidden, inner, description = config.hidden_size, config.intermediate_size, config.description
+def _layer_tensors(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
+    hidden, description = config.hidden_size, config.description
     query, key = config.num_attention_heads * config.head_size, config.num_key_value_heads * config.head_size
-    norms, feed_forward = description.norms, description.feed_forward
+    norms = description.norms
     tensors: dict[str, tuple[int, ...]] = {}
     if norms.reads_norm:
         tensors |= _norm(config, "input_layernorm", hidden)
@@ -98,15 +103,40 @@ def _layer_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         tensors |= _norm(config, ATTENTION_RESULT_NORM, hidden)
     if norms.reads_norm and norms.place != "shared":
         tensors |= _norm(config, "post_attention_layernorm", hidden)
-    for projection in ("gate_proj", "up_proj") if feed_forward.gated else ("up_proj",):
-        tensors[f"mlp.{projection}.weight"] = (inner, hidden)
-        if feed_forward.bias:
-            tensors[f"mlp.{projection}.bias"] = (inner,)
-    tensors["mlp.down_proj.weight"] = (hidden, inner)
-    if feed_forward.bias:
-        tensors["mlp.down_proj.bias"] = (hidden,)
+    experts = config.experts(layer)
+    tensors |= _feed_forward_tensors(config) if experts is None else _expert_tensors(experts, hidden)
     if norms.adds_norm:
         tensors |= _norm(config, FEED_FORWARD_RESULT_NORM, hidden)
+    return tensors
+
+
+def _feed_forward_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    hidden, inner, part = config.hidden_size, config.intermediate_size, config.description.feed_forward
+    tensors: dict[str, tuple[int, ...]] = {}
+    for projection in ("gate_proj", "up_proj") if part.gated else ("up_proj",):
+        tensors[f"mlp.{projection}.weight"] = (inner, hidden)
+        if part.bias:
+            tensors[f"mlp.{projection}.bias"] = (inner,)
+    tensors["mlp.down_proj.weight"] = (hidden, inner)
+    if part.bias:
+        tensors["mlp.down_proj.bias"] = (hidden,)
+    return tensors
+
+
+def _expert_tensors(experts: Experts, hidden: int) -> dict[str, tuple[int, ...]]:
+    gate, up, down = EXPERT_MATRICES
+    inner = (experts.count * experts.size, hidden)
+    tensors: dict[str, tuple[int, ...]] = {
+        ROUTER: (experts.count, hidden),
+        gate: inner,
+        up: inner,
+        down: (experts.count * hidden, experts.size),
+    }
+    if experts.shared_size:
+        for projection in ("gate_proj", "up_proj"):
+            tensors[f"{SHARED_EXPERT}.{projection}.weight"] = (experts.shared_size, hidden)
+        tensors[f"{SHARED_EXPERT}.down_proj.weight"] = (hidden, experts.shared_size)
+        tensors[SHARED_GATE] = (1, hidden)
     return tensors
 
 

@@ -47,16 +47,21 @@ def _write_linear(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 
 def _write_rows(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body of KvcQuantisedRows; only the rows asked for are unpacked."""
-    bits = emit.attribute("bits")
+    packed, scales = (emit.Gather(name, "rows") for name in ("packed", "scales"))
+    return {"y": unpacked(emit, packed, scales, emit.attribute("bits"))}
+
+
+def unpacked(emit: Emitter, packed: Value, scales: Value, bits: Value) -> Value:
+    """Write the FLOAT matrix [rows,in] of packed elements [rows,blocks,bytes] and scales [rows,blocks]."""
     one = emit.constant(np.uint8(1))
     shifts = emit.cast(emit.Range(0, 8, bits), np.uint8)
     largest = emit.BitShift(np.uint8(255), emit.cast(emit.Sub(8, bits), np.uint8), direction="RIGHT")
     zero = emit.BitShift(one, emit.cast(emit.Sub(bits, 1), np.uint8), direction="LEFT")
-    stored = emit.Unsqueeze(emit.Gather("packed", "rows"), [3])
+    stored = emit.Unsqueeze(packed, [3])
     levels = emit.BitwiseAnd(emit.BitShift(stored, shifts, direction="RIGHT"), largest)
     by_block = emit.Sub(float32(emit, emit.Reshape(levels, [0, 0, -1])), float32(emit, zero))
-    scales = emit.Unsqueeze(float32(emit, emit.Gather("scales", "rows")), [2])
-    return {"y": emit.Reshape(emit.Mul(by_block, scales), [0, -1])}
+    by_row = emit.Unsqueeze(float32(emit, scales), [2])
+    return str(emit.Reshape(emit.Mul(by_block, by_row), [0, -1]))
 
 
 QUANTISED_LINEAR = Operator(

@@ -22,15 +22,23 @@ class StepCost:
     """The bytes that one decode step must move, and the operations that it must compute."""
 
     weight_bytes: float
-    """Bytes of weights read once per step."""
+    """Bytes of weights that a step of one row reads."""
     row_bytes: float
     """Cache bytes read per row."""
     row_flops: float = 0.0
     """Operations per row: two per parameter in a matrix."""
+    expert_bytes: float = 0.0
+    """Bytes of the matrices of all experts."""
+    expert_share: float = 0.0
+    """The share of the experts that a row reads."""
 
     def bytes(self, batch: int) -> float:
-        """Return the bytes that one step of `batch` rows moves."""
-        return self.weight_bytes + batch * self.row_bytes
+        """Return the bytes that one step of `batch` rows moves.
+
+        Rows that each choose k of E experts at random are expected to choose E (1 - (1 - k/E)^batch) distinct ones.
+        """
+        more_experts = 1.0 - (1.0 - self.expert_share) ** batch - self.expert_share
+        return self.weight_bytes + self.expert_bytes * more_experts + batch * self.row_bytes
 
 
 def floor_seconds(cost: StepCost, batch: int, bandwidth: float, flops: float = math.inf) -> float:

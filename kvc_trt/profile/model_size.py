@@ -40,11 +40,24 @@ class ParameterCount:
     vectors: int
     """Parameters of norms and biases."""
     tied: bool
+    experts: int = 0
+    """Matrices of all experts, of which a token reads `expert_share`."""
+    expert_share: float = 0.0
 
     @property
     def total(self) -> int:
         """Number of parameters of the checkpoint; a tied output matrix counts once."""
-        return self.linear + self.vectors + self.embedding + (0 if self.tied else self.lm_head)
+        return self.linear + self.experts + self.vectors + self.embedding + (0 if self.tied else self.lm_head)
+
+    @property
+    def multiplied(self) -> int:
+        """Elements of the layers' matrices that one token is multiplied with."""
+        return self.linear + round(self.experts * self.expert_share)
+
+    @property
+    def active(self) -> int:
+        """Number of parameters that one token needs, with the whole embedding table: a family's active parameters."""
+        return self.total - self.experts + round(self.experts * self.expert_share)
 
 
 def count_parameters(model: ModelConfig) -> ParameterCount:
@@ -53,14 +66,16 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
     embedding = sizes.pop(_EMBEDDING)
     lm_head = sizes.pop(_LM_HEAD, embedding)
     vectors = sum(size for name, size in sizes.items() if name.endswith(("norm.weight", ".bias")))
-    linear = sum(sizes.values()) - vectors
-    return ParameterCount(linear, lm_head, embedding, vectors, tied=model.tie_word_embeddings)
+    experts, part = sum(size for name, size in sizes.items() if ".mlp.experts." in name), model.description.experts
+    linear = sum(sizes.values()) - vectors - experts
+    share = 0.0 if part is None else part.chosen / part.count
+    return ParameterCount(linear, lm_head, embedding, vectors, model.tie_word_embeddings, experts, share)
 
 
 def prefill_operations(model: ModelConfig, tokens: int) -> float:
     """Return the operations of one prompt's prefill: its matrices, and the two products of causal attention."""
     heads = model.num_hidden_layers * model.num_attention_heads * model.head_size
-    return 2.0 * count_parameters(model).linear * tokens + 2.0 * heads * tokens * tokens
+    return 2.0 * count_parameters(model).multiplied * tokens + 2.0 * heads * tokens * tokens
 
 
 @dataclass(frozen=True)
@@ -70,7 +85,12 @@ class WeightBytes:
     resident: float
     """The part that has to be in memory."""
     per_step: float
-    """Bytes that one decode step reads for any batch: everything but unused rows of the embedding table."""
+    """Bytes that a decode step of one row reads: everything but unused rows of the embedding table and other experts.
+
+    Without experts it is the same for any batch."""
+    experts: float = 0.0
+    """The matrices of all experts, of which a row reads `expert_share`."""
+    expert_share: float = 0.0
 
 
 def weight_bytes(model: ModelConfig, weights: str) -> WeightBytes:
@@ -84,9 +104,12 @@ def weight_bytes(model: ModelConfig, weights: str) -> WeightBytes:
     table = _TABLE_FORMAT.get(weights, weights)
     embedding = parameters.embedding * _MATRIX_BYTES[table]
     lm_head = parameters.lm_head * _MATRIX_BYTES[table if parameters.tied or weights == "fp8" else weights]
-    linear = parameters.linear * _MATRIX_BYTES[weights]
+    linear, experts = (count * _MATRIX_BYTES[weights] for count in (parameters.linear, parameters.experts))
     return WeightBytes(
-        resident=linear + vectors + embedding + (0 if parameters.tied else lm_head), per_step=linear + vectors + lm_head
+        resident=linear + experts + vectors + embedding + (0 if parameters.tied else lm_head),
+        per_step=linear + experts * parameters.expert_share + vectors + lm_head,
+        experts=experts,
+        expert_share=parameters.expert_share,
     )
 
 

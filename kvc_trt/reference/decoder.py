@@ -20,6 +20,7 @@ from kvc_trt.reference import checks
 from kvc_trt.reference.cache import LayerCache, ReferenceCache
 from kvc_trt.reference.caching import LayerCaches, Projected, ReadBack
 from kvc_trt.reference.dense import causal_attention
+from kvc_trt.reference.experts import mixed
 from kvc_trt.reference.layers import DecoderWeights, Rotary, Weights, layer_norm, linear, mlp, rms_norm
 from kvc_trt.reference.rules import Method, Rule
 from kvc_trt.reference.squeeze import squeeze
@@ -121,7 +122,7 @@ class ReferenceDecoder:
             ]
             outputs = self._caches.extend(index, projected, cache.positions, caches)
             hidden = [
-                self._feed_forward(weights, x, self._after_attention(weights, x, output))
+                self._feed_forward(index, weights, x, self._after_attention(weights, x, output))
                 for x, output in zip(hidden, outputs, strict=True)
             ]
         cache.positions = cache.positions + lengths
@@ -137,7 +138,7 @@ class ReferenceDecoder:
         projected = []
         for b, x in enumerate(hidden):
             row, attended = self._attend_prompt(index, weights, x)
-            hidden[b] = self._feed_forward(weights, x, attended)
+            hidden[b] = self._feed_forward(index, weights, x, attended)
             projected.append(row)
         budgets = None if self._prompt_budgets is None else [budgets[index] for budgets in self._prompt_budgets]
         return self._caches.store(index, projected, prompt_lengths, budgets)
@@ -161,7 +162,7 @@ class ReferenceDecoder:
             for b, x in enumerate(hidden):
                 _, attended = self._attend_prompt(index, weights, x)
                 cosines[index, b] = torch.cosine_similarity(x, attended, dim=-1).mean()
-                hidden[b] = self._feed_forward(weights, x, attended)
+                hidden[b] = self._feed_forward(index, weights, x, attended)
         return cosines
 
     def _set_prompt_budgets(self, input_ids: Tensor, prompt_lengths: Tensor) -> None:
@@ -186,7 +187,7 @@ class ReferenceDecoder:
         """Pass the residual stream [B,hidden] of one token per row through one layer, updating its caches in place."""
         projected = self._project(index, weights, hidden, positions)
         output = self._caches.attend(index, projected, positions, caches)
-        return self._feed_forward(weights, hidden, self._after_attention(weights, hidden, output))
+        return self._feed_forward(index, weights, hidden, self._after_attention(weights, hidden, output))
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """Return the residual stream before the first layer: tokens [N] -> [N,hidden]."""
@@ -221,12 +222,15 @@ class ReferenceDecoder:
         update = self._product(weights, "self_attn.o_proj", attention.flatten(1))
         return hidden + self._added(weights, ATTENTION_RESULT_NORM, update)
 
-    def _feed_forward(self, weights: Weights, before: Tensor, hidden: Tensor) -> Tensor:
-        """Apply the feed-forward block to the residual stream [N,hidden]; `before` is the one that attention read."""
-        norms = self._parts.norms
+    def _feed_forward(self, index: int, weights: Weights, before: Tensor, hidden: Tensor) -> Tensor:
+        """Apply a layer's feed-forward block to the residual stream [N,hidden]; attention has read `before`."""
+        norms, experts = self._parts.norms, self.config.experts(index)
         name = "input_layernorm" if norms.place == "shared" else "post_attention_layernorm"
         x = self._read(weights, name, before if norms.side_by_side else hidden)
-        update = mlp(partial(self._product, weights), x, self._parts.feed_forward)
+        if experts is not None:
+            update = mixed(weights, x, experts)
+        else:
+            update = mlp(partial(self._product, weights), x, self._parts.feed_forward)
         return hidden + self._added(weights, FEED_FORWARD_RESULT_NORM, update)
 
     def _read(self, weights: Weights, name: str, hidden: Tensor) -> Tensor:

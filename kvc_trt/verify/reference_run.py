@@ -174,8 +174,8 @@ class ForcedDecoder(ReferenceDecoder):
         return stream
 
     @override
-    def _feed_forward(self, weights: Weights, before: Tensor, hidden: Tensor) -> Tensor:
-        stream = super()._feed_forward(weights, before, hidden)
+    def _feed_forward(self, index: int, weights: Weights, before: Tensor, hidden: Tensor) -> Tensor:
+        stream = super()._feed_forward(index, weights, before, hidden)
         self.ranges.measure_stream(f"the residual stream after model.layers.{self._layer}.mlp", stream)
         return stream
 

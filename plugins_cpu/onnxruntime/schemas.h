@@ -11,34 +11,38 @@
 namespace kvc {
 
 /// The version of the interface that Python and the library share.
-inline constexpr int32_t kInterface = 1674836809;
+inline constexpr int32_t kInterface = 1843283636;
 
 inline constexpr const char* kDomain = "kvc";
 
 /// The symbols of tensor dimensions.
 enum class Symbol : uint8_t {
-    kBatch,             ///< B
-    kHeads,             ///< H
-    kWindow,            ///< W
-    kHeadSize,          ///< D
-    kKvHeads,           ///< G
-    kPromptLength,      ///< S
-    kCapacity,          ///< C
-    kTwiceHeadSize,     ///< 2D
-    kPages,             ///< P
-    kOne,               ///< 1
-    kHalfHeadSize,      ///< D/2
-    kGroups,            ///< groups
-    kBlock,             ///< M
-    kSymbolT,           ///< T
-    kSelectedWidth,     ///< K
-    kCapacityAndBlock,  ///< C+M
-    kSymbolIn,          ///< In
-    kSymbolOut,         ///< Out
-    kSymbolBlocks,      ///< Blocks
-    kSymbolBytes,       ///< Bytes
+    kBatch,              ///< B
+    kHeads,              ///< H
+    kWindow,             ///< W
+    kHeadSize,           ///< D
+    kKvHeads,            ///< G
+    kPromptLength,       ///< S
+    kCapacity,           ///< C
+    kTwiceHeadSize,      ///< 2D
+    kPages,              ///< P
+    kOne,                ///< 1
+    kHalfHeadSize,       ///< D/2
+    kGroups,             ///< groups
+    kSymbolT,            ///< T
+    kSymbolIn,           ///< In
+    kSymbolExperts,      ///< Experts
+    kSymbolInner,        ///< Inner
+    kBlock,              ///< M
+    kSelectedWidth,      ///< K
+    kCapacityAndBlock,   ///< C+M
+    kSymbolInBlocks,     ///< InBlocks
+    kSymbolBytes,        ///< Bytes
+    kSymbolInnerBlocks,  ///< InnerBlocks
+    kSymbolOut,          ///< Out
+    kSymbolBlocks,       ///< Blocks
 };
-inline constexpr size_t kSymbols = 20;
+inline constexpr size_t kSymbols = 24;
 
 /// The symbols' names in messages.
 inline constexpr const char* kSymbolNames[kSymbols] = {"batch",
@@ -53,14 +57,18 @@ inline constexpr const char* kSymbolNames[kSymbols] = {"batch",
                                                        "one",
                                                        "half head size",
                                                        "groups",
-                                                       "block",
                                                        "T",
+                                                       "In",
+                                                       "Experts",
+                                                       "Inner",
+                                                       "block",
                                                        "selected width",
                                                        "capacity + block",
-                                                       "In",
+                                                       "InBlocks",
+                                                       "Bytes",
+                                                       "InnerBlocks",
                                                        "Out",
-                                                       "Blocks",
-                                                       "Bytes"};
+                                                       "Blocks"};
 
 inline constexpr size_t kMaxTensors = 11;
 inline constexpr size_t kMaxRank = 4;
@@ -101,6 +109,10 @@ inline constexpr Symbol kShape_B_G_S_groups[] = {Symbol::kBatch, Symbol::kKvHead
                                                  Symbol::kGroups};
 inline constexpr Symbol kShape_B_H_D[] = {Symbol::kBatch, Symbol::kHeads, Symbol::kHeadSize};
 inline constexpr Symbol kShape_B_G_D[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kHeadSize};
+inline constexpr Symbol kShape_T_In[] = {Symbol::kSymbolT, Symbol::kSymbolIn};
+inline constexpr Symbol kShape_Experts_In[] = {Symbol::kSymbolExperts, Symbol::kSymbolIn};
+inline constexpr Symbol kShape_Experts_Inner_In[] = {Symbol::kSymbolExperts, Symbol::kSymbolInner, Symbol::kSymbolIn};
+inline constexpr Symbol kShape_Experts_In_Inner[] = {Symbol::kSymbolExperts, Symbol::kSymbolIn, Symbol::kSymbolInner};
 inline constexpr Symbol kShape_B_H_M_D[] = {Symbol::kBatch, Symbol::kHeads, Symbol::kBlock, Symbol::kHeadSize};
 inline constexpr Symbol kShape_B_G_T_D[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kSymbolT, Symbol::kHeadSize};
 inline constexpr Symbol kShape_B_G_T_1[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kSymbolT, Symbol::kOne};
@@ -117,7 +129,14 @@ inline constexpr Symbol kShape_B_G_CAndM_DOver2[] = {Symbol::kBatch, Symbol::kKv
                                                      Symbol::kHalfHeadSize};
 inline constexpr Symbol kShape_B_G_CAndM_groups[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kCapacityAndBlock,
                                                      Symbol::kGroups};
-inline constexpr Symbol kShape_T_In[] = {Symbol::kSymbolT, Symbol::kSymbolIn};
+inline constexpr Symbol kShape_Experts_Inner_InBlocks_Bytes[] = {Symbol::kSymbolExperts, Symbol::kSymbolInner,
+                                                                 Symbol::kSymbolInBlocks, Symbol::kSymbolBytes};
+inline constexpr Symbol kShape_Experts_Inner_InBlocks[] = {Symbol::kSymbolExperts, Symbol::kSymbolInner,
+                                                           Symbol::kSymbolInBlocks};
+inline constexpr Symbol kShape_Experts_In_InnerBlocks_Bytes[] = {Symbol::kSymbolExperts, Symbol::kSymbolIn,
+                                                                 Symbol::kSymbolInnerBlocks, Symbol::kSymbolBytes};
+inline constexpr Symbol kShape_Experts_In_InnerBlocks[] = {Symbol::kSymbolExperts, Symbol::kSymbolIn,
+                                                           Symbol::kSymbolInnerBlocks};
 inline constexpr Symbol kShape_Out_Blocks_Bytes[] = {Symbol::kSymbolOut, Symbol::kSymbolBlocks, Symbol::kSymbolBytes};
 inline constexpr Symbol kShape_Out_Blocks[] = {Symbol::kSymbolOut, Symbol::kSymbolBlocks};
 inline constexpr Symbol kShape_T_Out[] = {Symbol::kSymbolT, Symbol::kSymbolOut};
@@ -961,6 +980,16 @@ inline constexpr Schema kKvcDenseAttention[] = {
     {"KvcDenseAttention_k8v4", kKvcDenseAttention_k8v4Inputs, kKvcDenseAttention_k8v4Outputs, VectorFormat::kInt8,
      VectorFormat::kInt4, false}};
 
+// A feed-forward block of experts, of which a router chooses some for each token.
+inline constexpr TensorSpec kKvcExpertsInputs[] = {{"x", ort::ElementType::kFloat, false, kShape_T_In},
+                                                   {"router", ort::ElementType::kFloat, false, kShape_Experts_In},
+                                                   {"gate", ort::ElementType::kFloat, false, kShape_Experts_Inner_In},
+                                                   {"up", ort::ElementType::kFloat, false, kShape_Experts_Inner_In},
+                                                   {"down", ort::ElementType::kFloat, false, kShape_Experts_In_Inner}};
+inline constexpr TensorSpec kKvcExpertsOutputs[] = {{"y", ort::ElementType::kFloat, false, kShape_T_In}};
+inline constexpr Schema kKvcExperts[] = {
+    {"KvcExperts", kKvcExpertsInputs, kKvcExpertsOutputs, VectorFormat::kExact, VectorFormat::kExact, false}};
+
 // Exact attention of a turn's tokens to everything stored, and causally to each other.
 inline constexpr TensorSpec kKvcExtendAttentionInputs[] = {
     {"q", ort::ElementType::kFloat, false, kShape_B_H_M_D},
@@ -1318,6 +1347,21 @@ inline constexpr TensorSpec kKvcPrefillAttentionInputs[] = {{"q", ort::ElementTy
 inline constexpr TensorSpec kKvcPrefillAttentionOutputs[] = {{"o", ort::ElementType::kFloat, false, kShape_B_H_M_D}};
 inline constexpr Schema kKvcPrefillAttention[] = {{"KvcPrefillAttention", kKvcPrefillAttentionInputs,
                                                    kKvcPrefillAttentionOutputs, VectorFormat::kExact,
+                                                   VectorFormat::kExact, false}};
+
+// KvcExperts with matrices in 4 or 8 bits.
+inline constexpr TensorSpec kKvcQuantisedExpertsInputs[] = {
+    {"x", ort::ElementType::kFloat, false, kShape_T_In},
+    {"router", ort::ElementType::kFloat, false, kShape_Experts_In},
+    {"gate_packed", ort::ElementType::kUint8, false, kShape_Experts_Inner_InBlocks_Bytes},
+    {"gate_scales", ort::ElementType::kFloat16, false, kShape_Experts_Inner_InBlocks},
+    {"up_packed", ort::ElementType::kUint8, false, kShape_Experts_Inner_InBlocks_Bytes},
+    {"up_scales", ort::ElementType::kFloat16, false, kShape_Experts_Inner_InBlocks},
+    {"down_packed", ort::ElementType::kUint8, false, kShape_Experts_In_InnerBlocks_Bytes},
+    {"down_scales", ort::ElementType::kFloat16, false, kShape_Experts_In_InnerBlocks}};
+inline constexpr TensorSpec kKvcQuantisedExpertsOutputs[] = {{"y", ort::ElementType::kFloat, false, kShape_T_In}};
+inline constexpr Schema kKvcQuantisedExperts[] = {{"KvcQuantisedExperts", kKvcQuantisedExpertsInputs,
+                                                   kKvcQuantisedExpertsOutputs, VectorFormat::kExact,
                                                    VectorFormat::kExact, false}};
 
 // Product with a matrix in 4 or 8 bits; the input is rounded to 8 bits.

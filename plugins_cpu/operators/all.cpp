@@ -8,6 +8,7 @@ std::span<const Implementation> implementations() {
                                          kCompactTurnImplementation,
                                          kCompactAverageImplementation,
                                          kCompactAverageTurnImplementation,
+                                         kExpertsImplementation,
                                          kExtendAttentionImplementation,
                                          kJoinBlockImplementation,
                                          kDenseAttentionImplementation,
@@ -17,6 +18,7 @@ std::span<const Implementation> implementations() {
                                          kLinearImplementation,
                                          kNarrowLinearImplementation,
                                          kPrefillAttentionImplementation,
+                                         kQuantisedExpertsImplementation,
                                          kQuantisedLinearImplementation,
                                          kRotatedHeadsImplementation};
     return all;

@@ -4,42 +4,16 @@
 
 #include "kernels/choice.h"
 #include "operators/all.h"
+#include "operators/rounded.h"
 #include "operators/scratch.h"
 
 namespace kvc {
 namespace {
 
-/// With at most this many tokens, rows are multiplied as they are: unpacking panels would take longer.
-constexpr int64_t kFewTokens = 8;
 /// Tokens that are rounded at once: their levels should stay in the last-level cache while all panels pass over them.
 constexpr int64_t kTokensAtOnce = 1024;
 /// Packed bytes of the rows that one task multiplies with few tokens.
 constexpr int64_t kBytesOfTask = 1 << 16;
-
-/// Memory for rounded tokens.
-class Rounded {
-public:
-    Rounded(int64_t tokens, int64_t blocks, Order order) : input_{} {
-        const int64_t padded = tokens * padded_blocks(blocks);
-        memory_ =
-            aligned(padded * (kQuantisedBlock + int64_t{sizeof(float)} + kSumsOfBlock * int64_t{sizeof(int32_t)}));
-        input_.levels = reinterpret_cast<int8_t*>(memory_.get());
-        input_.scales = reinterpret_cast<float*>(memory_.get() + padded * kQuantisedBlock);
-        input_.sums = reinterpret_cast<int32_t*>(input_.scales + padded);
-        input_.blocks = blocks;
-        input_.order = order;
-    }
-
-    RoundedInput of(int64_t tokens) const {
-        RoundedInput input = input_;
-        input.tokens = tokens;
-        return input;
-    }
-
-private:
-    Scratch memory_;
-    RoundedInput input_;
-};
 
 class QuantisedLinear : public Kernel {
 public:
@@ -68,10 +42,10 @@ public:
                                      .bits = bits_};
         const float* const x = call.input<float>(0);
         float* const y = call.output<float>(0);
-        const Order order = tokens <= kFewTokens ? Order::kByVector : Order::kByPanel;
-        const Rounded rounded(std::min(tokens, kTokensAtOnce), matrix.blocks, order);
+        const Order order = order_of(tokens);
+        const Rounded rounded(std::min(tokens, kTokensAtOnce), matrix.blocks);
         for (int64_t first = 0; first < tokens; first += kTokensAtOnce) {
-            const RoundedInput part = rounded.of(std::min(tokens - first, kTokensAtOnce));
+            const RoundedInput part = rounded.of(0, std::min(tokens - first, kTokensAtOnce), order);
             round(call, set, x + first * in_features_, part);
             multiply(call, set, matrix, part, y + first * out_features_);
         }

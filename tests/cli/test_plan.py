@@ -32,6 +32,7 @@ def test_json_is_alone_on_stdout(capsys):
         "format": "bf16",
         "parameters": 8030261248,
         "resident_bytes": 16060522496,
+        "active_parameters": 8030261248,
         "read_bytes_per_step": 15009849344,
     }
     sources = {choice["name"]: choice["source"] for choice in plan["choices"]}

@@ -18,8 +18,9 @@ from kvc_trt.models.weights import check_weights, count_parameters
 
 def test_the_models_of_the_paper_and_the_others_are_there():
     assert list_presets() == [
-        "llama3.1-70b", "llama3.1-8b", "longchat-7b-v1.5-32k", "mistral-7b-v0.1", "mistral-7b-v0.2", "qwen2.5-7b",
-        "qwen2.5-7b-128k", "qwen3-8b", "qwen3-8b-128k", "retrieval-text", "retrieval-tiny", "smollm2-135m-instruct",
+        "llama3.1-70b", "llama3.1-8b", "longchat-7b-v1.5-32k", "mistral-7b-v0.1", "mistral-7b-v0.2", "mixtral-8x7b",
+        "qwen2.5-7b", "qwen2.5-7b-128k", "qwen3-30b-a3b", "qwen3-8b", "qwen3-8b-128k", "retrieval-text",
+        "retrieval-tiny", "smollm2-135m-instruct",
     ]  # fmt: skip
 
 

@@ -67,6 +67,29 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Cohere2",
         {"layer_types": ["full_attention"] * 2, "attention_bias": True, "logit_scale": 0.4},
     ),
+    "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "decoder_sparse_step": 2,
+            "shared_expert_intermediate_size": 32,
+        },
+    ),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "num_hidden_layers": 3,
+            "mlp_only_layers": [1],
+            "head_dim": 32,
+        },
+    ),
 }
 """A name -> the prefix of transformers' classes, and what differs from `SHAPE`: every family and variant of it."""
 

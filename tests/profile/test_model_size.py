@@ -8,6 +8,7 @@ import pytest
 
 from kvc_trt.models.presets import load_preset
 from kvc_trt.models.sources.hugging_face import parse_config
+from kvc_trt.profile.floor import StepCost
 from kvc_trt.profile.model_size import (
     cache_itemsize,
     count_parameters,
@@ -89,3 +90,22 @@ def test_prefill_operations_of_llama_8b():
     model = load_preset("llama3.1-8b").config
     assert prefill_operations(model, 1) == pytest.approx(2 * 6_979_321_856, rel=1e-4)
     assert prefill_operations(model, 32768) == pytest.approx(2 * 6_979_321_856 * 2**15 + 2.0**48, rel=1e-6)
+
+
+def test_a_token_needs_its_own_experts_and_everything_else():
+    """Published: 46.7B parameters of which 12.9B are active; 30.5B and 3.3B."""
+    for name, total, active in (("mixtral-8x7b", 46.7, 12.9), ("qwen3-30b-a3b", 30.5, 3.3)):
+        counts = count_parameters(load_preset(name).config)
+        assert (counts.total / 1e9, counts.active / 1e9) == pytest.approx((total, active), abs=0.06)
+
+
+def test_a_step_reads_the_chosen_experts_and_a_batch_the_expected_number_of_distinct_ones():
+    model = load_preset("mixtral-8x7b").config
+    size, counts = weight_bytes(model, "bf16"), count_parameters(model)
+    assert size.per_step == 2 * (counts.active - counts.embedding)
+    assert size.resident == 2 * counts.total
+    cost = StepCost(size.per_step, 0.0, 0.0, size.experts, size.expert_share)
+    assert cost.bytes(1) == pytest.approx(size.per_step)
+    every = size.per_step - size.experts * 2 / 8
+    assert cost.bytes(2) == pytest.approx(every + size.experts * (1 - (6 / 8) ** 2))
+    assert cost.bytes(1000) == pytest.approx(every + size.experts)

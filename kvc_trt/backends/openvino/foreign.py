@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
 from kvc_trt.backends.single_operator import SingleOperator
 from kvc_trt.methods.base.registry import operators
-from kvc_trt.operators.schema import CACHE, FLOAT, FLOAT16, INT8, INT32, INT64, Element, Operator
+from kvc_trt.operators.schema import CACHE, FLOAT, FLOAT16, INT8, INT32, INT64, UINT8, Element, Operator
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -101,11 +101,12 @@ class ForeignNode(openvino.Op):  # type: ignore[misc]
 
 
 _OPENVINO = {"float32": "f32", "float16": "f16"}
-_TYPES: dict[str, str] = {FLOAT: "f32", FLOAT16: "f16", INT64: "i64", INT32: "i32", INT8: "i8"}
+_TYPES: dict[str, str] = {FLOAT: "f32", FLOAT16: "f16", INT64: "i64", INT32: "i32", INT8: "i8", UINT8: "u8"}
 _NUMPY = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
     "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
     "tensor(int8)": np.int8,
+    "tensor(uint8)": np.uint8,
 }

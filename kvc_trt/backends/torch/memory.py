@@ -74,7 +74,7 @@ def prefill_bytes(
     whole = tokens * (model.hidden_size + 2 * queries + pairs + copies) * itemsize
     # The joined projections and their rotation in float32; gate, up and their product; three hidden vectors.
     joined = (queries + pairs) * (itemsize + 3 * FLOAT)
-    inner = 4 * model.intermediate_size * itemsize
+    inner = 4 * _inner_size(model) * itemsize
     blocks = min(block, tokens) * (max(joined, inner) + 3 * model.hidden_size * itemsize + model.hidden_size * FLOAT)
     # On a CPU, the mask of a block of queries of a prompt that attends in several.
     mask = min(length, TURN_BLOCK) * length * (FLOAT + 1) if itemsize == FLOAT else 0
@@ -82,6 +82,14 @@ def prefill_bytes(
     votes = tokens * model.num_key_value_heads * 2 * FLOAT
     logits = rows * model.vocab_size * (FLOAT + itemsize)
     return cache_bytes(state, rows) + whole + blocks + mask + votes + logits
+
+
+def _inner_size(model: ModelConfig) -> int:
+    """Return the inner channels of the widest feed-forward block of a token, or of one expert's tokens."""
+    experts = model.description.experts
+    if experts is None:
+        return model.intermediate_size
+    return max(model.intermediate_size, experts.size, experts.shared_size)
 
 
 def operation_bytes(model: ModelConfig, rows: int, length: int) -> int:
@@ -134,7 +142,10 @@ def turn_bound(program: Program, rows: int, count: int, stored: int, *, itemsize
 
 def step_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
     """Return the bytes of a step: its buffers and its logits (twice: the product and the copy for the host)."""
-    inner = rows * (3 * model.intermediate_size + 8 * model.hidden_size) * itemsize
+    inner = rows * (3 * _inner_size(model) + 8 * model.hidden_size) * itemsize
+    experts = model.description.experts
+    if experts is not None:  # copies of the matrices of each token's experts
+        inner += rows * experts.chosen * 3 * experts.size * model.hidden_size * itemsize
     return rows * (2 + model.num_hidden_layers) * INT64 + 2 * rows * model.vocab_size * FLOAT + inner
 
 

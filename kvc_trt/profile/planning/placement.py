@@ -121,7 +121,7 @@ def on_one_gpu(
         "compressed": cache_bytes(model, parameters, itemsize, turns=turns).total,
     }
     counts = count_parameters(model)
-    flops = 2.0 * (counts.linear + counts.lm_head)
+    flops = 2.0 * (counts.multiplied + counts.lm_head)
     read = {
         "full": float(rows["full"]),
         "compressed": row_traffic(
@@ -138,7 +138,7 @@ def on_one_gpu(
             assert memory is not None
             return memory(rules[name], count)
 
-        step = StepCost(size.per_step, read[name], flops)
+        step = StepCost(size.per_step, read[name], flops, size.experts, size.expert_share)
         return Side(rows[name], step, simple if memory is None else lru_cache(own))
 
     return Placement(model, model, parameters, weights, turns, 1, size, {name: side(name) for name in SIDES})

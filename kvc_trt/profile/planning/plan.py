@@ -58,6 +58,7 @@ def make_plan(
         "weights": {
             "format": placement.weights,
             "parameters": count_parameters(model).total,
+            "active_parameters": count_parameters(model).active,
             "resident_bytes": round(size.resident),
             "read_bytes_per_step": round(size.per_step),
         },

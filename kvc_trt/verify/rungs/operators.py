@@ -35,6 +35,7 @@ from kvc_trt.verify.codes.operators import run_store_tokens, with_stored_caches
 from kvc_trt.verify.rankings.array_errors import exact, larger, maximum_error
 from kvc_trt.verify.rankings.index_lists import IndexComparison, compare_exactly, compare_kept
 from kvc_trt.verify.rankings.steps import compare_step
+from kvc_trt.verify.rungs.expert_operators import OF_EXPERTS, check_experts
 from kvc_trt.verify.rungs.inputs import AttentionCase, attention_cases, prompt_cases, step_cases
 from kvc_trt.verify.rungs.quantised_operators import QUANTISED, check_quantised
 from kvc_trt.verify.rungs.turn_operators import shared_runs, turn_cases
@@ -88,6 +89,9 @@ def check_operators(
     for operator in target.operators():
         if operator.name in QUANTISED:
             checks += check_quantised(operator, seed)
+            continue
+        if operator.name in OF_EXPERTS:
+            checks += check_experts(operator, dtype, thresholds.value_error, seed)
             continue
         site = None if operator.cache is None else sites[operator.cache]
         parameters = engine.parameters if site is None else site.parameters

@@ -29,7 +29,7 @@ def weights(model, dtype=torch.bfloat16):
         return torch.empty((rows, *shapes[parts[0]][1:]), dtype=dtype, device=META)
 
     layers = [
-        {name: joined([f"model.layers.{index}.{part}" for part in parts]) for name, parts in joined_names(model)}
+        {name: joined([f"model.layers.{index}.{part}" for part in parts]) for name, parts in joined_names(model, index)}
         for index in range(model.num_hidden_layers)
     ]
     embedding = joined(["model.embed_tokens.weight"])

@@ -14,11 +14,14 @@ from onnx import ModelProto, NodeProto, helper
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.models.cache_formats import CacheFormat, format_of_code
 from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN, OPSET
+from kvc_trt.operators.experts import EXPERTS, QUANTISED_EXPERTS
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
 from kvc_trt.operators.registry import KERNEL_OPERATORS
 from kvc_trt.operators.schema import CACHE_FORMAT, OF_SOME_CALLS, PLUGIN_ATTRIBUTES
 from kvc_trt.operators.tensors import SINCE_BEFORE
 
+OF_EXPERTS = (EXPERTS.name, QUANTISED_EXPERTS.name)
+"""Operators without a kernel, whose bodies loop over the experts that tokens choose."""
 QUANTISED = (QUANTISED_LINEAR.name, QUANTISED_ROWS.name)
 """Operators whose matrices no version of TensorRT reads."""
 
@@ -68,6 +71,11 @@ def _check(node: NodeProto) -> None:
         raise InputError(
             f"{place}: weights quantised for ONNX Runtime, which TensorRT does not read",
             hint="build with --weights bf16 or fp16, or with --backend onnxruntime",
+        )
+    if node.op_type in OF_EXPERTS:
+        raise InputError(
+            f"{place}: feed-forward blocks of experts, which have no kernel for TensorRT",
+            hint="build with --backend torch or onnxruntime",
         )
     if node.domain not in ("", KVC_DOMAIN):
         raise InputError(f"{place}: operator of domain {node.domain!r}, expected ONNX or {KVC_DOMAIN}")

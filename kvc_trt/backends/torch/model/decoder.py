@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 DenseAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache (written), cache_lengths [B] -> [B,H,D]; no format."""
-AFTER_ATTENTION = ("self_attn.o_proj", "mlp.gate_up_proj")
-"""The products whose matrices a step reads next, while attention runs."""
+AFTER_ATTENTION = ("self_attn.o_proj.weight", "mlp.gate_up_proj.weight")
+"""The matrices that a step reads next, while attention runs; experts are not chosen yet."""
 OBSERVABLE = ("q_window", "keys", "values", "indices", "query", "key", "value", "attended", "selected")
 
 
@@ -160,7 +160,7 @@ class TorchDecoder(Projections):
             cos, sin = angles[self.config.attention(layer).rotary]
             made = (self._join(layer, x), cos, sin) if self._rotates else self._split(layer, x, cos, sin)
             if self._ahead is not None:
-                self._ahead.start(*(weights[f"{name}.weight"] for name in AFTER_ATTENTION))
+                self._ahead.start(*(weights[name] for name in AFTER_ATTENTION if name in weights))
             if self._by_nodes.steps is not None:
                 outputs = self._by_nodes.steps.attend(layer, x, made, positions, cache_lengths, state, count)
             else:

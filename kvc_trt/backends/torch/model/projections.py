@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvc_trt.backends.torch.model.elementwise import Elementwise
+from kvc_trt.backends.torch.model.experts import mixed
 from kvc_trt.models.rope import query_scale, rotary_tables
 from kvc_trt.models.weights import ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM
 from kvc_trt.reference.layers import linear
@@ -147,6 +148,9 @@ class Projections:
     def _feed_forward(self, layer: int, x: Tensor) -> Tensor:
         """Apply the feed-forward block: [N,hidden] -> [N,hidden]."""
         weights, part = self._weights.layers[layer], self.config.description.feed_forward
+        experts = self.config.experts(layer)
+        if experts is not None:
+            return mixed(weights, x, experts)
         activate = self._run.gated if part.gated else self._run.activated
         inner = activate(linear(weights, "mlp.gate_up_proj", x), part.activation)
         return linear(weights, "mlp.down_proj", inner)

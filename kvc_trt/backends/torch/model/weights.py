@@ -49,7 +49,10 @@ class TorchWeights:
             return _read_joined(source, parts, device, dtype)
 
         layers: list[Layer] = [
-            {name: load([f"model.layers.{index}.{part}" for part in parts]) for name, parts in joined_names(config)}
+            {
+                name: load([f"model.layers.{index}.{part}" for part in parts])
+                for name, parts in joined_names(config, index)
+            }
             for index in range(config.num_hidden_layers)
         ]
         embedding = load([EMBEDDING])
@@ -69,9 +72,9 @@ class TorchWeights:
         return sum(tensor.nbytes for tensor in tensors)
 
 
-def joined_names(config: ModelConfig) -> list[tuple[str, list[str]]]:
+def joined_names(config: ModelConfig, layer: int = 0) -> list[tuple[str, list[str]]]:
     """Return the name of each tensor of a layer with the names of the checkpoint's tensors whose rows it holds."""
-    prefix = "model.layers.0."
+    prefix = f"model.layers.{layer}."
     groups: dict[str, list[str]] = {}
     for name in expected_tensors(config):
         if name.startswith(prefix):

@@ -30,9 +30,11 @@ def plan_text(plan: Plan) -> str:
 def _head(plan: Plan) -> str:
     model, weights = plan["model"], plan["weights"]
     shape = f"{model['layers']} layers, {model['query_heads']}/{model['kv_heads']} heads of {model['head_size']}"
+    every, active = weights["parameters"], weights["active_parameters"]
+    of_token = f", {active / 1e9:.3g}B of them for one token" if active != every else ""
     return "\n".join(
         [
-            f"{model['name']}: {model['architecture']}, {shape}, {weights['parameters'] / 1e9:.3g}B parameters",
+            f"{model['name']}: {model['architecture']}, {shape}, {every / 1e9:.3g}B parameters{of_token}",
             f"weights: {weights['format']}, {readable_size(weights['resident_bytes'])} resident, "
             f"{readable_size(weights['read_bytes_per_step'])} read per step",
         ]

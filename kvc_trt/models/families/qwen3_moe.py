@@ -1,0 +1,36 @@
+"""Qwen3-30B-A3B and Qwen3-235B-A22B (arXiv 2505.09388): Qwen3's parts with experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvc_trt.models.config import Description
+from kvc_trt.models.expert_fields import QwenExpertFields, experts_of, qwen_fields_of, qwen_stacks_of
+from kvc_trt.models.families.qwen2 import QwenFields, window_of
+from kvc_trt.models.family import Family
+
+
+class _Fields(QwenFields, QwenExpertFields):
+    attention_bias: bool = False
+
+
+def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {
+        "qk_norm": True,
+        "qkv_bias": fields.attention_bias,
+        "output_bias": fields.attention_bias,
+        "sliding_window": window_of(fields),
+        "description": Description(experts=experts_of(fields)),
+    }
+
+
+QWEN3_MOE = Family(
+    architecture="Qwen3MoeForCausalLM",
+    fields=_Fields,
+    describe=_describe,
+    fields_of=qwen_fields_of,
+    harmless=frozenset({"max_window_layers", "output_router_logits", "router_aux_loss_coef"}),
+    absent_kv_heads=4,
+    stacks=qwen_stacks_of,
+)

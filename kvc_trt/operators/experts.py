@@ -1,0 +1,122 @@
+"""Operators of a feed-forward block of experts: a router chooses some for each token, and only those are computed.
+
+A token's logits are its products with the router's rows. The `chosen` largest of them choose its experts, equal ones
+the lowest index first. An expert's weight is its part of the softmax over all logits, divided by the sum of the chosen
+parts if `normalised`. The result is the sum of weight * down(silu(gate(x)) * up(x)) over a token's experts.
+
+The body takes the distinct experts of all tokens in ascending order, one after the other: it gathers an expert's
+matrices and its tokens, so that a step reads the weights of the experts it chooses and of no others. It computes in
+float32 whatever the tensors' type. An expert's tokens are followed by a copy of the first one: a product with a single
+row adds up in another order than one with several, and a token's result must not depend on the tokens beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvc_trt.operators.dimensions import INT32_MAX
+from kvc_trt.operators.quantised_linear import BITS, BLOCK_SIZE, unpacked
+from kvc_trt.operators.schema import CACHE, FLOAT, FLOAT16, UINT8, Attribute, Operator, Tensor
+from kvc_trt.operators.shapes import Layout, float32, one
+
+if TYPE_CHECKING:
+    from kvc_trt.operators.emitter import Emitter, Value
+
+CHOSEN = Attribute("chosen", 1, INT32_MAX, "experts of a token")
+NORMALISED = Attribute("normalised", 0, 1, "1: the weights of a token's experts sum to one")
+MATRICES = ("gate", "up", "down")
+
+Matrix = Callable[["Emitter", str, "Value"], "Value"]
+"""Writes the float32 matrix [out,in] of one expert: emitter, name of the operator's matrix, index of the expert."""
+
+
+def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    def matrix(inner: Emitter, name: str, expert: Value) -> Value:
+        return float32(inner, inner.Gather(name, expert))
+
+    return {"y": emit.CastLike(_mixed(emit, matrix), "x")}
+
+
+def _write_quantised(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    bits = emit.attribute("bits")
+
+    def matrix(inner: Emitter, name: str, expert: Value) -> Value:
+        packed, scales = (inner.Gather(f"{name}_{part}", expert) for part in ("packed", "scales"))
+        return unpacked(inner, packed, scales, bits)
+
+    return {"y": emit.Identity(_mixed(emit, matrix))}
+
+
+def _mixed(emit: Emitter, matrix: Matrix) -> Value:
+    """Write the sum over every token's experts, FLOAT [T,In]."""
+    x = float32(emit, "x")
+    experts, weights = _routed(emit, x)
+    found = emit.Unique(emit.Reshape(experts, [-1]), sorted=1)
+
+    def add(inner: Emitter, iteration: Value, total: Value) -> Value:
+        expert = inner.Gather(found, iteration)
+        places = inner.Transpose(inner.NonZero(inner.Equal(experts, expert)), perm=[1, 0])
+        tokens = inner.Slice(places, [0], [1], [1])
+        again = inner.Concat(tokens, inner.Slice(tokens, [0], [1], [0]), axis=0)
+        rows = inner.GatherND(x, again)
+        gate, up = (inner.Gemm(rows, matrix(inner, name, expert), transB=1) for name in MATRICES[:2])
+        activated = inner.Mul(inner.Mul(gate, inner.Sigmoid(gate)), up)
+        result = inner.Gemm(activated, matrix(inner, MATRICES[2], expert), transB=1)
+        own = inner.Slice(result, [0], [-1], [0])
+        weighted = inner.Mul(own, inner.Unsqueeze(inner.GatherND(weights, places), [1]))
+        return str(inner.ScatterND(total, tokens, weighted, reduction="add"))
+
+    return emit.accumulate(emit.Size(found), emit.Mul(x, np.float32(0)), add)
+
+
+def _routed(emit: Emitter, x: Value) -> tuple[Value, Value]:
+    """Write the experts of each token, INT64 [T,chosen], and their weights, FLOAT."""
+    logits = emit.Gemm(x, float32(emit, "router"), transB=1)
+    _, experts = emit.TopK(logits, one(emit, emit.attribute("chosen")), axis=1, outputs=2)
+    parts = emit.GatherElements(emit.Softmax(logits, axis=1), experts, axis=1)
+    total = emit.ReduceSum(parts, [1], keepdims=1)
+    return experts, str(emit.Div(parts, emit.Where(emit.Equal(emit.attribute("normalised"), 1), total, np.float32(1))))
+
+
+def _matrix(name: str) -> Tensor:
+    return Tensor(name, CACHE, ("Experts", *_sides(name)))
+
+
+def _quantised_matrix(name: str) -> tuple[Tensor, Tensor]:
+    rows, columns = _sides(name)
+    blocks = ("Experts", rows, f"{columns}Blocks")
+    return Tensor(f"{name}_packed", UINT8, (*blocks, "Bytes")), Tensor(f"{name}_scales", FLOAT16, blocks)
+
+
+def _sides(name: str) -> tuple[str, str]:
+    return ("In", "Inner") if name == "down" else ("Inner", "In")
+
+
+EXPERTS = Operator(
+    name="KvcExperts",
+    summary="A feed-forward block of experts, of which a router chooses some for each token.",
+    inputs=(
+        Tensor("x", CACHE, ("T", "In")),
+        Tensor("router", CACHE, ("Experts", "In")),
+        *(_matrix(name) for name in MATRICES),
+    ),
+    outputs=(Tensor("y", CACHE, ("T", "In")),),
+    attributes=(CHOSEN, NORMALISED),
+    write=_write,
+)
+
+QUANTISED_EXPERTS = Operator(
+    name="KvcQuantisedExperts",
+    summary="KvcExperts with matrices in 4 or 8 bits.",
+    inputs=(
+        Tensor("x", FLOAT, ("T", "In")),
+        Tensor("router", FLOAT, ("Experts", "In")),
+        *(part for name in MATRICES for part in _quantised_matrix(name)),
+    ),
+    outputs=(Tensor("y", FLOAT, ("T", "In")),),
+    attributes=(CHOSEN, NORMALISED, BITS, BLOCK_SIZE),
+    write=_write_quantised,
+)

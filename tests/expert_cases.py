@@ -1,0 +1,37 @@
+"""Shapes and calls of the operators of experts, for tests of their bodies and of native operators."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from hypothesis import strategies as st
+from onnx import FunctionProto
+
+from kvc_trt.models.config import Experts
+from kvc_trt.models.quantisation import BLOCK
+from kvc_trt.operators.experts import EXPERTS, QUANTISED_EXPERTS
+from kvc_trt.operators.shapes import HeadShape, Layout
+from kvc_trt.verify.rungs.expert_operators import ExpertCase
+
+BITS = (None, 4, 8)
+
+
+@cache
+def body_of(bits: int | None) -> FunctionProto:
+    """The body of the operator on matrices of floats (None), or of 4 or 8 bits."""
+    return (EXPERTS if bits is None else QUANTISED_EXPERTS).body(Layout(HeadShape(4, 2, 16)))
+
+
+def numbers_of(case: ExpertCase) -> dict[str, int]:
+    """The attributes of a call."""
+    numbers = {"chosen": case.part.chosen, "normalised": int(case.part.normalised)}
+    return numbers if case.bits is None else {**numbers, "bits": case.bits, "block": BLOCK}
+
+
+def experts() -> st.SearchStrategy[Experts]:
+    """Up to seven experts, of which some or all compute a token."""
+    return st.integers(1, 7).flatmap(
+        lambda count: st.builds(
+            Experts, st.just(count), st.integers(1, count), st.sampled_from((32, 64)), normalised=st.booleans()
+        )
+    )

@@ -1,0 +1,104 @@
+"""KvcExperts and KvcQuantisedExperts by the native library, beside the reference, for every instruction set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvc_trt.models.config import Experts
+from kvc_trt.models.weights import ROUTER
+from kvc_trt.verify.rungs.expert_operators import ExpertCase, case_error, expert_case
+from tests.expert_cases import BITS, body_of, experts, numbers_of
+from tests.plugins_cpu.libraries import ANY_INSTRUCTIONS, use_at_most
+from tests.plugins_cpu.native_node import NativeNode
+
+
+def natively(case: ExpertCase, library: Path, threads: int = 1, **changes: int) -> np.ndarray:
+    node = NativeNode(body_of(case.bits), {**numbers_of(case), **changes}, library, threads)
+    return node(*case.inputs.values())["y"]
+
+
+def bar(bits: int | None) -> float:
+    return 1e-5 if bits is None else 1.0
+
+
+@pytest.mark.parametrize("bits", BITS)
+@settings(max_examples=30, deadline=None)
+@given(
+    part=experts(), tokens=st.integers(1, 60), blocks=st.integers(1, 5), ties=st.booleans(),
+    seed=st.integers(0, 1000), instructions=ANY_INSTRUCTIONS,
+)  # fmt: skip
+def test_any_shape_is_right(
+    library: Path, bits: int | None, part: Experts, tokens: int, blocks: int, ties: bool, seed: int, instructions: str
+) -> None:
+    use_at_most(library, instructions)
+    rng = np.random.default_rng(seed)
+    case = expert_case(part, rng, tokens=tokens, hidden=32 * blocks, bits=bits, ties=ties)
+    assert case_error(case, natively(case, library)) <= bar(bits)
+
+
+@pytest.mark.parametrize("size", [7, 33])
+def test_widths_that_fill_no_vector_are_right(library: Path, instructions: str, size: int) -> None:
+    case = expert_case(Experts(3, 2, size), np.random.default_rng(size), tokens=70, hidden=size + 2)
+    assert case_error(case, natively(case, library)) <= bar(None)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_prompt_of_several_batches_and_threads_is_its_tokens(
+    library: Path, instructions: str, bits: int | None
+) -> None:
+    case = expert_case(Experts(3, 2, 32), np.random.default_rng(5), tokens=1300, hidden=32, bits=bits)
+    found = natively(case, library, threads=2)
+    assert case_error(case, found) <= bar(bits)
+    np.testing.assert_array_equal(natively(case, library), found)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_all_tokens_of_one_expert_are_right_and_others_are_not_read(
+    library: Path, instructions: str, bits: int | None
+) -> None:
+    case = expert_case(Experts(4, 1, 32), np.random.default_rng(6), tokens=40, hidden=64, bits=bits)
+    towards = case.x.mean(axis=0)
+    case.x[:] = np.abs(case.x)
+    case.inputs["x"][:] = case.x
+    for router in (case.inputs["router"], case.weights[ROUTER]):
+        router[:] = 0 * towards
+        router[2] = 1
+    for name, tensor in case.inputs.items():
+        if name not in ("x", "router") and tensor.dtype != np.uint8:
+            tensor[[0, 1, 3]] = np.nan
+    assert case_error(case, natively(case, library)) <= bar(bits)
+
+
+def test_a_number_that_is_none_ranks_below_every_other(library: Path, instructions: str) -> None:
+    case = expert_case(Experts(4, 2, 32), np.random.default_rng(7), tokens=5, hidden=64)
+    case.inputs["router"][1] = np.nan
+    rest = [0, 2, 3]
+    spared = {
+        name: tensor if name == "x" else np.ascontiguousarray(tensor[rest]) for name, tensor in case.inputs.items()
+    }
+    # The softmax runs over all experts, so that every weight is NaN too.
+    assert np.isnan(natively(case, library)).all()
+    assert np.isfinite(natively(replace(case, inputs=spared), library)).all()
+
+
+@pytest.mark.parametrize(
+    ("bits", "changes", "message"),
+    [
+        (None, {"chosen": 4}, "attribute chosen: expected at most 3 experts, found 4"),
+        (4, {"bits": 5}, "attribute bits: expected 4 or 8, found 5"),
+        (4, {"block": 64}, "attribute block: expected 32, found 64"),
+        (4, {"bits": 8}, "attribute bits: expected Bytes = 16, found 32"),
+    ],
+)
+def test_attributes_that_do_not_fit_are_refused(
+    library: Path, bits: int | None, changes: dict[str, int], message: str
+) -> None:
+    case = expert_case(Experts(3, 2, 32), np.random.default_rng(8), hidden=64, bits=bits)
+    with pytest.raises(Exception, match=message):
+        natively(case, library, **changes)
