@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from kvc_trt.models.family_weights import FamilyWeights, Rows, channel_order, in
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sources.hugging_face import parse_config
 from kvc_trt.models.weights import WeightSource
+from tests.oracles.family_models import their_config
 from tests.small_model import SMALL
 
 QKV = "model.layers.0.self_attn.qkv_proj.weight"
@@ -149,3 +151,18 @@ def test_a_checkpoint_in_our_order_is_read_as_it_is() -> None:
     source = RandomWeights(SMALL, 0)
     assert in_our_order(source, SMALL, None, interleaved=False) is source
     assert isinstance(in_our_order(source, SMALL, None, interleaved=True), FamilyWeights)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("command-r", {"use_qk_norm": True}, "use_qk_norm is true, expected false"),
+        ("falcon-7b", {"alibi": True}, "alibi is true, expected false"),
+        ("falcon-7b", {"parallel_attn": False}, "parallel_attn is false beside multi_query"),
+        ("olmo", {"clip_qkv": 8.0}, "clip_qkv is 8, expected null"),
+    ],
+)
+def test_a_field_that_no_part_computes_is_refused_by_name(name: str, change: dict[str, object], message: str) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(InputError, match=message):
+        parse_config({**json.loads(their_config(name).to_json_string()), **change}, "config.json")
