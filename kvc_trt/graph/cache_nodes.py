@@ -46,7 +46,7 @@ def store_prompt(
     """Write the caches `sites` of a layer after a prompt; with `turns`, also what a turn needs."""
     for site in sites:
         rule = site.parameters
-        prompt = PromptLayer(emit, config, rule, site.name, batch, **vars(made)).of_heads(site.kv_heads)
+        prompt = PromptLayer(emit, config, rule, site.layer, site.name, batch, **vars(made)).of_heads(site.kv_heads)
         rule.eviction.store(prompt, bounds=rule.has_pages)
         if turns:
             rule.eviction.begin_turns(prompt)
@@ -75,7 +75,7 @@ def attend_token(
         )
         rule = site.parameters
         whole = StepLayer(
-            emit, config, rule, site.name, here, *made, stored, attended, token=token, tokens=batch.tokens
+            emit, config, rule, site.layer, site.name, here, *made, stored, attended, token=token, tokens=batch.tokens
         )
         parts.append(rule.selection.decode(rule.eviction.new_entry(whole.of_heads(site.kv_heads))))
     return _all_heads(emit, config, sites, parts)
@@ -91,7 +91,7 @@ def take_turn(
     parts = []
     for site in sites:
         rule, entries = site.parameters, emit.Gather(stored, site.cache)
-        whole = TurnLayer(emit, config, rule, site.name, batch, **vars(made), turn=batch, entries=entries)
+        whole = TurnLayer(emit, config, rule, site.layer, site.name, batch, **vars(made), turn=batch, entries=entries)
         turn = rule.eviction.new_entry(whole.of_heads(site.kv_heads))
         parts.append(rule.eviction.extend(turn, bounds=rule.has_pages))
         if not rule.evicts_on_turns:

@@ -44,5 +44,5 @@ def trim_layers(
     ]
     for row, site in enumerate(sites):
         rule = site.parameters
-        cache = CacheLayer(emit, layers.config, rule, site.name)
+        cache = CacheLayer(emit, layers.config, rule, site.layer, site.name)
         rule.eviction.trim(cache, emit.Gather(budgets, row), prompt.lengths, bounds=rule.has_pages)

@@ -248,8 +248,11 @@ def _rotation_ahead(prompt: PromptLayer, lengths: Value) -> tuple[Value, Value]:
     """Return cosine and sine of the mean rotation of the positions after `lengths` [B] tokens, FLOAT [B,D/2].
 
     It is that of the positions from 1 on, rotated by the last token's position, so the engine's tables need not be
-    longer than its sequences, even where a text ends at the last position."""
+    longer than its sequences, even where a text ends at the last position. A layer that does not rotate has none."""
     emit = prompt.emit
+    if not prompt.rotates:
+        shape = emit.Concat(emit.Shape(lengths), [prompt.config.head_size // 2], axis=0)
+        return emit.Expand(np.float32(1), shape), emit.Expand(np.float32(0), shape)
     tables = rotary_tables(prompt.config, prompt.rule.future_positions + 1, longest=prompt.rule.max_sequence_len)
     ahead_of_last = (table[1:] for table in tables)
     mean_cosine, mean_sine = (table.mean(axis=0, dtype=np.float64).astype(np.float32) for table in ahead_of_last)

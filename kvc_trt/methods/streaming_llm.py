@@ -200,8 +200,10 @@ class Ring(DecodeSelection):
 
     @override
     def decode(self, step: StepLayer) -> str:
-        """Write the step with rotated keys, or with unrotated ones if positions count entries of the cache."""
-        if step.rule.positions == "original":
+        """Write the step with rotated keys, or with unrotated ones if positions count entries of the cache.
+
+        In a layer that does not rotate, both are the same."""
+        if step.rule.positions == "original" or not step.rotates:
             return step.attend(self.operators[0])
         (query, key), (cosine, sine) = step.plain(), step.batch.rotary_tables()
         return replace(step, query=query, key=key).attend(self.operators[1], {"cosine": cosine, "sine": sine})

@@ -75,7 +75,7 @@ class LayerCaches:
         for number, (group, cache) in enumerate(zip(self._parameters.groups(layer), caches, strict=True)):
             new, heads = self._of_group(group, projected)
             self._append((layer, number), group, cache, new, positions)
-            output[:, heads] = self._select(group, new, cache)
+            output[:, heads] = self._select(layer, group, new, cache)
         return output
 
     def extend(
@@ -126,7 +126,7 @@ class LayerCaches:
         turn = Turn(
             *joined, new_lengths, positions + new_lengths,
             _stacked([row.query for row in rows], longest, last=True),
-            lambda: _stacked([row.plain_query for row in rows], longest), (self._rotary.cos, self._rotary.sin), places,
+            lambda: _stacked([row.plain_query for row in rows], longest), self._rotary_tables(where[0]), places,
             None if cache.scores is None else _with_room(cache.scores, joined[0].shape[2]),
         )  # fmt: skip
         kept = self._compact_turn(turn, rule, cache.budgets)
@@ -179,7 +179,7 @@ class LayerCaches:
         queries = PromptQueries(
             _stacked([row.query for row in rows], min(parameters.window, longest), last=True),
             lambda: _stacked([row.plain_query for row in rows], longest),
-            (self._rotary.cos, self._rotary.sin),
+            self._rotary_tables(where[0]),
         )
         keys = _stacked([row.plain_keys if parameters.positions == "cache" else row.keys for row in rows], longest)
         values = _stacked([row.values for row in rows], longest)
@@ -245,12 +245,12 @@ class LayerCaches:
         """Return whether the policy leaves these heads uncompressed (skipped layers, heads that keep everything)."""
         return group.parameters.policy != self._parameters.policy
 
-    def _select(self, group: HeadGroup, new: Projected, cache: LayerCache) -> Tensor:
+    def _select(self, layer: int, group: HeadGroup, new: Projected, cache: LayerCache) -> Tensor:
         """Attend to what the policy reads, [B,heads,D]; then drop what it evicts."""
         if self._is_exempt(group):
             return dense_attention(new.query, cache.keys, cache.values, cache.lengths)
         query, seen = new.query, cache
-        if group.parameters.positions == "cache":
+        if group.parameters.positions == "cache" and self._config.attention(layer).rotary:
             query = self._rotary(new.plain_query, cache.lengths - 1)
             seen = replace(cache, keys=self._rotated_by_slot(cache.keys))
         step = self._step(query, seen, group.parameters)
@@ -273,6 +273,13 @@ class LayerCaches:
         scores = [row.scores for row in rows if row.scores is not None]
         output = torch.cat([row.output for row in rows])
         return Selection(output, kept=kept, scores=torch.cat(scores) if scores else None)
+
+    def _rotary_tables(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine of every position; in a layer that does not rotate, those of the angle zero."""
+        cosine, sine = self._rotary.cos, self._rotary.sin
+        if self._config.attention(layer).rotary:
+            return cosine, sine
+        return torch.ones_like(cosine), torch.zeros_like(sine)
 
     def _rotated_by_slot(self, keys: Tensor) -> Tensor:
         """Rotate keys [B,G,C,D] as if slot i were position i."""

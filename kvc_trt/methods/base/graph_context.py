@@ -53,8 +53,15 @@ class CacheLayer:
     config: ModelConfig
     rule: Constants
     """The policy constants of this cache."""
+    layer: int
+    """The decoder layer that it belongs to, counted from 0."""
     name: str
     """Suffix of its tensors' names."""
+
+    @property
+    def rotates(self) -> bool:
+        """True if the layer's queries and keys depend on positions."""
+        return self.config.attention(self.layer).rotary
 
     def named(self, tensors: Sequence[str]) -> list[str]:
         """Return the names of `tensors` in this cache."""
