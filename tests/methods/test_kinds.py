@@ -68,7 +68,10 @@ def test_every_operator_of_a_kind_is_known_and_has_a_run():
         assert {one.name for one in kind.operators or ()} <= prompt_runs().keys() & operators().keys()
 
 
-COMPARED_OTHERWISE = {"KvcPrefillAttention", "KvcQuantisedLinear", "KvcQuantisedRows", "KvcLayerBudgets"}
+COMPARED_OTHERWISE = {
+    "KvcPrefillAttention", "KvcQuantisedLinear", "KvcQuantisedRows", "KvcLayerBudgets", "KvcExperts",
+    "KvcQuantisedExperts",
+}  # fmt: skip
 """Operators of no single policy: verify runs them as parts of a prompt, and by comparisons of their own."""
 OF_A_FORMAT = {"KvcStoreTokens"}
 """Operators of caches that have a format; `tests/operators` and `tests/graph` compare them."""
