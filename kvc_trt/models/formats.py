@@ -66,10 +66,10 @@ def read_model_config(path: Path) -> tuple[ModelConfig, bool]:
         return checkpoint.config, checkpoint.keeps_its_blocks
     config, layout = read_config(path), int4_layout_of(path)
     own = family(config.architecture)
-    as_stored = own.weights is None and channel_order(config, interleaved=own.interleaved) is None
+    moved = own.weights is not None or channel_order(config, interleaved=own.interleaved) is not None
     # Engines hold scales in float16, and models in bfloat16 have them in that type.
     held = layout is not None and layout.fits_blocks and config.dtype == "float16"
-    return config, held and as_stored
+    return config, held and not moved and own.stacks is None
 
 
 def int4_layout_of(directory: Path) -> Layout | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -127,6 +129,8 @@ FIFTEEN = np.full((2, 12), -1, np.int32)
         ("gptq", {f"{BASE}.qzeros": np.zeros((2, 11), np.int32)}, r"qzeros has shape \[2, 11\], expected \[2, 12\]"),
         ("gptq", {f"{BASE}.qweight": np.zeros((8, 96), np.int64)}, "qweight is int64, expected int32"),
         ("gptq", {f"{BASE}.g_idx": np.full(64, 2, np.int32)}, r"g_idx has group 2, expected 0\.\.1"),
+        ("gptq", {f"{BASE}.g_idx": np.array([-1] + [1] * 63, np.int32)}, r"g_idx has group -1, expected 0\.\.1"),
+        ("gptq", {f"{BASE}.weight": np.zeros((96, 64), np.float16)}, r"up_proj\.weight and .*\.qweight are one matrix"),
         ("gptq", {f"{BASE}.g_idx": np.zeros(63, np.int32)}, r"g_idx has shape \[63\], expected \[64\]"),
         ("gptq", {f"{BASE}.qzeros": FIFTEEN}, "stored zero 15, which some readers take for 16 and others for 0"),
         ("awq", {f"{BASE}.scales": np.full((2, 96), np.nan, np.float16)}, r"up_proj\.weight: contains NaN"),
@@ -137,6 +141,36 @@ def test_tensors_that_do_not_fit_together_are_refused_by_name(method, changes, m
     with pytest.raises(InputError, match=message) as caught:
         opened(Int4Checkpoint(tiny_config(), method, changes=changes)).read(UP)
     assert caught.value.exit_code == 2
+
+
+def test_a_matrix_without_the_zeros_that_config_names_is_refused(tiny_config):
+    """Its zeros are not 8."""
+    checkpoint = Int4Checkpoint(
+        tiny_config(), "compressed-tensors", symmetric=False, changes={f"{BASE}.weight_zero_point": None}
+    )
+    with pytest.raises(InputError, match=r"there is no .*up_proj\.weight_zero_point"):
+        opened(checkpoint)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors"])
+def test_groups_longer_than_a_row_are_one_group(method, tiny_config):
+    """However large the number is."""
+    checkpoint = Int4Checkpoint(tiny_config(), method, group=-1)
+    if method == "gptq":
+        checkpoint.tensors = {name: one for name, one in checkpoint.tensors.items() if not name.endswith(".g_idx")}
+    layout = replace(int4_layout(checkpoint.settings, "test"), group_size=1 << 70)
+    source = Int4Source(checkpoint, layout, expected_tensors(checkpoint.config))
+    np.testing.assert_array_equal(source.read(UP).astype(np.float64), checkpoint.matrices[UP].values)
+
+
+@pytest.mark.parametrize(
+    ("order", "anywhere"),
+    [("group", True), ("dynamic", True), (True, True), ("weight", False), ("static", False), (False, False)],
+)
+def test_orders_by_activation_have_the_names_of_compressed_tensors(order, anywhere, tiny_config):
+    given = Int4Checkpoint(tiny_config(), "compressed-tensors").settings
+    given["config_groups"]["group_0"]["weights"]["actorder"] = order
+    assert int4_layout(given, "test").by_activation is anywhere
 
 
 def settings(method, **changes):
@@ -150,6 +184,7 @@ def settings(method, **changes):
         (settings("gptq", checkpoint_format="marlin"), "checkpoint_format: .*'gptq' or 'gptq_v2', found 'marlin'"),
         (settings("gptq", group_size=0), "group_size is 0, expected channels, or -1"),
         (settings("awq", version="gemv"), "version: .*found 'gemv'"),
+        (settings("awq", transform_config={"config_groups": {"u": {}}}), "transform_config is .*, expected none"),
         ({"quant_method": "bitsandbytes"}, "quant_method: .*'gptq'.* found 'bitsandbytes'"),
         (
             {"quant_method": "compressed-tensors", "format": "marlin-24",
@@ -184,9 +219,20 @@ def test_blocks_are_kept_by_default_where_an_engine_holds_them(case, dtype, kept
     assert read_model_config(checkpoint.written(tmp_path, tiny_fields(torch_dtype=dtype)))[1] == kept
 
 
-def test_families_whose_tensors_are_moved_are_widened_by_default(tmp_path, tiny_config, tiny_fields):
+EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("architecture", "own"),
+    [("Phi3ForCausalLM", {}), ("Qwen2MoeForCausalLM", EXPERTS), ("Qwen3MoeForCausalLM", EXPERTS)],
+)
+def test_families_whose_tensors_are_moved_or_stacked_are_widened_by_default(
+    architecture, own, tmp_path, tiny_config, tiny_fields
+):
     checkpoint = Int4Checkpoint(tiny_config(), "gptq")
-    fields = tiny_fields(torch_dtype="float16", architectures=["Phi3ForCausalLM"], model_type="phi3")
+    fields = tiny_fields(torch_dtype="float16", architectures=[architecture], **own)
     assert read_model_config(checkpoint.written(tmp_path, fields))[1] is False
 
 

@@ -10,7 +10,7 @@ zero and scale. For a matrix [out,in], BASE in place of the name BASE.weight:
   [out/8,groups]; BASE.weight_scale [out,groups]; BASE.weight_shape repeats the shape.
 
 Where channels were ordered by activation, BASE.g_idx or BASE.weight_g_idx [in] names the group of each channel.
-Differences and products are exact in float32, so what is read is what was stored.
+Differences are exact in float32, and so are products with scales of 16 bits: what is read is what was stored.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ Method = Literal["awq", "compressed-tensors", "gptq"]
 class _Method(ForeignSchema):
     quant_method: Literal["awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq"]
     config_groups: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    transform_config: Any = None
+    """Rotations of activations, which a model computes between its matrices."""
 
 
 class _Gptq(ForeignSchema):
@@ -63,7 +65,8 @@ class _PackedGroup(ForeignSchema):
     num_bits: Literal[4]
     strategy: Literal["group", "channel"]
     group_size: int = -1
-    actorder: Any = None
+    symmetric: bool = True
+    actorder: bool | Literal["group", "dynamic", "weight", "static"] = False
 
 
 @dataclass(frozen=True)
@@ -76,16 +79,27 @@ class Layout:
     zeros_less_one: bool = False
     by_activation: bool = False
     """True if the channels of a group may be anywhere."""
+    zeros_stored: bool = True
+    """True if every matrix must have its zeros; without them they are 8."""
 
     @property
     def fits_blocks(self) -> bool:
         """True if an engine's blocks of 32 neighbouring channels lie in one group each."""
         return not self.by_activation and (self.group_size == -1 or self.group_size % BLOCK == 0)
 
+    def channels_of(self, columns: int) -> int:
+        """Return the channels of a group in a matrix of so many input channels."""
+        return columns if self.group_size == -1 else min(self.group_size, columns)
+
 
 def int4_layout(given: object, source: str) -> Layout | None:
     """Return the layout that config.json's `quantization_config` names; None for one of fp8. InputError for others."""
     found = validated(_Method, given, source)
+    if found.transform_config:
+        raise InputError(
+            f"{source}: transform_config is {describe(found.transform_config)}, expected none: what it does to "
+            "activations is not computed"
+        )
     if found.quant_method == "gptq":
         gptq = validated(_Gptq, given, source)
         return _checked(Layout("gptq", gptq.group_size, gptq.checkpoint_format == "gptq", gptq.desc_act), source)
@@ -102,7 +116,9 @@ def int4_layout(given: object, source: str) -> Layout | None:
     where = f"{source}.config_groups.{groups[0][0]}.weights"
     packed = validated(_PackedGroup, groups[0][1], where)
     size = -1 if packed.strategy == "channel" else packed.group_size
-    return _checked(Layout("compressed-tensors", size, by_activation=packed.actorder in ("group", True)), where)
+    anywhere = packed.actorder in (True, "group", "dynamic")  # two names of one order
+    layout = Layout("compressed-tensors", size, by_activation=anywhere, zeros_stored=not packed.symmetric)
+    return _checked(layout, where)
 
 
 def _is_int(weights: object) -> bool:
@@ -226,6 +242,8 @@ class Int4Source:
     def _shape_of(self, base: str) -> tuple[int, int]:
         """Return the shape of a matrix; InputError unless its tensors have the shapes and types that follow from it."""
         method, packed = self._layout.method, self._stored.shape(self._names("levels", base))
+        if f"{base}.weight" in self._known:
+            raise InputError(f"weights: {base}.weight and {self._names('levels', base)} are one matrix, expected one")
         if len(packed) != 2:
             raise InputError(f"weights: {self._names('levels', base)} has shape {list(packed)}, expected two axes")
         if method == "gptq":
@@ -237,12 +255,11 @@ class Int4Source:
         rows, columns = shape
         if 0 in shape or rows % IN_A_WORD:
             raise InputError(f"weights: {base} is a matrix {list(shape)}, expected a multiple of {IN_A_WORD} rows")
-        size = columns if self._layout.group_size == -1 else self._layout.group_size
-        groups = -(-columns // size)
+        groups = -(-columns // self._layout.channels_of(columns))
         by_row = method == "compressed-tensors"
         self._check(base, "levels", packed, ("int32",))
         self._check(base, "scales", (rows, groups) if by_row else (groups, rows), FLOAT_DTYPES)
-        if not by_row or self._names("zeros", base) in self._known:
+        if self._layout.zeros_stored or self._names("zeros", base) in self._known:
             words = rows // IN_A_WORD
             self._check(base, "zeros", (words, groups) if by_row else (groups, words), ("int32",))
         if method != "awq" and self._names("groups", base) in self._known:
@@ -265,15 +282,14 @@ class Int4Source:
     def _group_index(self, name: str) -> NDArray[np.int64]:
         """Return the group of each channel, INT64 [in]."""
         columns, count = self.shape(name)[1], self._group_count(name)
-        size = columns if self._layout.group_size == -1 else self._layout.group_size
         stored = f"{self._bases[name]}.{_PARTS[self._layout.method].get('groups')}"
         if stored not in self._known:
             if self._layout.by_activation:
                 raise InputError(f"weights: there is no {stored}, and config.json orders channels by activation")
-            return np.arange(columns) // size
+            return np.arange(columns) // self._layout.channels_of(columns)
         index = self._stored.read(stored).astype(np.int64)
-        if index.min() < 0 or index.max() >= count:
-            raise InputError(f"weights: {stored} has group {int(index.max())}, expected 0..{count - 1}")
+        if (outside := index[(index < 0) | (index >= count)]).size:
+            raise InputError(f"weights: {stored} has group {int(outside[0])}, expected 0..{count - 1}")
         return index
 
     def _rows(self, name: str, start: int, stop: int) -> _Rows:
