@@ -208,17 +208,21 @@ class TorchExecutor(ExecutorBase):
         """
         if self._expose:
             return self.prefill(input_ids, prompt_lengths)
-        pieces, each = self.prefill_in_pieces(input_ids, prompt_lengths), self.pieces_of_layer(input_ids)
+        pieces, each = self.prefill_in_pieces(input_ids, prompt_lengths), self.pieces_of_layer(prompt_lengths)
         return (yield from in_slices(pieces, each, self.program.model.num_hidden_layers, limit))
 
-    def pieces_of_layer(self, input_ids: NDArray[np.int64]) -> int:
-        """Return the pieces of a layer in a prefill of `input_ids` [B,S]."""
-        return self.decoder.pieces_of_layer(*input_ids.shape)
+    def pieces_of_layer(self, prompt_lengths: NDArray[np.int64]) -> int:
+        """Return the pieces of a layer in a prefill of prompts of lengths [B]."""
+        return self.decoder.pieces_of_layer(len(prompt_lengths), int(prompt_lengths.max()))
 
     def prefill_in_pieces(
         self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64]
     ) -> Generator[None, None, Prefilled]:
-        """Run prompts one piece per `next`, and wait for it; UnsupportedEnvironment where memory lacks."""
+        """Run prompts one piece per `next`, and wait for it; UnsupportedEnvironment where memory lacks.
+
+        Padding of all rows is left out, as `prefill` does: products of another shape may round otherwise.
+        """
+        input_ids = input_ids[:, : prompt_lengths.max()]
         self._require_prefill(*input_ids.shape)
         with memory.said("prefill of {} x {} tokens".format(*input_ids.shape), self.device, SHORTER):
             pieces = self.decoder.prefill_in_pieces(self._moved(input_ids), self._moved(prompt_lengths))

@@ -18,6 +18,7 @@ from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.runtime import Request, Session
 from kvc_trt.runtime.executor import SlicingExecutor
 from kvc_trt.runtime.scheduler.scheduler import Scheduler
+from kvc_trt.runtime.session.batch import batch_of
 from tests.every_policy import EVERY
 
 BLOCK = 16
@@ -32,7 +33,9 @@ def cut(program) -> TorchExecutor:
 
 
 def prompt(length: int):
-    return np.random.default_rng(length).integers(2, 97, (1, length)), np.array([length])
+    """A prompt as sessions give it, padded to whole blocks."""
+    batch = batch_of([np.random.default_rng(length).integers(2, 97, length).tolist()])
+    return batch.input_ids, batch.prompt_lengths
 
 
 def result_of(slices):
@@ -53,7 +56,7 @@ def test_slices_give_the_bits_of_the_whole_prefill(policy, length, kv_cache, mak
     executor = cut(make_program(policy, turns=True, kv_cache=kv_cache))
     whole = executor.prefill(*prompt(length))
     found, shares = result_of(executor.prefill_in_slices(*prompt(length), limit=0.0))
-    assert len(shares) == executor.pieces_of_layer(prompt(length)[0]) * executor.program.model.num_hidden_layers
+    assert len(shares) == executor.pieces_of_layer(prompt(length)[1]) * executor.program.model.num_hidden_layers
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     np.testing.assert_array_equal(found.logits, whole.logits)

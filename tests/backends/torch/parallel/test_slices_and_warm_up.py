@@ -10,6 +10,7 @@ from kvc_trt.backends.torch.parallel.messages import Call
 from kvc_trt.backends.torch.parallel.rank import Rank
 from kvc_trt.progress import NullProgress
 from kvc_trt.runtime.executor import SlicingExecutor, WarmingExecutor
+from kvc_trt.runtime.session.batch import batch_of
 
 
 def read_in_slices(executor, ids, lengths):
@@ -29,7 +30,8 @@ def test_slices_of_ranks_give_the_bits_of_their_whole_prefill(make_program, on_s
     executor = on_shared_ranks(make_program("rocketkv, a skipped layer"), 2)
     assert isinstance(executor, SlicingExecutor)
     executor.allocate(2)
-    ids, lengths = np.random.default_rng(0).integers(2, 97, (1, 90)), np.array([90])
+    batch = batch_of([np.random.default_rng(0).integers(2, 97, 90).tolist()])
+    ids, lengths = batch.input_ids, batch.prompt_lengths
     whole = executor.prefill(ids, lengths)
     executor.insert(whole, 0, 0)
     given_up = executor.prefill_in_slices(ids, lengths, 0.0)
