@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.backends.torch.model.decoder import TorchDecoder
-from kvc_trt.backends.torch.model.prompt_attention import QUERY_BLOCKS
+from kvc_trt.backends.torch.model.prompt_attention import QUERY_BLOCKS, queries_at_once
 from kvc_trt.backends.torch.slices import in_slices
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import cache_sites
@@ -208,6 +209,40 @@ def test_a_piece_longer_than_the_limit_is_a_slice_of_its_own_once_a_layer_has_ru
     clock = Clock(monkeypatch, [1, 9, 1, 1, 9, 1])
     _, shares = result_of(in_slices(clock.pieces(), 3, 2, limit=5.0))
     assert shares == [2 / 6, 4 / 6, 5 / 6]
+
+
+def test_rows_of_a_prefill_share_the_masks_of_later_queries(make_program, monkeypatch):
+    """The memory that a prefill is said to need has one mask, however many rows there are."""
+    masks, attend = [], torch.nn.functional.scaled_dot_product_attention
+
+    def seen(*tables, **options):
+        if (mask := options.get("attn_mask")) is not None:
+            masks.append(len(mask))
+        return attend(*tables, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", seen)
+    ids, lengths = np.random.default_rng(4).integers(2, 97, (3, 150)), np.array([150, 70, 9])
+    cut(make_program("rocketkv")).prefill(ids, lengths)
+    assert masks
+    assert set(masks) == {1}
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "whole"),
+    [
+        ((8, 0), torch.bfloat16, False),
+        ((8, 9), torch.float16, False),
+        ((8, 0), torch.float32, True),
+        ((9, 0), torch.bfloat16, True),
+        ((10, 0), torch.float16, True),
+        ((12, 0), torch.bfloat16, False),
+    ],
+)
+def test_all_queries_attend_together_where_no_kernel_takes_later_ones_as_well(capability, dtype, whole, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    tables = SimpleNamespace(device=torch.device("cuda"), dtype=dtype)
+    assert (queries_at_once(tables, 8192) > 1 << 40) == whole
+    assert whole or queries_at_once(tables, 8192) == 32768
 
 
 def test_pieces_cover_a_prompt_once():

@@ -44,10 +44,16 @@ def queries_at_once(tables: Tensor, block: int) -> int:
     """Return how many queries of a prompt attend together, for tensors like `tables` and products over `block` tokens.
 
     A prompt of as many tokens takes any kernel that PyTorch has for whole prompts; the later queries of a longer one
-    take the flash kernel. In float32 all attend together on a GPU: no kernel there takes later queries without holding
-    their scores.
+    take the flash kernel. On a GPU all attend together where that would be worse: in float32, since no kernel takes
+    later queries without holding their scores, and where cuDNN is preferred, which takes whole prompts alone.
     """
-    return sys.maxsize if tables.device.type == "cuda" and tables.dtype == torch.float32 else QUERY_BLOCKS * block
+    whole = tables.device.type == "cuda" and (tables.dtype == torch.float32 or _cudnn_is_preferred(tables.device))
+    return sys.maxsize if whole else QUERY_BLOCKS * block
+
+
+def _cudnn_is_preferred(device: torch.device) -> bool:
+    """True on Hopper and on Blackwell for data centres, where PyTorch takes a new cuDNN before flash kernels."""
+    return torch.cuda.get_device_capability(device) in ((9, 0), (10, 0))
 
 
 def bucketed(table: Tensor) -> Tensor:
@@ -73,7 +79,8 @@ def turn_attention(
     from torch.nn.functional import scaled_dot_product_attention
 
     entries = max(stored) + max(lengths)
-    before = torch.tensor(stored, device=query.device)[:, None, None]
+    # Rows of equal numbers share a mask: in a prefill one for all.
+    before = torch.tensor(stored[:1] if len(set(stored)) == 1 else stored, device=query.device)[:, None, None]
     places = torch.arange(entries, device=query.device)
     found = []
     for first in range(0, query.shape[2], TURN_BLOCK):
