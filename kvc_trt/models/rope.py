@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.models.config import LongRope, ModelConfig, RopeScaling, Yarn
+from kvc_trt.models.config import LongRope, ModelConfig, RopeScaling, Yarn, longest_sequence
 
 Float32Array = NDArray[np.float32]
 
@@ -58,6 +58,14 @@ def rotary_choice(config: ModelConfig, longest: int) -> str | None:
     original = scaling.original_max_position_embeddings
     side = "longer than" if longest > original else "within"
     return f"LongRoPE's factors are those of sequences {side} {original:,} tokens, whatever the length of a prompt"
+
+
+def longest_alike(config: ModelConfig, longest: int) -> int:
+    """Return the longest sequence of which an engine rotates as one does whose longest has `longest` tokens."""
+    scaling, whole = config.rotary_scaling, longest_sequence(config)
+    if not isinstance(scaling, LongRope) or longest > scaling.original_max_position_embeddings:
+        return whole
+    return min(whole, scaling.original_max_position_embeddings)
 
 
 def unscaled_frequencies(base: float, channels: int) -> Float32Array:

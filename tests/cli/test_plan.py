@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from kvc_trt.cli.main import run
+from tests.oracles.family_models import ORIGINAL_LENGTH, their_config
 
 HEAVY = ("torch", "onnx", "onnxruntime", "onnxscript", "transformers", "matplotlib", "tokenizers", "huggingface_hub")
 COMMAND = ["plan", "--model", "llama3.1-8b", "--policy", "rocketkv", "--token-budget", "512"]
@@ -90,6 +91,16 @@ def test_a_hugging_face_directory_and_its_config(tmp_path, capsys):
         plans.append(json.loads(capsys.readouterr().out))
     assert plans[0] == plans[1]
     assert plans[0]["weights"]["format"] == "fp16"
+
+
+@pytest.mark.parametrize(("prompt", "side"), [("96", "within"), ("97", "longer than")])
+def test_a_plan_says_which_factors_of_longrope_an_engine_has(prompt, side, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(their_config("phi3-longrope").to_json_string(), encoding="utf-8")
+    limits = ["--max-input-len", prompt, "--max-output-len", str(ORIGINAL_LENGTH - 96)]
+    assert run(["plan", "--model", str(tmp_path), "--token-budget", "64", *limits]) == 0
+    assert (
+        f"rotary: LongRoPE's factors are those of sequences {side} {ORIGINAL_LENGTH} tokens" in capsys.readouterr().out
+    )
 
 
 def test_settings_and_files_are_laid_over_each_other(tmp_path, capsys):

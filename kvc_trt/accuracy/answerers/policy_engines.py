@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvc_trt.accuracy.answerers.answerer import Answerer, SessionAnswerer, full_row_bytes, rows_for
 from kvc_trt.accuracy.answerers.model_under_test import Room
@@ -28,6 +28,7 @@ from kvc_trt.files.held import HeldFile
 from kvc_trt.graph.weights import EngineWeights, GraphWeights, write_weights
 from kvc_trt.machine import usable_cores
 from kvc_trt.models.config import ModelConfig, longest_sequence
+from kvc_trt.models.rope import longest_alike
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.runtime.executor import threads_for
@@ -35,6 +36,7 @@ from kvc_trt.tasks.tokenizer import load_task_tokenizer
 from kvc_trt.validation import validated
 
 if TYPE_CHECKING:
+    from kvc_trt.backends.base import ProgramRunner
     from kvc_trt.policies import PolicyParameters
     from kvc_trt.tasks.framing import Template
     from kvc_trt.tasks.tokenizer import TaskTokenizer
@@ -85,6 +87,11 @@ class ChosenModel:
             "backend": program_backend().name,
         }
 
+    def write(self, path: Path, length: int, progress: Progress | None = None) -> None:
+        """Write the weights of engines whose sequences have at most `length` tokens."""
+        source, config = self.source.weights, self.choice.config
+        write_weights(config, source, path, weights=self.weights, length=length, progress=progress)
+
     def build(self, variant: Variant, room: Room) -> BuildConfig:
         """The settings of a build of the variant's engine. InputError for settings that no policy has."""
         budget = {} if variant.token_budget is None else {"token_budget": variant.token_budget}
@@ -105,18 +112,28 @@ class ChosenModel:
         return ResolvedBuild(with_defaults(self.build(variant, room), self.choice), self.config)
 
 
+class _Stored(NamedTuple):
+    """A weight file, and what runs engines over it: they share their prompts."""
+
+    weights: HeldFile
+    runner: ProgramRunner
+
+
 class PolicyEngines:
-    """A model whose weights are on the disk once; `open_model` makes one."""
+    """A model whose weights are on the disk once; `open_model` makes one.
+
+    They are there twice if sequences of different lengths rotate by different tables (LongRoPE).
+    """
 
     def __init__(self, chosen: ChosenModel, directory: Path) -> None:
         self._chosen = chosen
         self.config, self.tokenizer, self.template = chosen.config, chosen.tokenizer, chosen.template
         threads = threads_for(chosen.config)
-        self._file = HeldFile(directory / WEIGHTS_FILE)
+        self._directory, self._file = directory, HeldFile(directory / WEIGHTS_FILE)
         self._backend = program_backend()
-        self._runner = self._backend.program_runner(
-            directory, RunOptions(threads=threads or usable_cores()), share_prefill=True
-        )
+        self._threads = threads or usable_cores()
+        self._stored = {longest_sequence(chosen.config): self._opened(self._file)}
+        """By the number of positions of their rotary tables."""
         self.workers = 1 if threads is None else usable_cores()
         copied = GraphWeights(self._file).quantised
         self._stays_open = not copied or self._file.size <= COPIED_WEIGHTS
@@ -138,7 +155,8 @@ class PolicyEngines:
         wanted = {(variant, room) for variant in variants}
         self._open = {key: answerer for key, answerer in self._open.items() if key in wanted}
         self._asked = {key: None for key in self._asked if key in wanted}
-        self._runner.forget()
+        for stored in self._stored.values():
+            stored.runner.forget()
         for variant in variants:
             with contextlib.suppress(InputError):
                 self._answerer(variant, room)
@@ -184,16 +202,30 @@ class PolicyEngines:
 
     def _engine(self, parameters: PolicyParameters, turns: bool) -> Answerer:
         program = self._program(parameters, turns)
-        executor, rows = self._runner.open(program), rows_for(_row_bytes(program))
+        executor, rows = self._stored_for(parameters).runner.open(program), rows_for(_row_bytes(program))
         return SessionAnswerer(executor, parameters, self._backend.name, rows, self.config.eos_token_ids)
 
     def _reference(self, parameters: PolicyParameters) -> Answerer:
-        weights = EngineWeights(self._file)
+        weights = EngineWeights(self._stored_for(parameters).weights)
         rows = rows_for(full_row_bytes(self.config, parameters.max_sequence_len))
         return ReferenceAnswerer(self.config, weights, parameters, rows, self.config.eos_token_ids, self._prefills)
 
     def _program(self, parameters: PolicyParameters, turns: bool) -> Program:
-        return policy_program(self.config, parameters, self._file, turns=turns)
+        return policy_program(self.config, parameters, self._stored_for(parameters).weights, turns=turns)
+
+    def _stored_for(self, parameters: PolicyParameters) -> _Stored:
+        """The weights with the rotary tables of an engine of that length; they are written when first asked for."""
+        length = longest_alike(self.config, parameters.max_sequence_len)
+        if length not in self._stored:
+            path = self._directory / str(length) / WEIGHTS_FILE
+            path.parent.mkdir()
+            self._chosen.write(path, length)
+            self._stored[length] = self._opened(HeldFile(path))
+        return self._stored[length]
+
+    def _opened(self, weights: HeldFile) -> _Stored:
+        options = RunOptions(threads=self._threads)
+        return _Stored(weights, self._backend.program_runner(weights.path.parent, options, share_prefill=True))
 
 
 def _row_bytes(program: Program) -> int:
@@ -227,10 +259,6 @@ def choose(model: str, *, checkpoint: str | None = None, weights: str = "auto") 
 @contextlib.contextmanager
 def loaded_model(chosen: ChosenModel, *, progress: Progress | None = None) -> Iterator[PolicyEngines]:
     """Write the weights of a model once, for as long as it is used."""
-    choice, length = chosen.choice, longest_sequence(chosen.choice.config)
     with scratch_directory("accuracy") as directory:
-        path = directory / WEIGHTS_FILE
-        write_weights(
-            choice.config, chosen.source.weights, path, weights=chosen.weights, length=length, progress=progress
-        )
+        chosen.write(directory / WEIGHTS_FILE, longest_sequence(chosen.config), progress)
         yield PolicyEngines(chosen, directory)

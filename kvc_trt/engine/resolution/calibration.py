@@ -13,6 +13,7 @@ from kvc_trt import policies
 from kvc_trt.errors import InputError, describe
 from kvc_trt.files.inputs import read_text_input
 from kvc_trt.methods.base.layer_budget import DEFAULT_SHARE, largest_budget, smallest_budget, uniform_budget
+from kvc_trt.models.rope import longest_alike
 from kvc_trt.reference.squeeze import squeeze
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.tasks.registry import task
@@ -34,7 +35,7 @@ _ONE_PER_LINE = "--set calibration=FILE, one prompt per line"
 
 
 Cosines = dict[str, list[float]]
-"""By the prompts that they were measured on: the mean cosine of every layer, which no policy has a part in."""
+"""By rotary tables and the prompts that they were measured on: the mean cosine of every layer, which no policy has a part in."""
 
 
 def calibrated(
@@ -59,7 +60,8 @@ def measure(
     resolved: ResolvedBuild, source: ModelSource, prompts: list[list[int]], progress: Progress, *, known: Cosines
 ) -> list[int]:
     """Return the budgets of all layers from the mean cosines over `prompts`; weights are read once, layer by layer."""
-    rule, key = resolved.parameters, str(prompts)
+    rule = resolved.parameters
+    key = f"{longest_alike(resolved.model, rule.max_sequence_len)} {prompts}"
     if key not in known:
         known[key] = _cosines(resolved, source, prompts, progress)
     found = squeeze(

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvc_trt import policies
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.rope import rotary_choice
 from kvc_trt.profile.accelerators import HOPPER, Accelerator
 from kvc_trt.profile.floor import break_even_tokens, ceiling_speedup
 from kvc_trt.profile.model_size import count_parameters, weight_bytes
@@ -49,6 +50,7 @@ def make_plan(
     holders = [gpu for gpu in gpus if placement.holds(gpu)]
     return {
         "model": _describe_model(model),
+        "rotary": rotary_choice(model, tokens),
         "policy": {
             **{name: value for name, value in asdict(parameters).items() if name != "split" or divides},
             "max_sequence_len": tokens,

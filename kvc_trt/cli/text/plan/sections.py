@@ -32,13 +32,12 @@ def _head(plan: Plan) -> str:
     shape = f"{model['layers']} layers, {model['query_heads']}/{model['kv_heads']} heads of {model['head_size']}"
     every, active = weights["parameters"], weights["active_parameters"]
     of_token = f", {active / 1e9:.3g}B of them for one token" if active != every else ""
-    return "\n".join(
-        [
-            f"{model['name']}: {model['architecture']}, {shape}, {every / 1e9:.3g}B parameters{of_token}",
-            f"weights: {weights['format']}, {readable_size(weights['resident_bytes'])} resident, "
-            f"{readable_size(weights['read_bytes_per_step'])} read per step",
-        ]
-    )
+    lines = [
+        f"{model['name']}: {model['architecture']}, {shape}, {every / 1e9:.3g}B parameters{of_token}",
+        f"weights: {weights['format']}, {readable_size(weights['resident_bytes'])} resident, "
+        f"{readable_size(weights['read_bytes_per_step'])} read per step",
+    ]
+    return "\n".join([*lines, *([] if plan["rotary"] is None else [f"rotary: {plan['rotary']}"])])
 
 
 def _choices(plan: Plan) -> str:
