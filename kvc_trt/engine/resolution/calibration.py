@@ -35,7 +35,7 @@ _ONE_PER_LINE = "--set calibration=FILE, one prompt per line"
 
 
 Cosines = dict[str, list[float]]
-"""By rotary tables and the prompts that they were measured on: the mean cosine of every layer, which no policy has a part in."""
+"""The mean cosine of every layer, which policies do not change, by rotary tables and the prompts of the measurement."""
 
 
 def calibrated(
