@@ -79,7 +79,10 @@ def default_taken(config: BuildConfig, choice: ModelChoice) -> str | None:
     if "policy" in config.model_fields_set:
         return None
     if (found := recommended(config, choice)) is not None:
-        return f"policy {found.policy}, because none is named: {found.why}"
+        said = f"policy {found.policy}, because none is named: {found.why}"
+        given = [name for name in ("token_budget", *DERIVED_NUMBERS) if getattr(config, name, None) is not None]
+        measured = f"; that was measured with {found.prompt_budget} tokens of a prompt and not with this "
+        return said + measured + " and ".join(given) if given else said
     reason = "no policy is recommended for this model; kvc-trt tune chooses by your own questions"
     if choice.recommended is not None:
         reason = f"{choice.recommended.policy} is recommended for one prompt at a time; --policy full keeps everything"
