@@ -33,6 +33,8 @@ PLAN_BUCKET = 256
 """Lengths of prompts on a GPU are rounded up to a multiple of this."""
 TURN_BLOCK = 1024
 """Queries of a turn that attend together where there is no flash kernel."""
+STEP_TOKENS = 16
+"""The most tokens whose experts' matrices are copied; more are grouped by expert."""
 
 
 def weight_bytes(model: ModelConfig, itemsize: int, *, own_head: bool) -> int:
@@ -76,6 +78,8 @@ def prefill_bytes(
     joined = (queries + pairs) * (itemsize + 3 * FLOAT)
     inner = 4 * _inner_size(model) * itemsize
     blocks = min(block, tokens) * (max(joined, inner) + 3 * model.hidden_size * itemsize + model.hidden_size * FLOAT)
+    last = tokens % block or min(tokens, block)
+    blocks += _copied_expert_bytes(model, last, itemsize) if last <= STEP_TOKENS else 0
     # On a CPU, the mask of a block of queries of a prompt that attends in several.
     mask = min(length, TURN_BLOCK) * length * (FLOAT + 1) if itemsize == FLOAT else 0
     # Compaction's statistics and votes: a pair per key chunk and window row, a vote per key.
@@ -90,6 +94,12 @@ def _inner_size(model: ModelConfig) -> int:
     if experts is None:
         return model.intermediate_size
     return max(model.intermediate_size, experts.size, experts.shared_size)
+
+
+def _copied_expert_bytes(model: ModelConfig, tokens: int, itemsize: int) -> int:
+    """Return the bytes of copies of the matrices of each token's experts."""
+    experts = model.description.experts
+    return 0 if experts is None else tokens * experts.chosen * 3 * experts.size * model.hidden_size * itemsize
 
 
 def operation_bytes(model: ModelConfig, rows: int, length: int) -> int:
@@ -143,9 +153,7 @@ def turn_bound(program: Program, rows: int, count: int, stored: int, *, itemsize
 def step_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
     """Return the bytes of a step: its buffers and its logits (twice: the product and the copy for the host)."""
     inner = rows * (3 * _inner_size(model) + 8 * model.hidden_size) * itemsize
-    experts = model.description.experts
-    if experts is not None:  # copies of the matrices of each token's experts
-        inner += rows * experts.chosen * 3 * experts.size * model.hidden_size * itemsize
+    inner += _copied_expert_bytes(model, min(rows, STEP_TOKENS), itemsize)
     return rows * (2 + model.num_hidden_layers) * INT64 + 2 * rows * model.vocab_size * FLOAT + inner
 
 

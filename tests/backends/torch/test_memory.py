@@ -17,6 +17,7 @@ from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.kernels.stored_parts import StoredTables
 from kvc_trt.models.cache_formats import CACHE_FORMATS
+from kvc_trt.models.config import Description, Experts
 from kvc_trt.sizes import readable_size
 from tests.backends.prompts import padded, prompts
 from tests.backends.torch import meta
@@ -90,6 +91,31 @@ def test_a_prefill_stays_below_its_bound_and_not_far_below(policy, rows, context
     state = state_tensors(meta.LLAMA, meta.resolved(policy, context), "bfloat16")
     bound = memory.prefill_bytes(meta.LLAMA, state, rows, context - 128, itemsize=2, block=8192)
     assert most <= bound <= 1.6 * most
+
+
+MIXTRAL = replace(meta.LLAMA, description=Description(experts=Experts(8, 2, meta.LLAMA.intermediate_size)))
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 16])
+def test_a_short_prefill_of_experts_stays_below_its_bound(tokens, monkeypatch):
+    """It copies the matrices of each token's experts, which are larger than everything else."""
+    monkeypatch.setattr(decoder_module, "prefill_attention", lambda query, keys, values: torch.empty_like(query))
+    decoder = meta.decoder("full", 1024, MIXTRAL)
+    ids = torch.zeros(1, tokens, dtype=torch.int64, device=meta.META)
+    with meta.LiveBytes() as live:
+        decoder.prefill(ids, torch.zeros(1, dtype=torch.int64, device=meta.META))
+    state = state_tensors(MIXTRAL, meta.resolved("full", 1024, MIXTRAL), "bfloat16")
+    assert live.most <= memory.prefill_bytes(MIXTRAL, state, 1, tokens, itemsize=2) <= 1.6 * live.most
+
+
+def test_a_step_counts_copies_of_experts_for_the_rows_that_have_them():
+    """More rows are grouped by expert, and copy nothing."""
+    one, most, more = (
+        memory.step_bytes(MIXTRAL, rows, 2) - memory.step_bytes(meta.LLAMA, rows, 2)
+        for rows in (1, memory.STEP_TOKENS, 4 * memory.STEP_TOKENS)
+    )
+    assert one == 2 * 3 * 14336 * 4096 * 2
+    assert most == more == 16 * one
 
 
 def test_one_layers_full_cache_lives_at_a_time(monkeypatch):

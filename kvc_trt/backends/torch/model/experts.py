@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kvc_trt.backends.torch.memory import STEP_TOKENS
 from kvc_trt.models.weights import EXPERT_MATRICES, ROUTER, SHARED_EXPERT, SHARED_GATE
 from kvc_trt.reference.layers import linear
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 _DOWN = EXPERT_MATRICES[2]
 _GATE_UP = "mlp.experts.gate_up_proj.weight"
-STEP_TOKENS = 16
-"""The most tokens whose experts' matrices are gathered."""
 
 
 def mixed(weights: Layer, x: Tensor, part: Experts) -> Tensor:
