@@ -32,7 +32,7 @@ def test_a_scheduler_survives_its_callers(engine):
     found = soak(engine, 3.0, 1, distinct=7)
     assert (found["wrong"], found["examples"]) == (0, [])
     assert {"alone", "conversation", "context", "cancelled", "hostile"} <= set(found["requests"])
-    assert found["requests"]["hostile"]["refused"] > 5
+    assert found["requests"]["hostile"]["refused"] > 0
     assert (found["rows_free"], found["without_an_end"], found["thread_lives"]) == (ROWS, 0, True)
 
 
