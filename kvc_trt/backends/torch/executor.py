@@ -115,6 +115,17 @@ class TorchExecutor(ExecutorBase):
             return Capturer(self.device, "the host waits for lengths in steps that run as PyTorch operations")
         return Capturer(self.device, "inner values of every step are to be kept" if self._expose else None)
 
+    @cached_property
+    def _without_capture(self) -> Capturer:
+        """Captures nothing: for steps of so many tokens that experts group them."""
+        reason = f"steps of more than {memory.STEP_TOKENS} tokens group them by expert, for which the host waits"
+        return Capturer(self.device, reason)
+
+    def capturer_of(self, tokens: int) -> Capturer:
+        """Return what captures a step of so many tokens, or does not; steps of fewer are captured all the same."""
+        grouped = self.program.model.description.experts is not None and tokens > memory.STEP_TOKENS
+        return self._without_capture if grouped else self.capturer
+
     @property
     def draws(self) -> bool:
         """True on a GPU, unless the environment leaves draws to the host; on a CPU the host's sampler is faster."""
@@ -363,7 +374,8 @@ class TorchExecutor(ExecutorBase):
     def _static_step(self, rows: int, count: int) -> StaticStep:
         """Return the step of so many rows and tokens of each, which is captured when it is needed first."""
         if (rows, count) not in self._steps:
-            made = StaticStep(self.decoder, self._buffers, rows, self.device, self.capturer, count=count)
+            capturer = self.capturer_of(rows * count)
+            made = StaticStep(self.decoder, self._buffers, rows, self.device, capturer, count=count)
             self._steps[rows, count] = made
         return self._steps[rows, count]
 
