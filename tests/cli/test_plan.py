@@ -164,6 +164,8 @@ def test_a_plan_says_which_policy_it_takes_where_none_is_named(capsys):
     assert "policy snapkv-gqa, because none is named: " in printed
     assert "token_budget            612  default of the model" in printed
     assert all(len(line) <= 120 for line in printed.splitlines())
+    assert run(["plan", "--model", "smollm2-135m-instruct", "--token-budget", "256"]) == 0
+    assert "policy rocketkv, because none is named: " in capsys.readouterr().out
     assert run(["plan", "--model", "smollm2-135m-instruct", "--policy", "rocketkv"]) == 0
     assert "because none is named" not in capsys.readouterr().out
 

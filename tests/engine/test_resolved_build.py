@@ -75,16 +75,27 @@ def test_a_recommended_policy_counts_where_none_is_named():
     assert said == f"policy snapkv-gqa, because none is named: {choice.recommended.why}"
     assert taken(max_output_len=1024) == (("snapkv-gqa", 512 + 1024, 17), said)
     assert taken(max_output_len=1024, pool_kernel=7)[0] == ("snapkv-gqa", 512 + 1024, 7)
-    assert taken(token_budget=1000)[0] == ("snapkv-gqa", 1000, 17)
     assert taken(policy="snapkv-gqa") == (("snapkv-gqa", 256, None), None)
     assert taken(policy="rocketkv") == (("rocketkv", 256, None), None)
 
 
 def test_a_recommendation_claims_nothing_for_numbers_that_were_not_measured():
     choice = choose_model("smollm2-135m-instruct")
-    said = default_taken(BuildConfig(model=choice.name, token_budget=320, window=16), choice)
+    said = default_taken(BuildConfig(model=choice.name, pool_kernel=7, window=16), choice)
     assert said is not None
-    assert said.endswith("; that was measured with 512 tokens of a prompt and not with this token_budget and window")
+    assert said.endswith("; that was measured with 512 tokens of a prompt and not with this pool_kernel and window")
+
+
+@pytest.mark.parametrize("budget", [256, 1000, "50%"])
+def test_a_build_that_names_a_budget_alone_takes_the_usual_policy_and_can_be_built(budget):
+    """The budget of snapkv-gqa holds the answer too, so 256 tokens would leave none for the prompt."""
+    choice = choose_model("smollm2-135m-instruct")
+    config = BuildConfig(model=choice.name, token_budget=budget)
+    found = resolved(config)
+    assert (found.config.policy, found.config.token_budget) == ("rocketkv", budget)
+    assert found.parameters.policy == "rocketkv"
+    said = default_taken(config, choice) or ""
+    assert said.startswith("policy rocketkv, because none is named: snapkv-gqa is recommended where no budget is named")
 
 
 def test_a_build_for_conversations_takes_no_recommendation():

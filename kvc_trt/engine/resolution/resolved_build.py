@@ -66,12 +66,13 @@ def compute_dtype(weights: str) -> str:
 
 
 def recommended(config: BuildConfig, choice: ModelChoice) -> Recommendation | None:
-    """Return what the model's preset recommends to a build that names no policy; None elsewhere.
+    """Return what the model's preset recommends to a build that names neither policy nor token budget; None elsewhere.
 
-    What was measured are questions of one prompt, so a build for conversations takes no recommendation.
+    What was measured is one budget, which another one may be too small for: it has to hold the answer too. And it was
+    measured with questions of one prompt, so a build for conversations takes no recommendation.
     """
-    named = "policy" in config.model_fields_set or config.max_conversation_len is not None
-    return None if named else choice.recommended
+    named = "policy" in config.model_fields_set or config.token_budget is not None
+    return None if named or config.max_conversation_len is not None else choice.recommended
 
 
 def default_taken(config: BuildConfig, choice: ModelChoice) -> str | None:
@@ -80,12 +81,13 @@ def default_taken(config: BuildConfig, choice: ModelChoice) -> str | None:
         return None
     if (found := recommended(config, choice)) is not None:
         said = f"policy {found.policy}, because none is named: {found.why}"
-        given = [name for name in ("token_budget", *DERIVED_NUMBERS) if getattr(config, name, None) is not None]
+        given = [name for name in DERIVED_NUMBERS if getattr(config, name, None) is not None]
         measured = f"; that was measured with {found.prompt_budget} tokens of a prompt and not with this "
         return said + measured + " and ".join(given) if given else said
     reason = "no policy is recommended for this model; kvc-trt tune chooses by your own questions"
-    if choice.recommended is not None:
-        reason = f"{choice.recommended.policy} is recommended for one prompt at a time; --policy full keeps everything"
+    if (other := choice.recommended) is not None:
+        where = "for one prompt at a time" if config.max_conversation_len is not None else "where no budget is named"
+        reason = f"{other.policy} is recommended {where}; --policy full keeps everything"
     return f"policy {config.policy}, because none is named: {reason}"
 
 

@@ -25,8 +25,8 @@ TOKENS = 16
 @pytest.fixture(scope="module")
 def engine(smollm2_gguf, tmp_path_factory):
     path = tmp_path_factory.mktemp("smollm2") / "chat"
-    lengths = {"max_input_len": 512, "max_output_len": 64, "token_budget": 128}
-    kvc_trt.build("smollm2-135m-instruct", checkpoint=str(smollm2_gguf), output=path, verify=False, **lengths)
+    settings = {"policy": "rocketkv", "max_input_len": 512, "max_output_len": 64, "token_budget": 128}
+    kvc_trt.build("smollm2-135m-instruct", checkpoint=str(smollm2_gguf), output=path, verify=False, **settings)
     return kvc_trt.Engine.open(path, threads=1)
 
 
