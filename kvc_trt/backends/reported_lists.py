@@ -60,11 +60,12 @@ def check_covered(engine: EngineDirectory, kept: set[int], read: set[int], what:
     policy = engine.parameters.policy
     rules = {site.cache: site.parameters for site in cache_sites(engine.model, engine.parameters)}
     chooses = {cache: rule for cache, rule in rules.items() if rule.compresses}
-    if not chooses:
+    if not any(rule.chooses for rule in chooses.values()):
         raise InputError(f"KV proof: {policy} compresses nothing in this engine, so there is nothing to prove")
     for cache, rule in chooses.items():
         if rule.evicts_while_decoding:
-            raise InputError(f"KV proof: {policy} drops tokens at decode steps, and no list says which ones")
+            what_drops = "a sliding layer" if rule.slides else policy
+            raise InputError(f"KV proof: {what_drops} drops tokens at decode steps, and no list says which ones")
         if rule.eviction.evicts and cache not in kept:
             raise InputError(f"KV proof: {what} do not say what cache {cache} keeps under {policy}")
         if rule.reads_a_part and cache not in read:

@@ -12,7 +12,8 @@ from kvc_trt.graph import IR_VERSION
 from kvc_trt.graph.cache_nodes import layout_of
 from kvc_trt.graph.layers import ELEMENT_TYPES, Layers
 from kvc_trt.graph.state import CacheSite, state_tensors
-from kvc_trt.graph.weights import EMBEDDING, PACKED, ROTARY, GraphWeights
+from kvc_trt.graph.weight_plans import rotary_names
+from kvc_trt.graph.weights import EMBEDDING, PACKED, GraphWeights
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.models.config import ModelConfig
@@ -84,7 +85,7 @@ def check(config: ModelConfig, parameters: PolicyParameters, weights: GraphWeigh
             f"{weights.location}: quantised by an older version, which new graphs cannot read",
             hint="the engine runs as it is; build it again to verify or profile it",
         )
-    rows = weights.stored(ROTARY[0]).shape[0]
+    rows = weights.stored(rotary_names(None)[0]).shape[0]
     if rows < length:
         raise InputError(f"{weights.location}: rotary tables for {rows} positions, the engine needs {length}")
     if rotary_choice(config, rows) != rotary_choice(config, length):

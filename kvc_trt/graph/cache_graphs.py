@@ -24,7 +24,7 @@ from kvc_trt.graph.cache_nodes import (
     turn_window,
 )
 from kvc_trt.graph.state import CacheSite, cache_sites
-from kvc_trt.methods.base.graph_context import DecodeBatch, PromptBatch, TurnBatch
+from kvc_trt.methods.base.graph_context import Angles, DecodeBatch, PromptBatch, TurnBatch
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.emitter import Emitter, Value
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 ROTARY_TABLES = "cosine", "sine"
 UNREAD = ""
-"""Stands for what a whole graph shares between layers and no cache reads: the grid of tokens, and its angles."""
+NO_ANGLES: Angles = {}
+"""Stand for what a whole graph shares between layers and no cache reads: the grid of tokens, and its angles."""
 
 
 class CacheGraphs:
@@ -71,7 +72,7 @@ class CacheGraphs:
             lengths = "prompt_lengths"
             window = prompt_window(emit, self.parameters, lengths)
             numbers = numbers_of_prompts(emit, self.parameters, lengths)
-            batch = PromptBatch(lengths, UNREAD, (UNREAD, UNREAD), window, _rotary_tables, numbers)
+            batch = PromptBatch(lengths, UNREAD, NO_ANGLES, window, _rotary_tables, numbers)
             store_prompt(emit, self.config, batch, _projected(layer), self.of_layer(layer), turns=self._turns)
 
         return _written(layer, write)
@@ -80,7 +81,7 @@ class CacheGraphs:
         """Write a decode step: `attended.L` [B,H,D] and the updated state."""
 
         def write(emit: Emitter) -> None:
-            batch = DecodeBatch((UNREAD, UNREAD), "cache_lengths", "positions", self._slice_until, _rotary_tables)
+            batch = DecodeBatch(NO_ANGLES, "cache_lengths", "positions", self._slice_until, _rotary_tables)
             made = f"query.{layer}", f"key.{layer}", f"value.{layer}", lambda: _plain(layer)
             sites = self.of_layer(layer)
             lengths = [emit.Gather(batch.cache_lengths, site.cache) for site in sites]
@@ -96,9 +97,8 @@ class CacheGraphs:
         def write(emit: Emitter) -> None:
             lengths, block = "lengths", size(emit, f"queries.{layer}", 2)
             window, counting = turn_window(emit, self.parameters, lengths, block)
-            angles = UNREAD, UNREAD
             numbers = numbers_of_turns(emit, self.parameters, "positions", lengths)
-            batch = TurnBatch(lengths, UNREAD, angles, window, _rotary_tables, numbers, "positions", counting)
+            batch = TurnBatch(lengths, UNREAD, NO_ANGLES, window, _rotary_tables, numbers, "positions", counting)
             projected, sites = _projected(layer), self.of_layer(layer)
             found = take_turn(emit, self.config, batch, projected, sites, "cache_lengths")
             emit.Identity(found, outputs=[f"attended.{layer}"])

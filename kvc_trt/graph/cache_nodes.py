@@ -144,7 +144,8 @@ def _looked_up(
 
 def layout_of(config: ModelConfig, rule: PolicyParameters, dtype: str) -> Layout:
     """Return the numbers that operator bodies contain; capacity and pages only if all layers share them."""
-    capacity, pages = (rule.capacity, rule.stored_pages(dtype)) if rule.layer_budgets is None else (None, None)
+    alike = rule.layer_budgets is None and rule.layer_windows is None
+    capacity, pages = (rule.capacity, rule.stored_pages(dtype)) if alike else (None, None)
     numbers = {
         "pool_kernel": rule.pool_kernel,
         "reallocate": rule.reallocate,

@@ -11,6 +11,7 @@ from kvc_trt.methods.base.graph_context import DecodeBatch, PromptBatch, TurnBat
 from kvc_trt.models.rope import query_scale
 from kvc_trt.models.weights import ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.operators.attention.sliding_attention import SLIDING_ATTENTION
 from kvc_trt.operators.emitter import Value
 
 
@@ -25,7 +26,13 @@ def prefill_layer(
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
     normed = _read(layers, x, f"{name}.input_layernorm")
     made = _projected(layers, batch, normed, sites[0].layer)
-    attended = PREFILL_ATTENTION.call(emit, {"q": made.queries, "k": made.keys, "v": made.values})["o"]
+    inputs = {"q": made.queries, "k": made.keys, "v": made.values}
+    rule = sites[0].parameters
+    if rule.slides:
+        named = {"o": f"attended_over_prompt.{sites[0].name}"}
+        attended = SLIDING_ATTENTION.call(emit, inputs, named, window=rule.capacity)["o"]
+    else:
+        attended = PREFILL_ATTENTION.call(emit, inputs)["o"]
     store_prompt(emit, config, batch, made, sites, turns=turns)
     return _finished(layers, x, normed, attended, name)
 

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from kvc_trt.graph.weight_plans import OFFSETS, PACKED, SCALES
-from kvc_trt.graph.weights import EMBEDDING, HEAD, ROTARY, GraphWeights, Stored
+from kvc_trt.graph.weight_plans import OFFSETS, PACKED, SCALES, rotary_names
+from kvc_trt.graph.weights import EMBEDDING, HEAD, GraphWeights, Stored
+from kvc_trt.methods.base.graph_context import Angles
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.quantisation import BLOCK
@@ -164,22 +165,28 @@ class Layers:
         tiled = factors[0] if alike else np.tile(factors, self.config.num_attention_heads)
         return str(self.emit.Mul(x, self._constant(tiled)))
 
-    def rotary(self, positions: Value) -> tuple[Value, Value]:
-        """Return cosine and sine, FLOAT [B,S,D/2], of `positions` [B,S]; all layers share them."""
-        cosine, sine = (str(self.emit.Gather(table, positions)) for table in self.rotary_tables())
+    def rotary(self, positions: Value) -> Angles:
+        """Return cosine and sine, FLOAT [B,S,D/2], of `positions` [B,S]; layers of the same base share them."""
+        layers = map(self.config.attention, range(self.config.num_hidden_layers))
+        bases = dict.fromkeys(attention.rotary_base for attention in layers)
+        return {base: self._angles(base, positions) for base in bases}
+
+    def _angles(self, base: float | None, positions: Value) -> tuple[Value, Value]:
+        cosine, sine = (str(self.emit.Gather(self._tensor(name), positions)) for name in rotary_names(base))
         return cosine, sine
 
     def rotary_tables(self) -> tuple[Value, Value]:
-        """Return cosine and sine of every position, FLOAT [S,D/2]."""
-        cosine, sine = (self._tensor(name) for name in ROTARY)
+        """Return cosine and sine of every position, FLOAT [S,D/2], in layers without a base of their own."""
+        cosine, sine = (self._tensor(name) for name in rotary_names(None))
         return cosine, sine
 
-    def rotate(self, x: Value, angles: tuple[Value, Value], heads: int, layer: int) -> Value:
+    def rotate(self, x: Value, angles: Angles, heads: int, layer: int) -> Value:
         """Rotate `x` [B,S,heads*D] in fp32, in a layer that rotates; `angles` is the result of `rotary`."""
-        if not self.config.attention(layer).rotary:
+        attention = self.config.attention(layer)
+        if not attention.rotary:
             return x
         wide = self.emit.Cast(x, to=TensorProto.FLOAT)
-        return self._cast(self.emit.RotaryEmbedding(wide, *angles, num_heads=heads))
+        return self._cast(self.emit.RotaryEmbedding(wide, *angles[attention.rotary_base], num_heads=heads))
 
     def _gated(self, gate: Value, up: Value) -> Value:
         return str(self.emit.Mul(self._activated(gate), up))

@@ -23,8 +23,11 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoPro
 
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.operators.attention.sliding_attention import SLIDING_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
 
+OVER_PROMPT = frozenset((PREFILL_ATTENTION.name, SLIDING_ATTENTION.name))
+"""The operators that attend from a prompt's tokens to each other."""
 LOGITS, TOKENS, LENGTHS = "logits", "input_ids", "prompt_lengths"
 
 
@@ -139,7 +142,7 @@ class _Cut:
         self._weights = [tensor.name for tensor in model.graph.initializer]
         self._producer = {name: i for i, node in enumerate(self._nodes) for name in node.output if name}
         if not any(_is_attention(node) for node in self._nodes):
-            raise ValueError(f"no prefill graph: no node is {PREFILL_ATTENTION.name}")
+            raise ValueError(f"no prefill graph: no node is {' or '.join(sorted(OVER_PROMPT))}")
         self._results = {output.name for output in model.graph.output} | set(keep)
         self._prepare()
         self._owner = [self._owner_of(index) for index in range(len(self._nodes))]
@@ -241,4 +244,4 @@ class _Cut:
 
 
 def _is_attention(node: NodeProto) -> bool:
-    return (node.domain, node.op_type) == (KVC_DOMAIN, PREFILL_ATTENTION.name)
+    return node.domain == KVC_DOMAIN and node.op_type in OVER_PROMPT

@@ -31,7 +31,8 @@ TABLE_BITS = 8
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-ROTARY = ("rotary.cos", "rotary.sin")
+ROTARY = "rotary."
+"""The beginning of the names of rotary tables."""
 PACKED, SCALES, OFFSETS = ".packed", ".scales", ".offsets"
 _MATRIX = re.compile(r".*_proj\.weight|lm_head\.weight")
 
@@ -43,13 +44,21 @@ def activation_dtype(precision: str) -> str:
     return FLOAT_PRECISIONS.get(precision, "float32")
 
 
+def rotary_names(own_base: float | None) -> tuple[str, str]:
+    """Return the names of the cosines and sines of the model's rotary embedding, or of layers with a base of theirs."""
+    own = "" if own_base is None else f"{own_base!r}."
+    return f"{ROTARY}{own}cos", f"{ROTARY}{own}sin"
+
+
 def rotary_plans(config: ModelConfig, length: int) -> list[TensorPlan]:
     """Return plans for the cosines and sines of every position, float32 [length, D/2] each."""
     shape = (length, config.head_size // 2)
-    return [
-        TensorPlan(name, "float32", shape, lambda part=part: rotary_tables(config, length)[part])  # type: ignore[misc]
-        for part, name in enumerate(ROTARY)
-    ]
+
+    def plan(name: str, base: float | None, part: int) -> TensorPlan:
+        return TensorPlan(name, "float32", shape, lambda: rotary_tables(config, length, own_base=base)[part])
+
+    bases = (None, *config.rotary_bases)
+    return [plan(name, base, part) for base in bases for part, name in enumerate(rotary_names(base))]
 
 
 def weight_plans(config: ModelConfig, source: WeightSource, weights: str) -> list[TensorPlan]:

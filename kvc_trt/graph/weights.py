@@ -145,7 +145,7 @@ class EngineWeights:
     def names(self) -> list[str]:
         """Return the Hugging Face names in file order; in older engines a quantised tied head has its own values."""
         names = (name.removesuffix(PACKED) for name in self._file.names() if not name.endswith((SCALES, OFFSETS)))
-        return [name for name in names if name not in ROTARY]
+        return [name for name in names if not name.startswith(ROTARY)]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of one tensor; matrices are [out, in]."""

@@ -101,12 +101,16 @@ class FirstAndLast(PromptEviction):
         emit = turn.emit
         stored = emit.Min(turn.entries, [turn.rule.capacity])
         joined = turn.join(stored)
-        attended = turn.attend(joined.tables, stored)
+        attended = self._attend(turn, joined.tables, stored)
         inputs = {**joined.tables, "cache_lengths": turn.entries, "lengths": turn.batch.lengths}
         outputs = COMPACT_RING.in_format(turn.rule.cache_format).outputs
         turn.call(COMPACT_RING, inputs, {one.name: turn.updated(one.name) for one in outputs})
         emit.Add(turn.entries, turn.batch.lengths, outputs=[f"lengths.{turn.name}"])
         return attended
+
+    def _attend(self, turn: TurnLayer, tables: Mapping[str, Value], stored: Value) -> Value:
+        """Attend from the new tokens to all of the ring, of which `stored` [B] slots are in use, and to each other."""
+        return turn.attend(tables, stored)
 
     @override
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:

@@ -63,11 +63,14 @@ RotaryScaling: TypeAlias = RopeScaling | Yarn | LongRope
 
 @dataclass(frozen=True)
 class Attention:
-    """The attention of one layer, over every token up to its own."""
+    """The attention of one layer, over the tokens up to its own."""
 
-    kind: Literal["full"] = "full"
+    window: int | None = None
+    """A sliding layer attends to so many tokens, its own included; None: to all of them."""
     rotary: bool = True
     """False: queries and keys do not depend on positions (NoPE, Kazemnejad et al., arXiv 2305.19466)."""
+    rotary_base: float | None = None
+    """The base of a sliding layer whose positions are not scaled; None: base and scaling are the model's."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +205,25 @@ class ModelConfig:
         """Return the experts of a layer; None if its feed-forward block is dense."""
         experts = self.description.experts
         return None if experts is None or layer in experts.dense_layers else experts
+
+    @property
+    def rotary_bases(self) -> tuple[float, ...]:
+        """The bases that layers have of their own (`Attention.rotary_base`), ascending."""
+        return tuple(sorted({one.rotary_base for one in self.description.attention if one.rotary_base is not None}))
+
+    def windows(self, longest: int) -> tuple[int, ...] | None:
+        """Return the window of each layer that slides in sequences of up to `longest` tokens, 0 for the others.
+
+        A window that covers the longest sequence hides nothing: that layer attends to everything, and is no sliding one
+        unless it has a rotary base of its own, by which no policy rotates. None if no layer slides.
+        """
+
+        def window_of(one: Attention) -> int:
+            slides = one.window is not None and (one.window < longest or one.rotary_base is not None)
+            return min(one.window or 0, longest) if slides else 0
+
+        windows = tuple(window_of(self.attention(layer)) for layer in range(self.num_hidden_layers))
+        return windows if any(windows) else None
 
     @property
     def group_size(self) -> int:

@@ -1,7 +1,8 @@
 """A checkpoint's tensors under the names, and with the order of rows, that all parts of kvc-trt know.
 
 A family stores queries, keys and values in one matrix or in three, and the channels of a head in one of several orders.
-Rows are only moved: no value changes, and nothing else has to know how a family stores them.
+Rows are moved, and norms that multiply by more than their weight get it added: nothing else has to know how a family
+stores them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Rows:
     """None: all rows."""
     blocks: int = 1
     step: int = 0
+    plus: float = 0.0
+    """Added to every element, which is then a float32."""
 
     def indices(self, rows: int) -> NDArray[np.int64]:
         """Return the places in the checkpoint's tensor of `rows` rows."""
@@ -64,7 +67,7 @@ class FamilyWeights:
 
     def dtype(self, name: str) -> str:
         """Stored type of one tensor."""
-        return self._source.dtype(self._stored(name))
+        return "float32" if self._plus(name) else self._source.dtype(self._stored(name))
 
     def read(self, name: str) -> NDArray[Any]:
         """The whole tensor."""
@@ -75,6 +78,10 @@ class FamilyWeights:
         place = self._places.get(name)
         if place is None:
             return self._source.read_rows(name, start, stop)
+        rows = self._moved(name, place, start, stop)
+        return rows.astype(np.float32) + np.float32(place.plus) if place.plus else rows
+
+    def _moved(self, name: str, place: Rows, start: int, stop: int) -> NDArray[Any]:
         wanted = self._indices(name, place)[start:stop]
         if not len(wanted):
             return self._source.read_rows(place.name, 0, 0)
@@ -86,6 +93,9 @@ class FamilyWeights:
     def fingerprint(self) -> str:
         """The fingerprint of the checkpoint."""
         return self._source.fingerprint()
+
+    def _plus(self, name: str) -> float:
+        return self._places[name].plus if name in self._places else 0.0
 
     def _stored(self, name: str) -> str:
         return self._places[name].name if name in self._places else name

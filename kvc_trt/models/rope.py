@@ -17,16 +17,18 @@ from kvc_trt.models.config import LongRope, ModelConfig, RopeScaling, Yarn, long
 Float32Array = NDArray[np.float32]
 
 
-def inverse_frequencies(config: ModelConfig, longest: int) -> Float32Array:
+def inverse_frequencies(config: ModelConfig, longest: int, own_base: float | None = None) -> Float32Array:
     """Return the angle per position of each rotary pair, scaled as the model wants: float32 [head_size / 2].
 
-    `longest` is the engine's longest sequence, which chooses LongRoPE's factors.
+    `longest` is the engine's longest sequence, which chooses LongRoPE's factors. `own_base` is `Attention.rotary_base`.
 
     Pair i are the channels i and i + head_size/2. Where only some channels rotate, they are the first pairs, and the
     angle of the others is zero (`kvc_trt.models.family_weights` orders a checkpoint's channels so).
     """
     channels, scaling = config.rotary_channels, config.rotary_scaling
-    if isinstance(scaling, Yarn):
+    if own_base is not None:
+        frequencies = unscaled_frequencies(own_base, channels)
+    elif isinstance(scaling, Yarn):
         frequencies = _yarn(config.rotary_base, channels, scaling)
     elif isinstance(scaling, LongRope):
         factors = np.array(scaling.factors(longest), np.float32)
@@ -42,9 +44,10 @@ def query_scale(config: ModelConfig, layer: int) -> Float32Array | None:
     Attention divides by sqrt(head_size): another scale is in the query, where whatever reads queries sees it, votes and
     page scores included. So is the square of YaRN's or LongRoPE's factor of cosines and sines, in channels that rotate.
     """
-    size, own = config.head_size, config.description.attention_scale
+    size, own, attention = config.head_size, config.description.attention_scale, config.attention(layer)
     factors = np.full(size, 1.0 if own is None else own * math.sqrt(size))
-    if isinstance(config.rotary_scaling, Yarn | LongRope) and config.attention(layer).rotary:
+    scaled = attention.rotary and attention.rotary_base is None
+    if isinstance(config.rotary_scaling, Yarn | LongRope) and scaled:
         half = config.rotary_channels // 2
         factors.reshape(2, -1)[:, :half] *= config.rotary_scaling.attention_factor**2
     return None if (factors == 1).all() else factors.astype(np.float32)
@@ -121,12 +124,16 @@ def _llama3(frequencies: Float32Array, scaling: RopeScaling) -> Float32Array:
     return np.where(between, interpolated, scaled).astype(np.float32)
 
 
-def rotary_tables(config: ModelConfig, length: int, *, longest: int | None = None) -> tuple[Float32Array, Float32Array]:
+def rotary_tables(
+    config: ModelConfig, length: int, *, longest: int | None = None, own_base: float | None = None
+) -> tuple[Float32Array, Float32Array]:
     """Cosine and sine of every position below `length`: two float32 arrays [length, head_size / 2].
 
-    `longest` is the engine's longest sequence, if it is not `length` (see `inverse_frequencies`).
+    `longest` is the engine's longest sequence, if it is not `length`, and `own_base` that of some layers (see
+    `inverse_frequencies`).
     """
     if length < 1:
         raise ValueError(f"length: expected at least 1 position, found {length}")
-    angles = np.arange(length, dtype=np.float32)[:, None] * inverse_frequencies(config, longest or length)[None, :]
+    frequencies = inverse_frequencies(config, longest or length, own_base)
+    angles = np.arange(length, dtype=np.float32)[:, None] * frequencies[None, :]
     return np.cos(angles), np.sin(angles)

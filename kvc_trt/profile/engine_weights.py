@@ -22,7 +22,7 @@ def engine_weight_bytes(program: Program, weights: str) -> WeightBytes:
         return weight_bytes(program.model, weights)
     file = SafetensorsFile(program.weight_file)
     file.close()
-    sizes = {name: file.entries[name].nbytes for name in file.names() if name not in ROTARY}
+    sizes = {name: file.entries[name].nbytes for name in file.names() if not name.startswith(ROTARY)}
     resident = sum(sizes.values())
     table = sum(size for name, size in sizes.items() if name.startswith(EMBEDDING))
     return WeightBytes(resident, per_step=resident if program.model.tie_word_embeddings else resident - table)

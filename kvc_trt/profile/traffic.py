@@ -50,7 +50,8 @@ def _distinct_layers(model: ModelConfig, parameters: PolicyParameters) -> tuple[
 
     A search for a budget counts a row's bytes hundreds of times.
     """
-    alike = not parameters.skip_layers and parameters.layer_budgets is None and parameters.retrieval_heads is None
+    by_layer = parameters.layer_budgets, parameters.retrieval_heads, parameters.layer_windows
+    alike = not parameters.skip_layers and all(one is None for one in by_layer)
     return (replace(model, num_hidden_layers=1), model.num_hidden_layers) if alike else (model, 1)
 
 
@@ -76,10 +77,12 @@ def row_traffic(
     total, entries, pairs = 0.0, 0, 0.0
     part, times = _distinct_layers(model, parameters)
     for site in cache_sites(part, parameters):
-        entries = _entries(site.parameters, prompt_tokens, generated)
-        pairs = _pairs(site.parameters, entries, model.head_size, itemsize)
+        stored = _entries(site.parameters, prompt_tokens, generated)
+        read = _pairs(site.parameters, stored, model.head_size, itemsize)
         pair = site.parameters.cache_format.bytes_per_token(model.head_size, itemsize)
-        total += times * pairs * cache_heads(model, site) * pair
+        total += times * read * cache_heads(model, site) * pair
+        if not site.parameters.slides:
+            entries, pairs = stored, read
     return RowTraffic(entries, pairs, total)
 
 
@@ -130,9 +133,13 @@ def stored_context_bytes(
 
 
 def full_cache_bytes(model: ModelConfig, max_sequence_len: int, itemsize: int, kv_cache: str = AUTO) -> int:
-    """Return the bytes of one row's caches in a format if every token of the longest sequence is kept."""
+    """Return the bytes of one row's caches in a format if every token is kept that the model attends to.
+
+    Those are all of the longest sequence, and in a sliding layer those of its window."""
     token = CACHE_FORMATS[kv_cache].bytes_per_token(model.head_size, itemsize)
-    return model.num_hidden_layers * max_sequence_len * model.num_key_value_heads * token
+    windows = model.windows(max_sequence_len) or (0,) * model.num_hidden_layers
+    tokens = sum(window or max_sequence_len for window in windows)
+    return tokens * model.num_key_value_heads * token
 
 
 def layer_caches(model: ModelConfig, parameters: PolicyParameters) -> list[list[dict[str, Any]]]:

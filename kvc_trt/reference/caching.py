@@ -22,7 +22,7 @@ from kvc_trt.reference.cache import LayerCache, Selection
 from kvc_trt.reference.compaction import Compacted, compact
 from kvc_trt.reference.dense import dense_attention
 from kvc_trt.reference.layers import Rotary
-from kvc_trt.reference.recent import make_room
+from kvc_trt.reference.recent import keep_recent, make_room
 from kvc_trt.reference.rules import HeadGroup, Method, PromptQueries, Rule
 from kvc_trt.reference.stored import read_back
 from kvc_trt.reference.turn import Turn, append_block, extend_attention, join
@@ -112,7 +112,8 @@ class LayerCaches:
         source = cache if cache.whole is None else cache.whole
         joined = join(source.keys, source.values, source.lengths, k_new, v_new, new_lengths)
         queries = _stacked([row.query for row in rows], longest)
-        attended = extend_attention(queries, joined[0], joined[1], source.lengths, new_lengths)
+        window = rule.capacity if rule.slides else None
+        attended = extend_attention(queries, joined[0], joined[1], source.lengths, new_lengths, window=window)
         assert source.positions is not None
         places = torch.cat([source.positions, source.positions.new_zeros(*joined[0].shape[:2], longest)], dim=2)
         for b, (m, n) in enumerate(zip(source.lengths.tolist(), new_lengths.tolist(), strict=True)):
@@ -184,7 +185,9 @@ class LayerCaches:
         keys = _stacked([row.plain_keys if parameters.positions == "cache" else row.keys for row in rows], longest)
         values = _stacked([row.values for row in rows], longest)
         kept: Compacted
-        if self._is_exempt(group):
+        if parameters.slides:
+            kept = keep_recent(keys, values, prompt_lengths, slots=parameters.capacity, sinks=0)
+        elif self._is_exempt(group):
             kept = compact(queries.window, keys, values, prompt_lengths, prompt_budget=longest, pool_kernel=1)
         elif budgets is None:
             observed = parameters.observe(queries, prompt_lengths)
@@ -194,7 +197,7 @@ class LayerCaches:
         survivors = self.read_back(Tokens(*where, parameters, kept.indices.long()), kept.keys, kept.values)
         kept = kept._replace(keys=survivors[0], values=survivors[1])
         cache = LayerCache(kept.keys, kept.values, kept.lengths)
-        if budgets is not None and parameters.evicts_while_decoding:
+        if budgets is not None and parameters.evicts_while_decoding and not parameters.slides:
             cache.budgets = budgets
         self._fill(cache, kept, parameters)
         if parameters.keeps_whole:
@@ -231,6 +234,8 @@ class LayerCaches:
 
     def _compact_turn(self, turn: Turn, rule: Rule, budgets: list[int] | None) -> Compacted:
         """Apply the method's compaction after a turn, to each row with its own budget if rows have some."""
+        if rule.slides:
+            return keep_recent(turn.keys, turn.values, turn.lengths, slots=rule.capacity, sinks=0)
         if budgets is None:
             return self.method.compact_turn(turn, rule)
         rows = [self.method.compact_turn(turn.row(b), rule.keeping(budget)) for b, budget in enumerate(budgets)]
@@ -242,7 +247,7 @@ class LayerCaches:
         return [rule.keeping(budget) for budget in cache.budgets]
 
     def _is_exempt(self, group: HeadGroup) -> bool:
-        """Return whether the policy leaves these heads uncompressed (skipped layers, heads that keep everything)."""
+        """Return whether a step reads all that a cache holds: of skipped layers, whole heads, and sliding layers."""
         return group.parameters.policy != self._parameters.policy
 
     def _select(self, layer: int, group: HeadGroup, new: Projected, cache: LayerCache) -> Tensor:

@@ -48,8 +48,12 @@ class ReferenceDecoder:
         self._parts = config.description
         self._weights = DecoderWeights(config, weights, dtype, resident=resident)
         longest = parameters.max_sequence_len
-        self._rotary = Rotary(config, max(longest, parameters.future_positions), dtype, longest=longest)
-        self._caches = LayerCaches(config, parameters, method, self._rotary)
+        covered = max(longest, parameters.future_positions)
+        self._rotary = {
+            base: Rotary(config, covered, dtype, longest=longest, own_base=base)
+            for base in (None, *config.rotary_bases)
+        }
+        self._caches = LayerCaches(config, parameters, method, self._rotary[None])
         self._prompt_budgets: list[tuple[int, ...]] | None = None
 
     @property
@@ -147,7 +151,8 @@ class ReferenceDecoder:
         """Return the projections of one prompt [n,hidden], and its residual stream after a layer's attention."""
         row = self._project(index, weights, hidden, torch.arange(len(hidden)))
         query, keys, values = (part.transpose(0, 1) for part in row[:3])
-        output = causal_attention(query, keys, values).transpose(0, 1)
+        window = self.config.attention(index).window
+        output = causal_attention(query, keys, values, window=window).transpose(0, 1)
         return row, self._after_attention(weights, hidden, output)
 
     @torch.inference_mode()
@@ -207,9 +212,11 @@ class ReferenceDecoder:
         factors = query_scale(config, index)
         if factors is not None:
             query = query * torch.from_numpy(factors).to(self.dtype)
-        if not config.attention(index).rotary:
+        attention = config.attention(index)
+        if not attention.rotary:
             return Projected(query, keys, values, query, keys)
-        return Projected(self._rotary(query, positions), self._rotary(keys, positions), values, query, keys)
+        rotary = self._rotary[attention.rotary_base]
+        return Projected(rotary(query, positions), rotary(keys, positions), values, query, keys)
 
     def _norm_heads(self, weight: Tensor, x: Tensor) -> Tensor:
         """Apply the norm of queries or keys [N,heads*D], head by head or over all of them."""

@@ -32,11 +32,13 @@ def dense_attention(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor
     return torch.stack([attend(query[b], keys[b, :, :m], values[b, :, :m]) for b, m in enumerate(rows)])
 
 
-def causal_attention(query: Tensor, keys: Tensor, values: Tensor, block: int = 256) -> Tensor:
+def causal_attention(
+    query: Tensor, keys: Tensor, values: Tensor, block: int = 256, *, window: int | None = None
+) -> Tensor:
     """Exact attention of one row's last n tokens, each seeing itself and all before: [H,n,D], [G,T,D] -> [H,n,D].
 
-    In a prompt, T = n. Computed in blocks of queries, so that memory grows with T, not n T; the result does not depend
-    on the block.
+    With a `window`, each sees so many tokens, itself included. In a prompt, T = n. Computed in blocks of queries, so
+    that memory grows with T, not n T; the result does not depend on the block.
     """
     heads, n, size = query.shape
     checks.tensor("keys", keys, f"[G,T,D={size}] of {query.dtype}", None, None, size, dtype=query.dtype)
@@ -51,7 +53,8 @@ def causal_attention(query: Tensor, keys: Tensor, values: Tensor, block: int = 2
         end = min(start + block, n)
         seen = before + end
         logits = grouped[:, :, start:end] @ keys[:, None, :seen].transpose(2, 3) / math.sqrt(size)
-        logits.masked_fill_(positions[:seen] > positions[before + start : seen, None], -torch.inf)
+        age = positions[before + start : seen, None] - positions[:seen]
+        logits.masked_fill_((age < 0) if window is None else (age < 0) | (age >= window), -torch.inf)
         output[:, :, start:end] = torch.softmax(logits, dim=-1) @ values[:, None, :seen]
     return output.reshape(heads, n, size)
 

@@ -61,11 +61,12 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 class Rotary:
     """Rotary position embedding (arXiv 2104.09864); the two halves of a head form the pairs."""
 
-    def __init__(self, config: ModelConfig, length: int, dtype: torch.dtype, *, longest: int) -> None:
-        """Cover `length` positions, for sequences of up to `longest` tokens."""
-        self.cos, self.sin = (
-            torch.from_numpy(table).to(dtype) for table in rotary_tables(config, length, longest=longest)
-        )
+    def __init__(
+        self, config: ModelConfig, length: int, dtype: torch.dtype, *, longest: int, own_base: float | None = None
+    ) -> None:
+        """Cover `length` positions, for sequences of up to `longest` tokens; `own_base` is that of some layers."""
+        tables = rotary_tables(config, length, longest=longest, own_base=own_base)
+        self.cos, self.sin = (torch.from_numpy(table).to(dtype) for table in tables)
 
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate x [N,heads,D] to its logical positions [N]."""

@@ -95,6 +95,10 @@ class Rule(Protocol):
         """Why it takes no turns; None if it does."""
 
     @property
+    def slides(self) -> bool:
+        """True for the cache of a sliding layer, which holds the layer's window: `capacity` tokens."""
+
+    @property
     def evicts_while_decoding(self) -> bool:
         """True if a step drops a token for each that it appends."""
 

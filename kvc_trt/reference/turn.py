@@ -68,11 +68,13 @@ def join(
     return joined[0], joined[1], lengths + new_lengths
 
 
-def extend_attention(queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, new_lengths: Tensor) -> Tensor:
+def extend_attention(
+    queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, new_lengths: Tensor, *, window: int | None = None
+) -> Tensor:
     """Attend from new tokens to everything stored and causally to each other; -> [B,H,M,D], zeros for padding.
 
     queries [B,H,M,D], padded on the right; keys, values [B,G,T,D]: `lengths` [B] stored entries, then `new_lengths`
-    [B] new ones. Query i of row b sees the first lengths[b] + i + 1 entries.
+    [B] new ones. Query i of row b sees the first lengths[b] + i + 1 entries, with a `window` the last so many of these.
     """
     checks.tensor("queries", queries, "[B,H,M,D]", None, None, None, None)
     batch, heads, block, size = queries.shape
@@ -87,7 +89,8 @@ def extend_attention(queries: Tensor, keys: Tensor, values: Tensor, lengths: Ten
             raise ValueError(f"row {b} has {m} stored and {n} new entries; expected at most {keys.shape[2]} in all")
     output = torch.zeros_like(queries)
     for b, (m, n) in enumerate(zip(stored, new, strict=True)):
-        output[b, :, :n] = causal_attention(queries[b, :, :n], keys[b, :, : m + n], values[b, :, : m + n])
+        row = queries[b, :, :n], keys[b, :, : m + n], values[b, :, : m + n]
+        output[b, :, :n] = causal_attention(*row, window=window)
     return output
 
 

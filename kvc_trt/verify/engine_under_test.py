@@ -193,7 +193,7 @@ class EngineUnderTest:
         chosen = {}
         for site in self.sites:
             rule, cache = site.parameters, site.cache
-            if not rule.compresses:
+            if not rule.chooses:
                 continue
             if (rule.eviction.evicts and cache not in kept) or (rule.reads_a_part and cache not in read):
                 return None

@@ -190,7 +190,7 @@ def replay(run: KnownRun, chosen: Choices, judging: Judging) -> ReferenceRun:
 
     Choices made before are forced, so that one near-tie is not counted again in all that follows from it.
     """
-    choosing = [site.cache for site in cache_sites(run.model, run.parameters) if site.parameters.compresses]
+    choosing = [site.cache for site in cache_sites(run.model, run.parameters) if site.parameters.chooses]
     method = _Replay({cache: chosen[cache] for cache in choosing}, run.parameters, judging)
     found = run.under(method)
     found.explained, found.inputs_off = method.compared, method.inputs_off
@@ -204,6 +204,8 @@ def can_judge(rules: Iterable[PolicyParameters]) -> bool:
 
 def _can_judge(rule: PolicyParameters) -> bool:
     """Tell whether all that is chosen is chosen once, by rankings whose near-ties can be proven."""
+    if rule.slides:
+        return True
     of_prompt, of_step = rule.eviction.ranking(rule), rule.selection.ranking(rule)
     kept = not rule.eviction.evicts or of_prompt is not None
     read = not rule.reads_a_part or of_step is not None

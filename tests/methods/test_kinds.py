@@ -30,7 +30,7 @@ PUBLIC_FIELDS = (
     "prompt_budget", "window", "pool_kernel", "page_size", "top_r", "top_k", "dense_until", "skip_layers", "split",
     "layer_budgets", "sinks", "recent", "positions", "per_query_head", "reallocate", "retrieval_heads", "squeeze_share",
     "future_positions", "max_conversation_len", "fp8_bounds", "kv_cache", "by_length",
-    "long_prompt", "short_pool_kernel", "pool_kind", "prompt_share", "squeeze_cap",
+    "long_prompt", "short_pool_kernel", "pool_kind", "prompt_share", "squeeze_cap", "layer_windows",
 )  # fmt: skip
 
 
@@ -69,8 +69,8 @@ def test_every_operator_of_a_kind_is_known_and_has_a_run():
 
 
 COMPARED_OTHERWISE = {
-    "KvcPrefillAttention", "KvcQuantisedLinear", "KvcQuantisedRows", "KvcLayerBudgets", "KvcExperts",
-    "KvcQuantisedExperts",
+    "KvcPrefillAttention", "KvcSlidingAttention", "KvcQuantisedLinear", "KvcQuantisedRows", "KvcLayerBudgets",
+    "KvcExperts", "KvcQuantisedExperts",
 }  # fmt: skip
 """Operators of no single policy: verify runs them as parts of a prompt, and by comparisons of their own."""
 OF_A_FORMAT = {"KvcStoreTokens"}

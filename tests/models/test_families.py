@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,13 +11,13 @@ from hypothesis import strategies as st
 from pydantic_core import PydanticUndefined
 
 from kvc_trt.errors import InputError
-from kvc_trt.models.config import Description, ModelConfig
+from kvc_trt.models.config import Description, ModelConfig, RopeScaling
 from kvc_trt.models.family import HARMLESS, families
 from kvc_trt.models.family_weights import FamilyWeights, Rows, channel_order, in_our_order
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sources.hugging_face import parse_config
 from kvc_trt.models.weights import WeightSource
-from tests.oracles.family_models import their_config
+from tests.oracles.family_models import config_class, their_config
 from tests.small_model import SMALL
 
 QKV = "model.layers.0.self_attn.qkv_proj.weight"
@@ -27,7 +28,7 @@ def test_every_field_of_transformers_is_read_or_harmless(architecture: str) -> N
     """A field that neither a family reads nor somebody has looked at could change what the model computes."""
     transformers = pytest.importorskip("transformers")
     family = families()[architecture]
-    theirs = getattr(transformers, architecture.replace("ForCausalLM", "Config"))().to_dict()
+    theirs = getattr(transformers, config_class(architecture.removesuffix("ForCausalLM")))().to_dict()
     read = {family.spelling.get(name, name) for name in family.fields.model_fields}
     assert set(theirs) - read - family.harmless - HARMLESS == set()
 
@@ -36,8 +37,13 @@ def test_every_field_of_transformers_is_read_or_harmless(architecture: str) -> N
 def test_an_absent_field_means_what_it_means_to_transformers(architecture: str) -> None:
     transformers = pytest.importorskip("transformers")
     family = families()[architecture]
-    theirs = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
-    defaults = {**theirs().to_dict(), family.spelling.get("rope_theta", "rope_theta"): theirs.default_theta}
+    theirs = getattr(transformers, config_class(architecture.removesuffix("ForCausalLM")))
+    theta = theirs.default_theta
+    if isinstance(theta, dict):  # by kind of layer
+        theta = {"rope_theta": theta["global"], "rope_local_base_freq": theta["local"]}
+    else:
+        theta = {family.spelling.get("rope_theta", "rope_theta"): theta}
+    defaults = {**theirs().to_dict(), **theta}
     ours = {family.spelling.get(name, name): field.default for name, field in family.fields.model_fields.items()}
     compared = {name for name, value in ours.items() if name in defaults and value not in (None, PydanticUndefined)}
     assert compared >= {"hidden_act", "tie_word_embeddings"} & set(defaults)
@@ -54,10 +60,12 @@ def cohere2(**changes: object) -> ModelConfig:
 def test_the_layers_of_full_attention_of_command_r7b_do_not_rotate() -> None:
     model = cohere2()
     assert [model.attention(layer).rotary for layer in range(5)] == [True, True, True, False, True]
-    assert model.sliding_window == 4096
+    assert [model.attention(layer).window for layer in range(5)] == [4096, 4096, 4096, None, 4096]
+    assert model.windows(4096) is None
+    assert model.windows(4097) == (4096, 4096, 4096, 0, 4096)
     assert [one.rotary for one in cohere2(sliding_window_pattern=2).description.attention] == [True, False] * 2 + [True]
     full = cohere2(layer_types=["full_attention"] * 5)
-    assert full.sliding_window is None
+    assert full.windows(8192) is None
     assert not any(one.rotary for one in full.description.attention)
 
 
@@ -73,6 +81,54 @@ def test_the_layers_of_full_attention_of_command_r7b_do_not_rotate() -> None:
 def test_what_command_r7b_cannot_mean_is_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         cohere2(**changes)
+
+
+def gemma3(**changes: object) -> ModelConfig:
+    """Return the configuration of a small Gemma 3, as files of before transformers 5 spell it."""
+    fields = {"architectures": ["Gemma3ForCausalLM"], "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96}
+    fields |= {"num_hidden_layers": 7, "num_attention_heads": 4, "max_position_embeddings": 8192}
+    return parse_config({**fields, **changes}, "config.json")
+
+
+def test_both_spellings_of_the_rotary_settings_of_gemma_3_mean_the_same() -> None:
+    linear = {"rope_type": "linear", "factor": 8.0}
+    older = gemma3(rope_theta=5e5, rope_local_base_freq=2e4, rope_scaling=linear)
+    by_kind = {"full_attention": {**linear, "rope_theta": 5e5}, "sliding_attention": {"rope_theta": 2e4}}
+    assert older == gemma3(rope_parameters=by_kind)
+    assert (older.rotary_base, older.rotary_scaling) == (5e5, RopeScaling("linear", 8.0))
+    assert [older.attention(layer).rotary_base for layer in range(7)] == [2e4] * 5 + [None, 2e4]
+    assert older.rotary_bases == (2e4,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is true, expected false"),
+        ({"sliding_window": None}, "sliding_window is null, expected a number of tokens"),
+        ({"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}}, "sliding_attention"),
+        ({"rope_parameters": {"full_attention": 3}}, "rope_parameters"),
+    ],
+)
+def test_what_gemma_3_cannot_mean_is_refused(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        gemma3(**changes)
+
+
+def test_the_norms_of_gemma_3_multiply_by_one_more_than_their_weight() -> None:
+    norm = "model.layers.0.input_layernorm.weight"
+
+    class Halves(RandomWeights):
+        def dtype(self, name: str) -> str:
+            return "bfloat16"
+
+        def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+            return np.full((stop - start,), 0.0078125, ml_dtypes.bfloat16)
+
+    source = FamilyWeights(Halves(SMALL, 0), {norm: Rows(norm, plus=1.0)})
+    assert source.dtype(norm) == "float32"
+    assert (source.read(norm) == np.float32(1.0078125)).all()  # bfloat16 holds it too, but no smaller step
 
 
 def test_the_channels_of_a_head_are_in_order_unless_pairs_are_neighbours() -> None:

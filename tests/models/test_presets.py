@@ -18,7 +18,8 @@ from kvc_trt.models.weights import check_weights, count_parameters
 
 def test_the_models_of_the_paper_and_the_others_are_there():
     assert list_presets() == [
-        "llama3.1-70b", "llama3.1-8b", "longchat-7b-v1.5-32k", "mistral-7b-v0.1", "mistral-7b-v0.2", "mixtral-8x7b",
+        "gemma-3-12b", "llama3.1-70b", "llama3.1-8b", "longchat-7b-v1.5-32k", "mistral-7b-v0.1", "mistral-7b-v0.2",
+        "mixtral-8x7b",
         "qwen2.5-7b", "qwen2.5-7b-128k", "qwen3-30b-a3b", "qwen3-8b", "qwen3-8b-128k", "retrieval-text",
         "retrieval-tiny", "smollm2-135m-instruct",
     ]  # fmt: skip
@@ -41,6 +42,14 @@ def test_architectures_have_their_published_sizes(name, billions, layers, heads,
     assert count_parameters(config) / 1e9 == pytest.approx(billions, abs=0.005)
     assert (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads) == (layers, heads, groups)
     assert config.head_size == 128
+
+
+def test_gemma_3_12b_has_its_published_size_and_windows():
+    config = load_preset("gemma-3-12b").config
+    assert count_parameters(config) / 1e9 == pytest.approx(11.77, abs=0.005)
+    windows = config.windows(32_768)
+    assert windows == (*[1024] * 5, 0) * 8
+    assert config.rotary_bases == (1e4,)
 
 
 @pytest.mark.parametrize("name", list_presets())

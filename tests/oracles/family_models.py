@@ -63,6 +63,41 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "command-r": ("Cohere", {"logit_scale": 0.4}),
     "command-r7b": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": 900, "logit_scale": 0.4}),
+    "command-r7b-past-its-window": (
+        "Cohere2",
+        {"num_hidden_layers": 4, "sliding_window": 64, "logit_scale": 0.4},
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 64,
+            "query_pre_attn_scalar": 24,
+            "tie_word_embeddings": False,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            },
+        },
+    ),
+    "olmo3": (
+        "Olmo3",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 64,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 1e4,
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 128,
+                },
+            },
+        },
+    ),
     "command-r7b-without-rotation": (
         "Cohere2",
         {"layer_types": ["full_attention"] * 2, "attention_bias": True, "logit_scale": 0.4},
@@ -94,13 +129,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 """A name -> the prefix of transformers' classes, and what differs from `SHAPE`: every family and variant of it."""
 
 
+def config_class(prefix: str) -> str:
+    """Return the name of transformers' class of configurations of a model; plain Gemma3Config has an image part."""
+    return "Gemma3TextConfig" if prefix == "Gemma3" else f"{prefix}Config"
+
+
 def their_config(name: str, **other: Any) -> Any:
     """Return transformers' configuration of the model `name` of `MODELS`, with `other` fields."""
     import transformers
 
     prefix, changes = MODELS[name]
     settings = deepcopy({**SHAPE, **changes, **other})  # transformers writes into dictionaries that it is given
-    config = getattr(transformers, f"{prefix}Config")(**settings, attn_implementation="eager")
+    config = getattr(transformers, config_class(prefix))(**settings, attn_implementation="eager")
     config.architectures = [f"{prefix}ForCausalLM"]
     return config
 
@@ -125,6 +165,7 @@ def written(name: str, directory: Path, **other: Any) -> Any:
     for parameter_name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             of_norm = any(part in parameter_name for part in ("norm", "ln_"))
+            of_norm &= not name.startswith("gemma")  # whose norms multiply by one more than their weight
             centre = 1.0 if of_norm and parameter_name.endswith("weight") else 0.0
             parameter.data.normal_(centre, 0.1, generator=generator)
         else:  # softmaxes are far from uniform

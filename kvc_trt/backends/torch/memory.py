@@ -54,7 +54,7 @@ def shard_bytes(shard: Shard, itemsize: int) -> int:
 
 def rotary_bytes(model: ModelConfig, parameters: PolicyParameters) -> int:
     """Return the bytes of the rotary tables: cosines and sines of every position, float32."""
-    return parameters.max_sequence_len * model.head_size * FLOAT
+    return (1 + len(model.rotary_bases)) * parameters.max_sequence_len * model.head_size * FLOAT
 
 
 def cache_bytes(state: Iterable[StateTensor], rows: int) -> int:

@@ -15,7 +15,7 @@ from kvc_trt.backends.single_operator import alike_nodes
 from kvc_trt.backends.stored_blocks import stored_blocks
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
 from kvc_trt.backends.torch.harness import TorchHarness, TorchOperator
-from kvc_trt.backends.torch.model.prompt_attention import prefill_attention
+from kvc_trt.backends.torch.model.prompt_attention import prefill_attention, sliding_attention
 from kvc_trt.backends.torch.nodes.program import Operators
 from kvc_trt.backends.torch.policy_path import PolicyPath, policy_path
 from kvc_trt.engine.program import twin_program
@@ -25,6 +25,7 @@ from kvc_trt.graph.state import CacheSite
 from kvc_trt.methods.base.graph_context import of_token
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.operators.attention.sliding_attention import SLIDING_ATTENTION
 from kvc_trt.operators.compaction.compact import BY_WINDOW
 
 if TYPE_CHECKING:
@@ -44,19 +45,31 @@ class NodeHarness(TorchHarness):
     def operators(self) -> list[EngineOperator]:
         """Return the operators that the nodes of prompts, steps and turns call, and attention over the prompt."""
         layers, device = self._engine.model.num_hidden_layers, kernel_device()
-        attention = TorchOperator(
-            PREFILL_ATTENTION.name, layers, lambda q, k, v: (prefill_attention(q, k, v),), device
-        )  # fmt: skip
         layout = layout_of(self._engine.model, self._engine.parameters, self._engine.model.dtype)
         many = Operators(layout, device)
         steps = many if self._path.steps else Operators(layout, device, kernels=False)
         turns = self._graphs.turn if self._engine.extend_graph is not None else None
-        found: list[EngineOperator] = [attention]
+        found: list[EngineOperator] = self._over_prompt()
         for write, compiled in ((self._graphs.prompt, many), (self._graphs.step, steps), (turns, many)):
             nodes = [node for layer in range(layers) for node in write(layer)] if write is not None else []
             for alike, cache in alike_nodes(nodes, self._graphs.sites):
                 body = _by_name(alike[0], compiled)
                 found.append(TorchOperator(alike[0].op_type, len(alike), body, device, cache))
+        return found
+
+    def _over_prompt(self) -> list[EngineOperator]:
+        """Return attention over the prompt: of layers that see everything, and of each window of sliding ones."""
+        device, windows = kernel_device(), dict[int, list[CacheSite]]()
+        for site in self._graphs.sites:
+            windows.setdefault(site.parameters.capacity if site.parameters.slides else 0, []).append(site)
+        whole = len({site.layer for site in windows.pop(0, [])})
+        found: list[EngineOperator] = [
+            TorchOperator(SLIDING_ATTENTION.name, len(sites), _sliding(window), device, sites[0].cache)
+            for window, sites in windows.items()
+        ]
+        if whole:
+            body = TorchOperator(PREFILL_ATTENTION.name, whole, lambda q, k, v: (prefill_attention(q, k, v),), device)
+            found.insert(0, body)
         return found
 
     @override
@@ -124,3 +137,7 @@ def _of_token(block: StoredBlock, token: int, tokens: int) -> StoredBlock:
     """Return the names of a step's keys and values as a pass over several tokens shows them."""
     keys, values = (of_token(name, token, tokens) for name in (block.keys, block.values))
     return replace(block, keys=keys, values=values)
+
+
+def _sliding(window: int) -> Callable[..., tuple[Tensor, ...]]:
+    return lambda q, k, v: (sliding_attention(q, k, v, window=window),)

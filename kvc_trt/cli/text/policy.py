@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from kvc_trt.models.cache_formats import AUTO
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvc_trt.methods.base.parameters import PolicyParameters
 
 
@@ -22,7 +24,16 @@ def describe_parameters(parameters: PolicyParameters) -> str:
         parts.append(f"the cache is in {parameters.kv_cache}")
     if parameters.skip_layers:
         parts.append(f"the first {parameters.skip_layers} layers are not compressed")
+    if parameters.layer_windows is not None:
+        parts.append(_sliding(parameters.layer_windows))
     return "; ".join(parts)
+
+
+def _sliding(windows: Sequence[int]) -> str:
+    """Say which layers keep the model's own windows."""
+    sizes = sorted(set(filter(None, windows)))
+    span = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    return f"{sum(map(bool, windows))} of {len(windows)} layers slide and keep their window of {span} tokens exactly"
 
 
 def compresses_nothing(parameters: PolicyParameters) -> str | None:

@@ -39,9 +39,10 @@ def resolve(
     draft = ResolvedBuild(config, choice.config)
     parameters = draft.parameters
     if config.draft_tokens is not None and parameters.no_drafts is not None:
+        another = "" if parameters.layer_windows else ", or take another --policy (see `kvc-trt policies --drafts`)"
         raise InputError(
             f"--draft-tokens {config.draft_tokens}: policy {config.policy} checks no drafts: {parameters.no_drafts}",
-            hint="leave it out, or take another --policy (see `kvc-trt policies --drafts`)",
+            hint=f"leave it out{another}",
         )
     if config.all_logits and parameters.no_turn is not None:
         raise InputError(

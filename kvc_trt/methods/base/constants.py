@@ -30,7 +30,7 @@ CacheFormatName = Annotated[str, Field(pattern=f"^({'|'.join(CACHE_FORMATS)})$")
 ADDED_LATER = frozenset(
     (
         "future_positions", "max_conversation_len", "fp8_bounds", "kv_cache", "by_length", "long_prompt",
-        "short_pool_kernel", "pool_kind", "prompt_share", "squeeze_cap",
+        "short_pool_kernel", "pool_kind", "prompt_share", "squeeze_cap", "layer_windows",
     )
 )  # fmt: skip
 """Fields that engines built earlier do not record; they mean their defaults there."""
@@ -105,6 +105,8 @@ class Constants:
     split say how many it keeps."""
     squeeze_cap: Annotated[float, Field(ge=1, le=LARGEST_CAP)] = DEFAULT_CAP
     """If layer budgets are set per prompt: the most that a layer may keep, in prompt budgets."""
+    layer_windows: Annotated[tuple[Count, ...], Field(max_length=1024)] | None = None
+    """If some layers of the model slide: the window of each of these, 0 for those that the policy compresses."""
 
     @property
     def cache_format(self) -> CacheFormat:

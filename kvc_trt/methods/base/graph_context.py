@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from kvc_trt.operators.turns.keep_positions import KEEP_POSITIONS
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
 
+Angles: TypeAlias = "Mapping[float | None, tuple[Value, Value]]"
+"""Cosine and sine of some positions, by the layers' `Attention.rotary_base`."""
+
 
 @dataclass(frozen=True)
 class PromptBatch:
@@ -35,12 +38,12 @@ class PromptBatch:
     """[B]: prompt lengths."""
     grid: Value
     """INT64 [2]: batch and sequence."""
-    angles: tuple[Value, Value]
-    """Cosine and sine of the positions, [B,S,D/2]"""
+    angles: Angles
+    """Cosine and sine of the positions, [B,S,D/2]."""
     window: Value
     """INT64 [B,W,1]: positions of each row's last W queries, 0 for those before its start."""
     rotary_tables: Callable[[], tuple[Value, Value]]
-    """Cosine and sine of every position, FLOAT [L,D/2]"""
+    """Cosine and sine of every position, FLOAT [L,D/2], in layers without a base of their own."""
     by_length: Mapping[str, Value]
     """`Operator.by_length` of a compaction, INT64 [B] each, by name; empty where all rows are alike."""
 
@@ -178,8 +181,8 @@ class PromptLayer(CacheLayer):
 class DecodeBatch:
     """The batch, as every layer of the decode graph needs it."""
 
-    angles: tuple[Value, Value]
-    """Cosine and sine of the positions, [T,1,D/2], T = tokens * B"""
+    angles: Angles
+    """Cosine and sine of the positions, [T,1,D/2], T = tokens * B."""
     cache_lengths: Value
     """[caches,B]: entries before this step."""
     positions: Value
@@ -187,7 +190,7 @@ class DecodeBatch:
     slice_until: int
     """Largest number of entries of which dense layers take a slice, as a sparse layer does if a row fits."""
     rotary_tables: Callable[[], tuple[Value, Value]]
-    """Cosine and sine of every position, [S,D/2]"""
+    """Cosine and sine of every position, [S,D/2], in layers without a base of their own."""
     tokens: int = 1
     """Tokens of each row, fed one behind the other: all rows' first tokens, then all second ones."""
 

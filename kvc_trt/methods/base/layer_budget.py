@@ -3,6 +3,10 @@
 `squeeze` divides once, by cosines that a build measures on calibration prompts. `squeeze-online` divides for each
 prompt in the prefill graph: every layer has room for twice the budget (`squeeze_cap` times) and is trimmed once all
 cosines are known.
+
+Layers that the model lets slide have no budget: each of them keeps its window in a ring, and so computes what the model
+computes. A layer whose window covers the engine's longest sequence attends to everything, and the policy acts on it as
+on any other if it rotates as those do (`ModelConfig.windows`).
 """
 
 from __future__ import annotations
@@ -48,6 +52,31 @@ def with_layer_budget(parameters: PolicyParameters, inputs: PolicyInputs) -> Pol
     if budgets is None:
         return parameters
     return replace(parameters, layer_budgets=_checked(budgets, parameters, inputs))
+
+
+def with_layer_windows(parameters: PolicyParameters, inputs: PolicyInputs) -> PolicyParameters:
+    """Return `parameters` with the windows of the model's sliding layers; InputError if the policy divides a budget.
+
+    A division among layers would count the sliding ones, to which no budget is given.
+    """
+    windows = inputs.model.windows(parameters.max_sequence_len)
+    if windows is None:
+        return parameters
+    longest = min(filter(None, windows))
+    shorter = f", or sequences of at most {longest} tokens" if inputs.model.windows(longest) is None else ""
+    kind = inputs.choice("layer_budget", "uniform")
+    divides = {
+        f"--layer-budget {kind}": kind != "uniform",
+        f"policy {parameters.policy}": parameters.layer_budgets is not None or parameters.retrieval_heads is not None,
+    }
+    for what, divided in divides.items():
+        if divided:
+            raise InputError(
+                f"{what} divides a budget among all layers, and {sum(map(bool, windows))} of {len(windows)} slide in "
+                f"sequences of {parameters.max_sequence_len} tokens",
+                hint=f"another policy{shorter}",
+            )
+    return replace(parameters, layer_windows=windows)
 
 
 def uniform_budget(parameters: PolicyParameters) -> int:

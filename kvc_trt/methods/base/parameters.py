@@ -24,6 +24,9 @@ DEFAULT = "rocketkv"
 BASELINE = "full"
 """The policy that keeps and reads everything, the baseline of all others."""
 
+SLIDING = "sliding layer"
+"""Stands for a policy in the parameters of a sliding layer's cache, which no policy chooses."""
+
 
 @dataclass(frozen=True)
 class PolicyParameters(Constants):
@@ -48,6 +51,8 @@ class PolicyParameters(Constants):
             raise InputError(f"layer_budgets has {len(self.layer_budgets)} numbers; expected {layers}, one per layer")
         if self.retrieval_heads is not None and [heads] * layers != list(map(len, self.retrieval_heads)):
             raise InputError(f"retrieval_heads is no table of {layers} layers by {heads} KV heads")
+        if self.layer_windows != (windows := model.windows(self.max_sequence_len)):
+            raise InputError(f"layer_windows is {self.layer_windows}; expected {windows}, the windows of the model")
         self._check_lengths()
         for name, most in (("skip_layers", layers), ("top_r", model.head_size), ("page_size", self.max_sequence_len)):
             if (found := getattr(self, name)) > most:
@@ -69,6 +74,11 @@ class PolicyParameters(Constants):
     def evicts_while_decoding(self) -> bool:
         """True if a step drops a token for each that it appends, so that caches never fill up."""
         return self.selection.evicts_while_decoding
+
+    @property
+    def slides(self) -> bool:
+        """True for the cache of a sliding layer: a ring that holds the layer's window, which no policy chooses."""
+        return self.eviction.slides
 
     @property
     def evicts_on_turns(self) -> bool:
@@ -97,6 +107,8 @@ class PolicyParameters(Constants):
     @property
     def no_drafts(self) -> str | None:
         """The reason why the tokens of a draft cannot be checked in one pass; None if they can."""
+        if self.layer_windows is not None:
+            return "sliding layers of the model drop a token for each that they store, and a rejected one is not undone"
         return self.selection.no_drafts
 
     @property
@@ -121,8 +133,8 @@ class PolicyParameters(Constants):
 
     @property
     def keeps_everything(self) -> bool:
-        """True if no token is ever evicted."""
-        return not (self.eviction.evicts or self.evicts_while_decoding)
+        """True if no token is ever evicted; sliding layers evict all before their window."""
+        return not (self.eviction.evicts or self.evicts_while_decoding) and self.layer_windows is None
 
     @property
     def keeps_every_token(self) -> bool:
@@ -133,6 +145,11 @@ class PolicyParameters(Constants):
     def compresses(self) -> bool:
         """True if anything is evicted or left unread."""
         return self.eviction.evicts or self.evicts_while_decoding or self.reads_a_part
+
+    @property
+    def chooses(self) -> bool:
+        """True if the policy chooses what is kept or read; a sliding layer's window is the model's."""
+        return self.compresses and not self.slides
 
     @property
     def dense_limit(self) -> int:
@@ -155,7 +172,9 @@ class PolicyParameters(Constants):
 
     def groups(self, layer: int) -> tuple[Group, ...]:
         """Return the groups of one layer, one per cache (mostly a single one), with the layer's own numbers."""
-        alone = replace(self, skip_layers=0, layer_budgets=None, retrieval_heads=None)
+        alone = replace(self, skip_layers=0, layer_budgets=None, retrieval_heads=None, layer_windows=None)
+        if self.layer_windows is not None and (window := self.layer_windows[layer]):
+            return (Group(None, alone._sliding(window)),)
         if layer < self.skip_layers:
             return (Group(None, alone.keeping_everything()),)
         if self.retrieval_heads is not None:
@@ -216,6 +235,24 @@ class PolicyParameters(Constants):
             split=self.split,
             max_conversation_len=self.max_conversation_len,
             kv_cache=self.kv_cache,
+            layer_windows=self.layer_windows,
+        )
+
+    def _sliding(self, window: int) -> PolicyParameters:
+        """Return the parameters of a sliding layer's cache: a ring of its last `window` tokens."""
+        return replace(
+            self.keeping_everything(),
+            policy=SLIDING,
+            prompt_eviction="layer-window",
+            decode_selection="recent",
+            token_budget=window,
+            capacity=window,
+            prompt_budget=min(window, self.max_input_len),
+            window=1,
+            pool_kernel=1,
+            top_k=window,
+            dense_until=window,
+            recent=window,
         )
 
     def _by_heads(self, retrieval: tuple[bool, ...]) -> tuple[Group, ...]:

@@ -60,6 +60,8 @@ class PromptEviction(ABC):
     """The state that the cache carries from a prompt to a turn and from turn to turn; no step reads it."""
     keeps_whole = False
     """True if every token is kept beside the cache that a step reads, so that turns can choose from all."""
+    slides = False
+    """True if it keeps the window of a layer that the model lets slide: no policy chooses what that is."""
     trims = False
     """True if `store` can leave more than the budget, ranked, for `trim` to cut once the budget is known."""
 

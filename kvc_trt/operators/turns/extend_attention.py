@@ -5,9 +5,9 @@ One iteration per block of queries, over the entries up to the block's end: memo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -30,6 +30,11 @@ TURN_KEYS = Tensor(
 )
 TURN_VALUES = Tensor("v", CACHE, ("B", "G", "T", "D"), stored="values", parts_as="joined_v")
 STORED_BEFORE = Tensor("cache_lengths", INT64, ("B",), "entries before the new ones")
+
+
+TooOld: TypeAlias = "Callable[[Emitter, Value, Value], Value]"
+"""Writes which of the first `end` [1] entries the queries at some places [b] of a turn do not see: BOOL [B,1,1,b,end].
+"""
 
 
 @dataclass(frozen=True)
@@ -56,11 +61,13 @@ def query_blocks(emit: Emitter) -> QueryBlocks:
 
 
 def weights_of_turn(
-    emit: Emitter, blocks: QueryBlocks, keys: Vectors, index: Value, stored: Value = "cache_lengths"
-) -> tuple[Value, Value, Value]:
+    emit: Emitter, blocks: QueryBlocks, keys: Vectors, index: Value, stored: Value = "cache_lengths",
+    too_old: TooOld | None = None,
+) -> tuple[Value, Value, Value]:  # fmt: skip
     """Return the attention FLOAT [B,G,g,b,end] of block `index` to the first of `keys`, `stored` [B] of them old.
 
-    Also return their number `end`, INT64 [1], and the place in the turn of each of the block's queries, INT64 [b].
+    `too_old` says which of these are hidden besides those that come later. Also return their number `end`, INT64 [1],
+    and the place in the turn of each of the block's queries, INT64 [b].
     """
     start = one(emit, emit.Mul(index, scalar(emit, blocks.size)))
     rows = emit.Slice(blocks.rows, start, emit.Add(start, blocks.size), [3])
@@ -73,16 +80,22 @@ def weights_of_turn(
     by_head = emit.Reshape(scores, emit.Concat(emit.Shape(rows, end=-1), [-1], axis=0))
     last_seen = emit.Add(emit.Reshape(stored, [-1, 1, 1, 1, 1]), emit.Unsqueeze(places, [1]))
     hidden = emit.Greater(count_to(emit, end), last_seen)
+    if too_old is not None:
+        hidden = emit.Or(hidden, too_old(emit, places, end))
     return emit.Softmax(emit.Where(hidden, MASKED, by_head), axis=-1), end, places
 
 
-def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """Write the body of KvcExtendAttention; query i of row b sees the first cache_lengths[b] + i + 1 entries."""
+def write_extend(
+    emit: Emitter, layout: Layout, stored: Value = "cache_lengths", too_old: TooOld | None = None
+) -> Mapping[str, Value]:
+    """Write the body of KvcExtendAttention; query i of row b sees the first stored[b] + i + 1 entries.
+
+    `too_old` says which of these it does not see."""
     blocks, tables = query_blocks(emit), stored_tables(layout, TURN_KEYS, TURN_VALUES)
     last = emit.Sub(blocks.count, 1)
 
     def block(body: Emitter, iteration: Value) -> Value:
-        weights, end, _ = weights_of_turn(body, blocks, tables.keys, body.Sub(last, iteration))
+        weights, end, _ = weights_of_turn(body, blocks, tables.keys, body.Sub(last, iteration), stored, too_old)
         matrix = body.Reshape(weights, body.Concat([0, 0, -1], end, axis=0))
         values = tables.values.map(lambda part: body.Slice(part, [0], end, [2])).widened(body)
         attended = body.MatMul(matrix, values)
@@ -101,6 +114,6 @@ EXTEND_ATTENTION = Operator(
     summary="Exact attention of a turn's tokens to everything stored, and causally to each other.",
     inputs=(TURN_QUERIES, TURN_KEYS, TURN_VALUES, STORED_BEFORE),
     outputs=(Tensor("o", CACHE, ("B", "H", "M", "D")),),
-    write=_write,
+    write=write_extend,
     stores=True,
 )

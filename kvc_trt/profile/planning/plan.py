@@ -53,6 +53,7 @@ def make_plan(
         "rotary": rotary_choice(model, tokens),
         "policy": {
             **{name: value for name, value in asdict(parameters).items() if name != "split" or divides},
+            "layer_windows": None if parameters.layer_windows is None else list(parameters.layer_windows),
             "max_sequence_len": tokens,
             "dense_limit": parameters.dense_limit,
             "pages": parameters.num_pages() if parameters.has_pages else 0,
@@ -96,7 +97,7 @@ def make_plan(
             "query_agnostic": parameters.eviction.query_agnostic,
         },
         "traffic": {
-            "full_pairs_per_layer": tokens,
+            "full_pairs_per_layer": round(full_row / full_cache_bytes(model, 1, itemsize, parameters.kv_cache)),
             "pairs_per_layer": traffic.pairs,
             "entries_per_layer": traffic.entries,
             "full_bytes_per_row": full_row,

@@ -106,17 +106,18 @@ def _step_case(
 
 
 def attention_cases(
-    config: ModelConfig, dtype: str, seed: int, precision: PrefillPrecision = "f32"
+    config: ModelConfig, dtype: str, seed: int, precision: PrefillPrecision = "f32", window: int | None = None
 ) -> list[AttentionCase]:
-    """Cases of one block of queries, and of several. Where prefill computes in bf16, they hold numbers of that type.
+    """Cases of one block of queries, and of several, with a `window` more tokens than it has.
 
-    What rounding the operator's inputs costs belongs to what made them, as in an engine whose caches are bfloat16.
+    Where prefill computes in bf16, they hold numbers of that type: what rounding the operator's inputs costs belongs to
+    what made them, as in an engine whose caches are bfloat16.
     """
     rng = np.random.default_rng(seed)
     heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
     held, kind = numpy_dtype("bfloat16" if precision == "bf16" else dtype), numpy_dtype(dtype)
     cases = []
-    for blocks in (1, 3):
+    for blocks in (1, 3 if window is None else 2 + window // PROMPT_BLOCK):
         shape = (1, groups, blocks * PROMPT_BLOCK, size)
         q, k, v = (_normal(rng, s).astype(held).astype(kind) for s in ((1, heads, *shape[2:]), shape, shape))
         cases.append(AttentionCase(f"{shape[2]} tokens", q, k, v))

@@ -11,6 +11,7 @@ import torch
 
 from kvc_trt.backends.harness import Array, EngineOperator, Harness
 from kvc_trt.backends.run_options import DEFAULTS, RunOptions
+from kvc_trt.graph.prefill_parts import OVER_PROMPT
 from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites
 from kvc_trt.methods.base.isolated_runs import (
     Choice,
@@ -25,7 +26,6 @@ from kvc_trt.methods.base.isolated_runs import (
 )
 from kvc_trt.methods.base.registry import prompt_runs, step_runs, turn_runs
 from kvc_trt.models.dtypes import numpy_dtype
-from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.compaction.layer_budgets import LAYER_BUDGETS
 from kvc_trt.operators.compaction.store_tokens import STORE_TOKENS
 from kvc_trt.reference.dense import causal_attention
@@ -96,9 +96,10 @@ def check_operators(
         site = None if operator.cache is None else sites[operator.cache]
         parameters = engine.parameters if site is None else site.parameters
         model = engine.model if site is None else model_of(engine.model, site)
-        over_prompt = operator.name == PREFILL_ATTENTION.name
+        over_prompt = operator.name in OVER_PROMPT
+        window = parameters.capacity if over_prompt and parameters.slides else None
         cases: Sequence[Case] = (
-            attention_cases(model, dtype, seed, options.prefill_precision)
+            attention_cases(model, dtype, seed, options.prefill_precision, window)
             if over_prompt
             else _cases(model, parameters, operator, dtype, seed)
         )
@@ -118,7 +119,8 @@ def check_operators(
 def run_case(operator: EngineOperator, case: Case, parameters: PolicyParameters, *, truncates: bool = False) -> Outcome:
     """Run one operator on one case. `truncates`: tensor cores have summed the products of scores."""
     if isinstance(case, AttentionCase):
-        return _run_prefill_attention(operator, case)
+        window = parameters.capacity if parameters.slides else None
+        return _run_prefill_attention(operator, case, window)
     alone, case = with_stored_caches(operator, case, parameters.cache_format)
     if isinstance(case, TurnCase):
         found = {**shared_runs(), **turn_runs()}[operator.name](alone, case, parameters)
@@ -157,7 +159,7 @@ def _checks(operator: EngineOperator, names: Sequence[str], outcome: Outcome, ba
         checks.append(index_check(f"{operator.name} indices", outcome.indices, where))
     if outcome.computes:
         checks.append(at_most(f"{operator.name} values", f"{cases} cases", outcome.value_error, bar, note=where))
-    if operator.name != PREFILL_ATTENTION.name:
+    if operator.name not in OVER_PROMPT:
         checks.append(at_most(f"{operator.name} caches", f"{cases} cases", outcome.copy_error, 0.0, note=where))
     return checks
 
@@ -178,10 +180,10 @@ def _strict(case: PromptCase | StepCase | TurnCase, outcome: Outcome) -> Outcome
     return replace(outcome, indices=replace(found, wrong=(*found.wrong, broken)))
 
 
-def _run_prefill_attention(operator: EngineOperator, case: AttentionCase) -> Outcome:
+def _run_prefill_attention(operator: EngineOperator, case: AttentionCase, window: int | None) -> Outcome:
     (output,) = operator.run(q=case.q, k=case.k, v=case.v)
     rows = zip(float32(case.q), float32(case.k), float32(case.v), strict=True)
-    expected = torch.stack([causal_attention(*row) for row in rows])
+    expected = torch.stack([causal_attention(*row, window=window) for row in rows])
     return Outcome(value_error=maximum_error(_as_rounded(output), expected.numpy()), computes=True)
 
 

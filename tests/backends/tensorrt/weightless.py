@@ -10,7 +10,8 @@ from onnx import ModelProto, helper
 from kvc_trt import policies
 from kvc_trt.graph.build import build_decode, build_extend, build_prefill
 from kvc_trt.graph.state import ITEM_SIZE
-from kvc_trt.graph.weights import ROTARY, GraphWeights, activation_dtype
+from kvc_trt.graph.weight_plans import rotary_plans
+from kvc_trt.graph.weights import GraphWeights, activation_dtype
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.presets import load_preset
@@ -28,8 +29,8 @@ class WeightlessWeights(GraphWeights):
         self.location = "weights.safetensors"
         self.precision, self.dtype, self.bits = precision, activation_dtype(precision), None
         self._entries: dict[str, TensorEntry] = {}
-        for name in ROTARY:
-            self._add(name, "float32", (length, config.head_size // 2))
+        for plan in rotary_plans(config, length):
+            self._add(plan.name, plan.dtype, plan.shape)
         shapes = expected_tensors(config)
         for name in sorted(shapes, key=_together):
             self._add(name, self.dtype, shapes[name])

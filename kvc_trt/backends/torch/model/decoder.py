@@ -11,6 +11,7 @@ some part, the caches run by nodes (`nodes/cache_operations.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,7 +22,12 @@ from kvc_trt.backends.torch.memory import PREFILL_BLOCK
 from kvc_trt.backends.torch.model.elementwise import AS_WRITTEN, Elementwise
 from kvc_trt.backends.torch.model.prefetch import weight_prefetch
 from kvc_trt.backends.torch.model.projections import Projections, finished
-from kvc_trt.backends.torch.model.prompt_attention import last_queries, prefill_attention, queries_at_once
+from kvc_trt.backends.torch.model.prompt_attention import (
+    last_queries,
+    prefill_attention,
+    queries_at_once,
+    sliding_attention,
+)
 from kvc_trt.backends.torch.model.turn import take_turns
 from kvc_trt.backends.torch.nodes.caches import State, runs_by_nodes
 from kvc_trt.backends.torch.whole_prompts import store_whole
@@ -147,8 +153,11 @@ class TorchDecoder(Projections):
     def _steps(self, tokens: Tensor, positions: Tensor, cache_lengths: Tensor, state: State, count: int) -> Tensor:
         """Run `count` steps of known tokens [count*B]: only attention takes them one after the other."""
         layers, last = self._weights.layers, self.config.num_hidden_layers - 1
-        by_kind = {self.config.attention(layer).rotary: layer for layer in range(last + 1)}
-        angles = {rotary: self._angles(layer, positions) for rotary, layer in by_kind.items()}
+        kinds = [(attention.rotary, attention.rotary_base) for attention in map(self.config.attention, range(last + 1))]
+        angles = {
+            kind: self._angles(layer, positions)
+            for kind, layer in dict(zip(kinds, range(last + 1), strict=True)).items()
+        }
         # Below 0 a row is inactive, and stays that.
         stored = [
             cache_lengths,
@@ -157,7 +166,7 @@ class TorchDecoder(Projections):
         hidden = self._embed(tokens)
         x = self._read(0, "input_layernorm", hidden)
         for layer, weights in enumerate(layers):
-            cos, sin = angles[self.config.attention(layer).rotary]
+            cos, sin = angles[kinds[layer]]
             made = (self._join(layer, x), cos, sin) if self._rotates else self._split(layer, x, cos, sin)
             if self._ahead is not None:
                 self._ahead.start(*(weights[name] for name in AFTER_ATTENTION if name in weights))
@@ -192,7 +201,7 @@ class TorchDecoder(Projections):
         batch, block = input_ids.shape
         hidden = self._embed(input_ids.flatten())
         places = positions[:, None] + torch.arange(block, device=positions.device)
-        places = places.flatten().clamp(max=len(self._cos) - 1)  # padding may extend past the tables
+        places = places.flatten().clamp(max=self._positions - 1)  # padding may extend past the tables
         stored: list[Tensor] = []
         for layer in range(self.config.num_hidden_layers):
             made, given = self._project(layer, hidden, batch, places), (lengths, positions, cache_lengths, state)
@@ -219,17 +228,20 @@ class TorchDecoder(Projections):
         at_once = queries_at_once(self._weights.embedding, self._block)
         return [slice(first, min(first + at_once, length)) for first in range(0, length, at_once)]
 
-    def _attention_in_pieces(self, query: Tensor, keys: Tensor, values: Tensor) -> Generator[None, None, Tensor]:
+    def _attention_in_pieces(
+        self, layer: int, query: Tensor, keys: Tensor, values: Tensor
+    ) -> Generator[None, None, Tensor]:
         """Attend over whole prompts: [B,H,S,D], [B,G,S,D], [B,G,S,D] -> [B,S,H,D]."""
-        blocks = self._query_blocks(query.shape[2])
+        rule, blocks = self.parameters.groups(layer)[0].parameters, self._query_blocks(query.shape[2])
+        attend = partial(sliding_attention, window=rule.capacity) if rule.slides else prefill_attention
         if len(blocks) == 1:
-            whole = prefill_attention(query, keys, values).transpose(1, 2)
+            whole = attend(query, keys, values).transpose(1, 2)
             yield
             return whole
         attended = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format)
         for rows in blocks:
             end = rows.stop
-            block = prefill_attention(query[:, :, rows], keys[:, :, :end], values[:, :, :end])
+            block = attend(query[:, :, rows], keys[:, :, :end], values[:, :, :end])
             attended[:, rows] = block.transpose(1, 2)
             yield
         return attended
@@ -239,10 +251,10 @@ class TorchDecoder(Projections):
     ) -> Generator[None, None, tuple[dict[str, Tensor], list[Tensor]]]:
         """Pass the residual stream [T,hidden] through one layer in place; return its stored tensors and lengths."""
         places = torch.arange(len(hidden), device=hidden.device) % (len(hidden) // batch)
-        places = places.clamp(max=len(self._cos) - 1)  # padding may extend past the tables
+        places = places.clamp(max=self._positions - 1)  # padding may extend past the tables
         made = yield from self._project_in_pieces(layer, hidden, batch, places)
         query, keys, values = (part.transpose(1, 2) for part in made)
-        attended = yield from self._attention_in_pieces(query, keys, values)
+        attended = yield from self._attention_in_pieces(layer, query, keys, values)
         if self._by_nodes.prompts is not None:
             stored = self._store_by_nodes(layer, (hidden, made), prompt_lengths)
             del made, query

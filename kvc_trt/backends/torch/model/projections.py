@@ -38,7 +38,11 @@ class Projections:
         self._norms = config.description.norms
         self._heads = config.num_attention_heads, config.num_key_value_heads
         device = weights.embedding.device
-        self._cos, self._sin = (torch.from_numpy(table).to(device) for table in rotary_tables(config, length))
+        self._rotary = {
+            base: tuple(torch.from_numpy(table).to(device) for table in rotary_tables(config, length, own_base=base))
+            for base in (None, *config.rotary_bases)
+        }
+        self._positions = length
         dtype = weights.embedding.dtype
         self._query_scales = [
             None if factors is None else torch.from_numpy(factors).to(device, dtype)
@@ -47,13 +51,14 @@ class Projections:
 
     @property
     def rotary_tables(self) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of every position, float32 [L,D/2]."""
-        return self._cos, self._sin
+        """Cosine and sine of every position, float32 [L,D/2], in layers without a base of their own."""
+        cosine, sine = self._rotary[None]
+        return cosine, sine
 
     @property
     def rotary_bytes(self) -> int:
         """Size of the rotary tables in bytes."""
-        return self._cos.nbytes + self._sin.nbytes
+        return sum(table.nbytes for tables in self._rotary.values() for table in tables)
 
     def plain_tokens(self, layer: int, hidden: Tensor, batch: int) -> tuple[Tensor, Tensor]:
         """Project tokens of the residual stream before the rotary embedding to queries [B,S,H,D], keys [B,S,G,D]."""
@@ -65,7 +70,7 @@ class Projections:
 
     def _unrotated(self, count: int) -> Tensor:
         """Return positions that rotate nothing."""
-        return torch.zeros(count, dtype=torch.int64, device=self._cos.device)
+        return torch.zeros(count, dtype=torch.int64, device=self._weights.embedding.device)
 
     def _project(self, layer: int, hidden: Tensor, batch: int, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project tokens at positions `places` [T], block by block, to queries [B,S,H,D], keys and values [B,S,G,D]."""
@@ -186,9 +191,11 @@ class Projections:
 
     def _angles(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return a layer's cosines and sines [N,D/2] of positions [N]; those of position 0 where nothing rotates."""
-        if not self.config.attention(layer).rotary:
+        attention = self.config.attention(layer)
+        if not attention.rotary:
             positions = torch.zeros_like(positions)
-        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+        cosine, sine = self._rotary[attention.rotary_base]
+        return cosine.index_select(0, positions), sine.index_select(0, positions)
 
     def _blocks(self, tokens: int) -> Iterator[slice]:
         for start in range(0, tokens, self._block):

@@ -14,6 +14,8 @@ from kvc_trt.backends.torch.memory import PLAN_BUCKET, TURN_BLOCK
 
 QUERY_BLOCKS = 4
 """Blocks of tokens whose queries attend together: 32,768 queries on a GPU."""
+SLIDING_BLOCK = 1024
+"""Queries of a sliding layer that attend together: their mask has a row for each, as long as block and window."""
 
 
 def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -38,6 +40,21 @@ def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     query, keys, values = (bucketed(table) for table in (query, keys, values))
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]):
         return scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)[:, :, :length]
+
+
+def sliding_attention(query: Tensor, keys: Tensor, values: Tensor, *, window: int) -> Tensor:
+    """Attend like `prefill_attention` where each token sees the last `window` tokens alone, itself included."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    entries, before = keys.shape[2], keys.shape[2] - query.shape[2]
+    places, found = torch.arange(entries, device=query.device), []
+    for start in range(before, entries, SLIDING_BLOCK):
+        end = min(start + SLIDING_BLOCK, entries)
+        seen = slice(max(0, start + 1 - window), end)
+        age = places[start:end, None] - places[seen]
+        own = query[:, :, start - before : end - before], keys[:, :, seen], values[:, :, seen]
+        found.append(scaled_dot_product_attention(*own, attn_mask=(age >= 0) & (age < window), enable_gqa=True))
+    return torch.cat(found, dim=2)
 
 
 def queries_at_once(tables: Tensor, block: int) -> int:

@@ -1,0 +1,37 @@
+"""OLMo 3 (Ai2): OLMo 2's parts, three sliding layers to one full; only full layers may scale positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from kvc_trt.models.config import Attention
+from kvc_trt.models.families.olmo2 import OLMO2
+from kvc_trt.models.family import DecoderFields, LayerType
+from kvc_trt.models.sources.rotary_settings import Base, Length
+from kvc_trt.models.sources.sliding_fields import attention_by_layer, fields_of_attention, of_full_layers
+
+
+class _Fields(DecoderFields):
+    rms_norm_eps: Annotated[float, Field(ge=1e-12, le=0.1)] = 1e-5
+    attention_bias: bool = False
+    rope_theta: Base = 5e5
+    rope_local_base_freq: Base = 5e5
+    sliding_window: Length | None = None
+    layer_types: list[LayerType] | None = None
+
+    _by_kind = model_validator(mode="before")(of_full_layers)
+
+
+def _describe(fields: _Fields, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    own, sliding = OLMO2.describe(fields, given), Attention(rotary_base=fields.rope_local_base_freq)
+    attention = attention_by_layer(fields, given, 4, sliding=sliding, full=Attention())
+    return {**own, "description": replace(own["description"], attention=attention)}
+
+
+OLMO3 = replace(
+    OLMO2, architecture="Olmo3ForCausalLM", fields=_Fields, describe=_describe, fields_of=fields_of_attention
+)
