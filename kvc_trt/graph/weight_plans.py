@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype
-from kvc_trt.models.quantisation import BLOCK, BlockSource, quantise_tensor
+from kvc_trt.models.quantisation import BLOCK, BlockSource, quantised_chunks
 from kvc_trt.models.rope import rotary_tables
 from kvc_trt.models.sources.fp8 import FP8, Fp8Source
 from kvc_trt.models.sources.safetensors_file import TensorPlan
@@ -170,16 +170,16 @@ def _quantised_plans(source: WeightSource, name: str, bits: int) -> tuple[Tensor
     """Plan packed values and scales from one pass over the tensor; the scales are kept until they are written."""
     rows, columns = source.shape(name)
     blocks = columns // BLOCK
-    kept: list[NDArray[np.float16]] = []
+    kept: dict[str, list[NDArray[np.float16]]] = {SCALES: []}
 
-    def packed() -> NDArray[np.uint8]:
-        values, scales = quantise_tensor(source, name, bits)
-        kept.append(scales)
-        return values
+    def packed() -> Iterator[NDArray[np.uint8]]:
+        for values, scales in quantised_chunks(source, name, bits):
+            kept[SCALES].append(scales)
+            yield values
 
     return (
         TensorPlan(name + PACKED, "uint8", (rows, blocks, BLOCK * bits // 8), packed),
-        TensorPlan(name + SCALES, "float16", (rows, blocks), kept.pop),
+        TensorPlan(name + SCALES, "float16", (rows, blocks), lambda: kept.pop(SCALES)),
     )
 
 

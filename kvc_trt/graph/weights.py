@@ -71,8 +71,8 @@ def write_weights(
 ) -> None:
     """Write the weight file of an engine whose sequences have at most `length` tokens.
 
-    Needs memory for one quantised tensor or one chunk of rows at a time. Raises InputError, naming the tensor, if a
-    weight is NaN, infinite, or does not fit the format's range or blocks.
+    Needs memory for one chunk of rows and the scales of one tensor at a time. Raises InputError, naming the tensor, if
+    a weight is NaN, infinite, or does not fit the format's range or blocks.
     """
     plans = [*rotary_plans(config, length), *weight_plans(config, source, weights)]
     metadata = {"format": "kvc-trt", "weights": weights, "block": str(BLOCK), "length": str(length)}

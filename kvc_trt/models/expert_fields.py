@@ -44,12 +44,12 @@ def experts_of(fields: QwenExpertFields, shared_size: int = 0) -> Experts:
 
 def count_of(fields: ExpertFields) -> int:
     """Return the number of experts; ValueError if it is missing, contradictory or too small."""
-    found = {fields.num_experts, fields.num_local_experts} - {None}
-    if len(found) != 1:
-        numbers = f"num_experts is {fields.num_experts} and num_local_experts {fields.num_local_experts}"
-        raise ValueError(f"{numbers}, expected one number of experts")
-    (count,) = found
-    assert count is not None
+    given = [count for count in (fields.num_experts, fields.num_local_experts) if count is not None]
+    if not given:
+        raise ValueError("num_experts is missing, expected the number of experts")
+    count = given[0]
+    if given != [count] * len(given):
+        raise ValueError(f"num_experts is {count} and num_local_experts {given[1]}, expected one number of experts")
     if fields.num_experts_per_tok > count:
         raise ValueError(f"num_experts_per_tok is {fields.num_experts_per_tok}, expected at most the {count} experts")
     return count

@@ -8,6 +8,7 @@ stores them.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import WeightSource, expected_tensors
 
@@ -48,8 +50,12 @@ class FamilyWeights:
     def __init__(
         self, source: WeightSource, places: Mapping[str, Rows], order: NDArray[np.int64] | None = None
     ) -> None:
-        """Channel i of every head of queries and keys is the checkpoint's channel `order[i]`; None: they are alike."""
+        """Channel i of every head of queries and keys is the checkpoint's channel `order[i]`; None: they are alike.
+
+        InputError for a joined tensor that has not exactly the rows of its parts.
+        """
         self._source, self._places, self._order = source, places, order
+        self._check_joined()
 
     def names(self) -> list[str]:
         """Every tensor that is here, and those of the checkpoint that are part of none, under their own names."""
@@ -96,6 +102,19 @@ class FamilyWeights:
 
     def _plus(self, name: str) -> float:
         return self._places[name].plus if name in self._places else 0.0
+
+    def _check_joined(self) -> None:
+        """Raise InputError for a tensor with other rows than its parts; `shape` would not show it, part by part."""
+        expected: Counter[str] = Counter()
+        for rows in self._places.values():
+            if rows.size is not None:
+                expected[rows.name] += rows.blocks * rows.size
+        stored = set(self._source.names())
+        for name, rows_of_parts in expected.items():
+            found = list(self._source.shape(name)) if name in stored else [rows_of_parts]
+            if found[0] != rows_of_parts:
+                whole = [rows_of_parts, *found[1:]]
+                raise InputError(f"weights: {name} has shape {found}, expected {whole}")
 
     def _stored(self, name: str) -> str:
         return self._places[name].name if name in self._places else name

@@ -7,6 +7,7 @@ It is rounded away from zero before the elements are, so that its rounding cuts 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -73,19 +74,17 @@ def quantise(weight: NDArray[np.float32], bits: int, block: int = BLOCK) -> tupl
     return packed, scales
 
 
-def quantise_tensor(source: WeightSource, name: str, bits: int, block: int = BLOCK) -> tuple[Packed, Scales]:
-    """`quantise` one tensor of a source, reading it by row ranges: memory for the result and one chunk only."""
+def quantised_chunks(source: WeightSource, name: str, bits: int, block: int = BLOCK) -> Iterator[tuple[Packed, Scales]]:
+    """`quantise` one tensor of a source, by consecutive ranges of its rows: memory for one of them only."""
     shape = source.shape(name)
-    rows, columns = _check(shape, bits, block, name)
-    packed = np.empty((rows, columns // block, block * bits // 8), np.uint8)
-    scales = np.empty((rows, columns // block), np.float16)
+    _check(shape, bits, block, name)
     for start, stop in row_chunks(shape):
         try:
             values = source.read_rows(name, start, stop).astype(np.float32, copy=False)
-            packed[start:stop], scales[start:stop] = quantise(values, bits, block)
+            found = quantise(values, bits, block)
         except InputError as error:
             raise InputError(f"{name}: {error.message}", hint=error.hint) from error
-    return packed, scales
+        yield found
 
 
 def dequantise(packed: Packed, scales: Scales | NDArray[np.float32], bits: int) -> NDArray[np.float32]:

@@ -32,13 +32,17 @@ class StepCost:
     expert_share: float = 0.0
     """The share of the experts that a row reads."""
 
-    def bytes(self, batch: int) -> float:
-        """Return the bytes that one step of `batch` rows moves.
+    def weights_read(self, tokens: int) -> float:
+        """Return the bytes of weights that a pass over so many tokens reads.
 
-        Rows that each choose k of E experts at random are expected to choose E (1 - (1 - k/E)^batch) distinct ones.
+        Tokens that each choose k of E experts at random are expected to choose E (1 - (1 - k/E)^tokens) distinct ones.
         """
-        more_experts = 1.0 - (1.0 - self.expert_share) ** batch - self.expert_share
-        return self.weight_bytes + self.expert_bytes * more_experts + batch * self.row_bytes
+        more_experts = 1.0 - (1.0 - self.expert_share) ** tokens - self.expert_share
+        return self.weight_bytes + self.expert_bytes * more_experts
+
+    def bytes(self, batch: int) -> float:
+        """Return the bytes that one step of `batch` rows moves."""
+        return self.weights_read(batch) + batch * self.row_bytes
 
 
 def floor_seconds(cost: StepCost, batch: int, bandwidth: float, flops: float = math.inf) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import expected_tensors
+from kvc_trt.profile.floor import StepCost
 
 QUANTISATION_BLOCK = 32
 """Weights that share one float16 scale."""
@@ -91,6 +92,10 @@ class WeightBytes:
     experts: float = 0.0
     """The matrices of all experts, of which a row reads `expert_share`."""
     expert_share: float = 0.0
+
+    def step(self, row_bytes: float, row_flops: float = 0.0) -> StepCost:
+        """Return the cost of a decode step that also reads so many bytes of cache and computes so much for each row."""
+        return StepCost(self.per_step, row_bytes, row_flops, self.experts, self.expert_share)
 
 
 def weight_bytes(model: ModelConfig, weights: str) -> WeightBytes:

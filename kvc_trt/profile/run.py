@@ -17,7 +17,7 @@ from kvc_trt.machine import machine_record, peak_resident_bytes
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.profile.engine_weights import engine_weight_bytes
 from kvc_trt.profile.floor import StepCost, ceiling_speedup, floor_seconds
-from kvc_trt.profile.model_size import cache_itemsize
+from kvc_trt.profile.model_size import WeightBytes, cache_itemsize
 from kvc_trt.profile.pages.findings import findings
 from kvc_trt.profile.request import ProfileRequest
 from kvc_trt.profile.statistics import summarise
@@ -42,8 +42,8 @@ def profile_engine(engine: EngineDirectory, request: ProfileRequest, progress: P
     after = _copy_bandwidth(benchmark, progress)
     bandwidth = max(before, after, key=lambda found: found.median)
     program = engine_program(engine)
-    read = engine_weight_bytes(program, benchmark.weight_format(program)).per_step
-    costs = StepCosts(engine.model, read, cache_itemsize(program.weight_format))
+    weights = engine_weight_bytes(program, benchmark.weight_format(program))
+    costs = StepCosts(engine.model, weights, cache_itemsize(program.weight_format))
     rows = measurement_rows(sweep.rows, costs, bandwidth.median)
     memory = memory_rows(sweep.rows)
     result: dict[str, Any] = {
@@ -140,8 +140,7 @@ class StepCosts:
     """By what the bytes of a step are counted."""
 
     model: ModelConfig
-    weight_bytes: float
-    """Bytes of weights that a step reads."""
+    weights: WeightBytes
     cache_itemsize: int
     """Bytes of a cached element."""
 
@@ -149,7 +148,7 @@ class StepCosts:
         """Return the cost of a step in the middle of the answer, with prompt and half of max_output_len cached."""
         half = side.parameters.max_output_len // 2
         traffic = row_traffic(self.model, side.parameters, self.cache_itemsize, context, half)
-        return StepCost(self.weight_bytes, traffic.bytes)
+        return self.weights.step(traffic.bytes)
 
 
 def measurement_rows(rows: Iterable[SweepRow], costs: StepCosts, bandwidth: float) -> list[dict[str, Any]]:
@@ -188,7 +187,7 @@ def _fields(row: SweepRow, side: Side, cost: StepCost, bandwidth: float) -> dict
         "system_output_throughput_tok_s": row.batch / step.median,
         "output_throughput_per_user_tok_s": 1 / step.median,
         "speedup_over_dense": None,
-        "weight_bytes_read_per_step_modelled": round(cost.weight_bytes),
+        "weight_bytes_read_per_step_modelled": round(cost.weights_read(row.batch)),
         "cache_bytes_read_per_step_modelled": round(row.batch * cost.row_bytes),
         "bytes_read_per_step_modelled": round(cost.bytes(row.batch)),
         "floor_ms": 1e3 * floor,

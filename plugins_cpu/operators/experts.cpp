@@ -18,7 +18,7 @@ namespace {
 
 /// Pairs that are computed at once: their activations take memory beside the input.
 constexpr int64_t kPairsAtOnce = 1024;
-/// With at most this many tokens of an expert, its rows are read once for all of them instead of panel by panel.
+/// With at most this many tokens of an expert on average, rows are read once for all of them instead of panel by panel.
 constexpr int64_t kNarrow = 24;
 /// Rows of a matrix, and tokens, per task.
 constexpr int64_t kRowsOfTask = kLinearPanel, kTokensOfTask = 16;
@@ -161,6 +161,12 @@ protected:
     /// The matrices, in the order of the operator's inputs.
     static constexpr size_t kGate = 0, kUp = 1, kDown = 2;
 
+    /// The average number of tokens of an expert, rounded up. It decides how a call adds up: if an expert's own number
+    /// of tokens did, a token's result would depend on the choices of the tokens beside it.
+    int64_t average(const Call& call) const {
+        return parts_of(call.sizes()[Symbol::kSymbolT] * chosen_, call.sizes()[Symbol::kSymbolExperts]);
+    }
+
     /// Checks the sizes that follow from attributes.
     virtual void check(Call& call) const = 0;
 
@@ -217,12 +223,13 @@ protected:
 
     void multiply(const Call& call, const Kernels& set, const Batch& batch, const float* x, int64_t in, int64_t out,
                   const std::vector<Product>& products) const override {
+        const bool narrow = average(call) <= kNarrow;
         by_rows(
             call, batch, products.size(), out, [&](const Piece& piece, size_t product, int64_t first, int64_t last) {
                 const float* const matrix = call.input<float>(2 + products[product].input) + piece.expert * out * in;
                 const float* const rows = x + piece.first * in;
                 float* const y = products[product].y + piece.first * out;
-                if (piece.count <= kNarrow) {
+                if (narrow) {
                     set.multiply_narrow({rows, matrix, y, piece.count, in, out}, first, last);
                     return;
                 }
@@ -265,8 +272,9 @@ protected:
                   const std::vector<Product>& products) const override {
         const int64_t blocks = in / kQuantisedBlock, pairs = batch.back().first + batch.back().count;
         const Rounded rounded(pairs, blocks);
+        const Order order = order_of(average(call));
         by_rounding(call, batch, [&](const Piece& piece, int64_t first, int64_t last) {
-            const RoundedInput input = rounded.of(piece.first, piece.count, order_of(piece.count));
+            const RoundedInput input = rounded.of(piece.first, piece.count, order);
             set.round_input(x + piece.first * in, bits_, first, last, input);
         });
         by_rows(call, batch, products.size(), out,
@@ -278,7 +286,6 @@ protected:
                                                  .rows = out,
                                                  .blocks = blocks,
                                                  .bits = bits_};
-                    const Order order = order_of(piece.count);
                     const Scratch scratch = order == Order::kByPanel ? aligned(panel_scratch(blocks)) : nullptr;
                     set.multiply(matrix, rounded.of(piece.first, piece.count, order), first, last,
                                  products[product].y + piece.first * out, out, scratch.get());

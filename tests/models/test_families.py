@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -14,10 +15,11 @@ from kvc_trt.errors import InputError
 from kvc_trt.models.config import Description, ModelConfig, RopeScaling
 from kvc_trt.models.family import HARMLESS, families
 from kvc_trt.models.family_weights import FamilyWeights, Rows, channel_order, in_our_order
+from kvc_trt.models.formats import open_checkpoint, weights_of
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sources.hugging_face import parse_config
 from kvc_trt.models.weights import WeightSource
-from tests.oracles.family_models import config_class, their_config
+from tests.oracles.family_models import config_class, their_config, written
 from tests.small_model import SMALL
 
 QKV = "model.layers.0.self_attn.qkv_proj.weight"
@@ -131,6 +133,24 @@ def test_the_norms_of_gemma_3_multiply_by_one_more_than_their_weight() -> None:
     assert (source.read(norm) == np.float32(1.0078125)).all()  # bfloat16 holds it too, but no smaller step
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "num_experts is missing"),
+        ({"num_experts": 4, "num_local_experts": 8}, "num_experts is 4 and num_local_experts 8, expected one number"),
+        ({"num_local_experts": 0}, "num_local_experts: input should be greater than or equal to 1, found 0"),
+        ({"num_local_experts": 10**9}, "num_local_experts: input should be less than or equal to 1024"),
+        ({"num_local_experts": 2}, "num_experts_per_tok is 3, expected at most the 2 experts"),
+        ({"num_local_experts": 8, "num_experts_per_tok": 0}, "num_experts_per_tok: input should be greater"),
+    ],
+)
+def test_numbers_of_experts_that_do_not_fit_are_refused(changes: dict[str, int], words: str) -> None:
+    fields = {"architectures": ["MixtralForCausalLM"], "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96}
+    fields |= {"num_hidden_layers": 2, "num_attention_heads": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}
+    with pytest.raises(InputError, match=words):
+        parse_config({**fields, "num_experts_per_tok": 3, **changes}, "config.json")
+
+
 def test_the_channels_of_a_head_are_in_order_unless_pairs_are_neighbours() -> None:
     assert channel_order(SMALL, interleaved=False) is None
     order = channel_order(SMALL, interleaved=True)
@@ -201,6 +221,30 @@ def test_any_rows_are_those_of_the_whole_tensor(part: str, data: st.DataObject) 
     start = data.draw(st.integers(0, rows))
     stop = data.draw(st.integers(start, rows))
     assert np.array_equal(source.read_rows(name, start, stop), source.read(name)[start:stop])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "phi3",
+            {"num_key_value_heads": 1},
+            r"0.self_attn.qkv_proj.weight has shape \[128, 64\], expected \[96",
+        ),
+        ("phi3", {"num_key_value_heads": 4}, r"qkv_proj.weight has shape \[128, 64\], expected \[192, 64\]"),
+        ("falcon-7b", {"multi_query": False}, r"query_key_value.weight has shape \[96, 64\], expected \[192, 64\]"),
+        ("falcon-40b", {"num_kv_heads": 1}, r"query_key_value.(weight|bias) has shape \[128(, 64)?\], expected \[96"),
+    ],
+)
+def test_a_joined_tensor_with_other_rows_than_its_parts_is_refused(
+    name: str, changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    written(name, tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(InputError, match=message):
+        weights_of(open_checkpoint(tmp_path))
 
 
 def test_a_checkpoint_in_our_order_is_read_as_it_is() -> None:

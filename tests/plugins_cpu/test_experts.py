@@ -75,6 +75,23 @@ def test_all_tokens_of_one_expert_are_right_and_others_are_not_read(
     assert case_error(case, natively(case, library)) <= bar(bits)
 
 
+@pytest.mark.parametrize("tokens", [10, 30, 80])
+@pytest.mark.parametrize("bits", BITS)
+def test_what_the_other_tokens_choose_does_not_change_a_bit_of_a_token(
+    library: Path, instructions: str, bits: int | None, tokens: int
+) -> None:
+    """The first token's expert computes it alone, or every token."""
+    case = expert_case(Experts(4, 1, 160), np.random.default_rng(9), tokens=tokens, hidden=288, bits=bits)
+    case.inputs["router"][:, :] = 0
+    case.inputs["router"][:2, 0] = 1, -1
+    found = []
+    for others in (1, -1):
+        case.inputs["x"][:, 0] = others
+        case.inputs["x"][0, 0] = 1
+        found.append(natively(case, library)[0])
+    np.testing.assert_array_equal(*found)
+
+
 def test_a_number_that_is_none_ranks_below_every_other(library: Path, instructions: str) -> None:
     case = expert_case(Experts(4, 2, 32), np.random.default_rng(7), tokens=5, hidden=64)
     case.inputs["router"][1] = np.nan

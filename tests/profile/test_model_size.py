@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from kvc_trt import policies
 from kvc_trt.models.presets import load_preset
 from kvc_trt.models.sources.hugging_face import parse_config
-from kvc_trt.profile.floor import StepCost
+from kvc_trt.profile.accelerators import accelerator
 from kvc_trt.profile.model_size import (
     cache_itemsize,
     count_parameters,
@@ -16,6 +18,8 @@ from kvc_trt.profile.model_size import (
     token_cache_bytes,
     weight_bytes,
 )
+from kvc_trt.profile.planning.placement import on_one_gpu
+from kvc_trt.profile.run import StepCosts
 
 SMALL = {
     "hidden_size": 32,
@@ -104,8 +108,22 @@ def test_a_step_reads_the_chosen_experts_and_a_batch_the_expected_number_of_dist
     size, counts = weight_bytes(model, "bf16"), count_parameters(model)
     assert size.per_step == 2 * (counts.active - counts.embedding)
     assert size.resident == 2 * counts.total
-    cost = StepCost(size.per_step, 0.0, 0.0, size.experts, size.expert_share)
+    cost = size.step(0.0)
     assert cost.bytes(1) == pytest.approx(size.per_step)
     every = size.per_step - size.experts * 2 / 8
     assert cost.bytes(2) == pytest.approx(every + size.experts * (1 - (6 / 8) ** 2))
     assert cost.bytes(1000) == pytest.approx(every + size.experts)
+
+
+def test_floors_of_batches_and_of_prompts_count_the_experts_of_all_their_tokens():
+    model = load_preset("mixtral-8x7b").config
+    size, gpu = weight_bytes(model, "bf16"), accelerator("H100")
+    lengths = {"token_budget": None, "max_input_len": 64, "max_output_len": 16}
+    parameters = policies.resolve("full", model=model, **lengths)
+    measured = StepCosts(model, size, cache_itemsize("bf16")).of(SimpleNamespace(parameters=parameters), 64)
+    planned = on_one_gpu(model, parameters, "bf16", turns=False)
+    others = size.per_step - size.experts / 4
+    four = others + size.experts * (1 - (6 / 8) ** 4)
+    assert measured.bytes(4) - 4 * measured.row_bytes == pytest.approx(four)
+    assert planned.sides["full"].step.weights_read(4) == pytest.approx(four)
+    assert planned.prefill_seconds(gpu, 4) == pytest.approx(four / gpu.bandwidth)

@@ -96,7 +96,7 @@ class Placement:
         """Return the floor of reading one prompt: its products, or its weights where they take longer."""
         return max(
             prefill_operations(self.local, tokens) / gpu.flops_16bit,
-            self.sides["full"].step.weight_bytes / gpu.bandwidth,
+            self.sides["full"].step.weights_read(tokens) / gpu.bandwidth,
         )
 
     def bytes_read(self, side: str, tokens: int, generated: int) -> float:
@@ -138,7 +138,6 @@ def on_one_gpu(
             assert memory is not None
             return memory(rules[name], count)
 
-        step = StepCost(size.per_step, read[name], flops, size.experts, size.expert_share)
-        return Side(rows[name], step, simple if memory is None else lru_cache(own))
+        return Side(rows[name], size.step(read[name], flops), simple if memory is None else lru_cache(own))
 
     return Placement(model, model, parameters, weights, turns, 1, size, {name: side(name) for name in SIDES})

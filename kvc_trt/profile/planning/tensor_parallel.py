@@ -18,7 +18,6 @@ from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.sharding import shards
 from kvc_trt.profile.accelerators import Accelerator
-from kvc_trt.profile.floor import StepCost
 from kvc_trt.profile.model_size import WeightBytes, cache_itemsize, count_parameters
 from kvc_trt.profile.planning.placement import SIDES, Placement, Side
 from kvc_trt.profile.traffic import row_traffic
@@ -44,17 +43,19 @@ def on_ranks(
         return backend.rank_memory(computing, parameters, rows, ranks, turns=turns)
 
     one, local, itemsize = memory(1), shards(model, ranks)[0].local, cache_itemsize(weights)
-    resident = one["weight_bytes"] + one["rotary_bytes"]
+    size = WeightBytes(one["weight_bytes"] + one["rotary_bytes"], one["weight_bytes_read_per_step"])
     flops = 2.0 * (count_parameters(local).linear + count_parameters(model).lm_head / ranks)
     rules = {"full": parameters.keeping_everything(), "compressed": parameters}
 
     def side(name: str) -> Side:
         rule = rules[name]
         read = row_traffic(local, rule.in_the_mean, itemsize, rule.max_input_len, rule.max_output_len).bytes
-        step = StepCost(one["weight_bytes_read_per_step"], read, flops)
-        return Side(one[name]["cache_bytes_per_row"], step, lambda rows: float(memory(rows)[name]["total_bytes"]))
+        return Side(
+            one[name]["cache_bytes_per_row"],
+            size.step(read, flops),
+            lambda rows: float(memory(rows)[name]["total_bytes"]),
+        )
 
-    size = WeightBytes(resident, one["weight_bytes_read_per_step"])
     turns = turns and parameters.no_turn is None
     return Placement(model, local, parameters, weights, turns, ranks, size, {name: side(name) for name in SIDES})
 
