@@ -52,6 +52,7 @@ def _preset(name: str) -> dict[str, Any]:
         "head_size": config.head_size,
         "max_position_embeddings": config.max_position_embeddings,
         "sliding_window": config.sliding_window,
+        "layer_windows": config.windows(config.max_position_embeddings),
         "default_policy": DEFAULT,
         "defaults": dict(preset.defaults),
     }
