@@ -260,6 +260,11 @@ def test_a_checkpoint_in_our_order_is_read_as_it_is() -> None:
         ("falcon-7b", {"alibi": True}, "alibi is true, expected false"),
         ("falcon-7b", {"parallel_attn": False}, "parallel_attn is false beside multi_query"),
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv is 8, expected null"),
+        (
+            "smollm3",
+            {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4},
+            "layer_types has sliding layers, expected use_sliding_window true",
+        ),
     ],
 )
 def test_a_field_that_no_part_computes_is_refused_by_name(name: str, change: dict[str, object], message: str) -> None:

@@ -20,6 +20,9 @@ def window_of(fields: QwenFields) -> int | None:
     """Return how many tokens attention sees; None for all. ValueError for no number of tokens."""
     window = fields.sliding_window
     if not fields.use_sliding_window or window is None:
+        # transformers masks such layers of SmolLM3 whatever use_sliding_window says.
+        if "sliding_attention" in (fields.layer_types or ()):
+            raise ValueError("layer_types has sliding layers, expected use_sliding_window true and a sliding_window")
         return None
     if type(window) is not int or window < 1:
         raise ValueError(f"sliding_window is {window!r}, expected a number of tokens")
