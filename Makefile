@@ -30,7 +30,7 @@ FOR_TRITON := 'numpy<2' 'tritonclient[grpc]==2.51.0'
 # Kubernetes' own reading of what `kvc-trt export dynamo` writes, tests only.
 FOR_DYNAMO := kubernetes==32.0.1
 FOR_AIPERF := aiperf==0.13.0
-FOR_CLIENTS := instructor==1.17.0 openai-agents==0.24.0
+FOR_CLIENTS := instructor==1.17.0 langchain-openai==1.7.4 openai-agents==0.24.0
 FOR_RELEASE := auditwheel==6.8.2 cmake==4.4.4 cyclonedx-bom==7.5.0 ninja==1.13.2 wheel==0.48.0
 # What builds kvc-trt itself where it is installed; pyproject.toml says which versions can.
 FOR_PROJECT := scikit-build-core==1.1.2

@@ -19,6 +19,9 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
+from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
@@ -63,6 +66,25 @@ async def agent(url: str, model: str) -> list[str]:
     return [type(item).__name__ for item in items]
 
 
+@tool
+def temperature(city: str) -> str:
+    """Return the temperature in a city."""
+    return f"{len(city)} degrees"
+
+
+def langchain(url: str, model: str) -> list[dict[str, str]]:
+    """The messages of a loop in which the model has to call a tool, is told the result, and answers."""
+    asked = ChatOpenAI(model=model, base_url=url, api_key="none", max_retries=0, max_completion_tokens=60)
+    messages: list[BaseMessage] = [HumanMessage("What is the temperature in Paris?")]
+    first = asked.bind_tools([temperature], tool_choice="required", strict=True).invoke(messages)
+    results = [temperature.invoke(call) for call in first.tool_calls]
+    assert all(isinstance(one, ToolMessage) for one in results)
+    messages += [first, *results]
+    streamed = list(asked.bind_tools([temperature], tool_choice="none").stream(messages))
+    last = sum(streamed[1:], streamed[0])
+    return [{"type": one.type, "text": str(one.content)} for one in [*messages, last]]
+
+
 def main() -> None:
     url, model = sys.argv[1:]
     found = {
@@ -70,6 +92,7 @@ def main() -> None:
         "tools": instructed(url, model, instructor.Mode.TOOLS),
         "agent": asyncio.run(agent(url, model)),
         "called": CALLED,
+        "langchain": langchain(url, model),
     }
     print(json.dumps(found))
 

@@ -83,7 +83,7 @@ def test_a_tool_loop(client):
     assert last.message.content or last.message.tool_calls
 
 
-def test_instructor_and_the_agents_sdk(url):
+def test_instructor_the_agents_sdk_and_langchain(url):
     if not CLIENTS.exists():
         pytest.skip(f"there is no {CLIENTS}: make clients-env")
     command = [str(CLIENTS), str(Path(__file__).with_name("clients_story.py")), url, "chat"]
@@ -93,3 +93,6 @@ def test_instructor_and_the_agents_sdk(url):
     assert found["schema"].keys() == found["tools"].keys() == {"name", "country"}
     assert found["agent"][:2] == ["ToolCallItem", "ToolCallOutputItem"]
     assert len(found["called"]) >= 1
+    assert [one["type"] for one in found["langchain"]] == ["human", "ai", "tool", "AIMessageChunk"]
+    assert found["langchain"][2]["text"].endswith(" degrees")
+    assert found["langchain"][3]["text"]
