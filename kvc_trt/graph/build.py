@@ -25,7 +25,7 @@ from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.methods.base.graph_context import DecodeBatch, PromptBatch, TurnBatch
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.operators.emitter import Emitter
+from kvc_trt.operators.emitter import Emitter, Value
 from kvc_trt.operators.shapes import count_to
 
 
@@ -41,8 +41,8 @@ def build_prefill(
     check(config, parameters, weights)
     emit = Emitter()
     layers = Layers(emit, config, weights)
-    prompt = _prompt(layers, parameters)
-    x = layers.embed(emit.Reshape("input_ids", [-1]))
+    prompt, positions = _prompt(layers, parameters)
+    x = layers.embed(emit.Reshape("input_ids", [-1]), positions)
     sites = cache_sites(config, parameters)
     squeezed = [site for site in sites if site.parameters.squeeze_share is not None]
     cosines = []
@@ -84,7 +84,7 @@ def build_decode(
     limit = parameters.slice_limit if slice_until is None else slice_until
     angles = layers.rotary(emit.Unsqueeze("positions", [1]))
     batch = DecodeBatch(angles, "cache_lengths", "positions", limit, layers.rotary_tables)
-    x = layers.embed("token")
+    x = layers.embed("token", "positions")
     sites = cache_sites(config, parameters)
     for layer, of_layer in by_layer(sites):
         with emit.scope(f"layers.{layer}"):
@@ -121,7 +121,7 @@ def build_draft(config: ModelConfig, parameters: PolicyParameters, *, weights: G
     batch = DecodeBatch(
         angles, "cache_lengths", "positions", parameters.slice_limit, layers.rotary_tables, tokens=tokens
     )
-    x = layers.embed(emit.Reshape("token", [-1]))
+    x = layers.embed(emit.Reshape("token", [-1]), places)
     sites = cache_sites(config, parameters)
     for layer, of_layer in by_layer(sites):
         with emit.scope(f"layers.{layer}"):
@@ -156,8 +156,8 @@ def build_extend(
         raise InputError(f"policy {parameters.policy} takes no turns: {parameters.no_turn}")
     emit = Emitter()
     layers = Layers(emit, config, weights)
-    turn = _turn(layers, parameters)
-    x = layers.embed(emit.Reshape("input_ids", [-1]))
+    turn, places = _turn(layers, parameters)
+    x = layers.embed(emit.Reshape("input_ids", [-1]), places)
     sites = cache_sites(config, parameters)
     for layer, of_layer in by_layer(sites):
         with emit.scope(f"layers.{layer}"):
@@ -188,23 +188,27 @@ def build_extend(
     return assembled("extend", layers, parameters, inputs, outputs)
 
 
-def _prompt(layers: Layers, parameters: PolicyParameters) -> PromptBatch:
+def _prompt(layers: Layers, parameters: PolicyParameters) -> tuple[PromptBatch, Value]:
+    """Return what all layers need of the prompts, and the position of each token, INT64 [B,S]."""
     emit = layers.emit
     grid = emit.Shape("input_ids")
     # Padding may extend past the rotary tables; its results are never used.
     counted = emit.Min(count_to(emit, emit.Shape("input_ids", start=1)), parameters.max_sequence_len - 1)
     window = prompt_window(emit, parameters, "prompt_lengths")
-    angles = layers.rotary(emit.Expand(counted, grid))
+    positions = emit.Expand(counted, grid)
+    angles = layers.rotary(positions)
     numbers = numbers_of_prompts(emit, parameters, "prompt_lengths")
-    return PromptBatch("prompt_lengths", grid, angles, window, layers.rotary_tables, numbers)
+    return PromptBatch("prompt_lengths", grid, angles, window, layers.rotary_tables, numbers), positions
 
 
-def _turn(layers: Layers, parameters: PolicyParameters) -> TurnBatch:
+def _turn(layers: Layers, parameters: PolicyParameters) -> tuple[TurnBatch, Value]:
+    """Return what all layers need of the turns, and the position of each token, INT64 [B,M]."""
     emit = layers.emit
     grid, length = emit.Shape("input_ids"), emit.Shape("input_ids", start=1)
     # Padding may extend past the rotary tables; its results are never used.
-    places = emit.Add(emit.Unsqueeze("positions", [1]), count_to(emit, length))
-    angles = layers.rotary(emit.Min(places, parameters.max_sequence_len - 1))
+    counted = emit.Add(emit.Unsqueeze("positions", [1]), count_to(emit, length))
+    places = emit.Min(counted, parameters.max_sequence_len - 1)
+    angles = layers.rotary(places)
     window, counting = turn_window(emit, parameters, "lengths", length)
     numbers = numbers_of_turns(emit, parameters, "positions", "lengths")
-    return TurnBatch("lengths", grid, angles, window, layers.rotary_tables, numbers, "positions", counting)
+    return TurnBatch("lengths", grid, angles, window, layers.rotary_tables, numbers, "positions", counting), places

@@ -21,7 +21,7 @@ from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.quantisation import BLOCK
 from kvc_trt.models.rope import query_scale
 from kvc_trt.models.sources.fp8 import FP8
-from kvc_trt.models.weights import EXPERT_MATRICES, ROUTER, SHARED_EXPERT, SHARED_GATE
+from kvc_trt.models.weights import EXPERT_MATRICES, POSITIONS, ROUTER, SHARED_EXPERT, SHARED_GATE
 from kvc_trt.operators.emitter import Emitter, Value
 from kvc_trt.operators.experts import EXPERTS, MATRICES, QUANTISED_EXPERTS
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
@@ -46,9 +46,16 @@ class Layers:
         self.weights = weights
         self.initializers: dict[str, TensorProto] = {}
 
-    def embed(self, token_ids: Value) -> Value:
-        """Gather the rows of the embedding for `token_ids` [T], times the model's scale."""
-        return self._scaled(self._rows(token_ids), self.config.description.embedding_scale)
+    def embed(self, token_ids: Value, positions: Value) -> Value:
+        """Gather the rows of the embedding for `token_ids` [T], times the model's scale.
+
+        Where positions are learned, add the rows of `positions`, one for each token in any shape.
+        """
+        rows = self._scaled(self._rows(token_ids), self.config.description.embedding_scale)
+        if not self.config.description.learned_positions:
+            return rows
+        learned = self.emit.Gather(self._tensor(POSITIONS), self.emit.Reshape(positions, [-1]))
+        return str(self.emit.Add(rows, learned))
 
     def _rows(self, token_ids: Value) -> Value:
         if EMBEDDING + PACKED in self.weights:

@@ -1,6 +1,6 @@
 """Cut a prefill graph into parts that run one after another, so that a prompt can wait between them.
 
-    angles          cosines and sines of all positions
+    positions       cosines and sines of all positions, or their learned vectors
     step 0          embedding, and the first layer's queries, keys and values
     store 0         what the policy stores of the first layer
     step 1          the first layer's attention and feed-forward, and the second layer's queries, keys and values
@@ -21,6 +21,7 @@ from functools import cached_property
 
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
+from kvc_trt.models.weights import POSITIONS
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.attention.sliding_attention import SLIDING_ATTENTION
@@ -49,7 +50,7 @@ class Part:
 class PrefillParts:
     """The parts of one prefill graph. Step s is followed by store s; a store may be empty."""
 
-    angles: Part
+    positions: Part
     steps: tuple[Part, ...]
     stores: tuple[Part, ...]
     head: Part
@@ -151,7 +152,7 @@ class _Cut:
     def parts(self) -> PrefillParts:
         count = 1 + max(self._stage)
         return PrefillParts(
-            self._angles_part(),
+            self._positions_part(),
             tuple(self._part(("step", stage)) for stage in range(count)),
             tuple(self._part(("store", stage)) for stage in range(count)),
             self._part(("head", count - 1)),
@@ -173,7 +174,9 @@ class _Cut:
             self._stage.append(max((self._stage[index] for index in before), default=0) + _is_attention(node))
         self._needed = self._ancestors(self._producer[LOGITS])
         rotations = [self._nodes[i] for i in self._needed if self._nodes[i].op_type == "RotaryEmbedding"]
-        self._angles = tuple(dict.fromkeys(name for node in rotations for name in node.input[1:3]))
+        learned = [self._nodes[i] for i in self._needed if POSITIONS in self._nodes[i].input]
+        rows = [name for node in rotations for name in node.input[1:3]] + [node.output[0] for node in learned]
+        self._of_positions = tuple(dict.fromkeys(rows))
         """They are the only light values with a row per token: a block of tokens cannot count its positions."""
 
     def _ancestors(self, index: int) -> set[int]:
@@ -211,9 +214,9 @@ class _Cut:
         attention = (self._nodes[index] for index in own if _is_attention(self._nodes[index]))
         return self._of(own, outputs, frozenset(name for node in attention for name in node.input[1:3]))
 
-    def _angles_part(self) -> Part:
-        own = {index for name in self._angles for index in self._ancestors(self._producer[name])}
-        return self._of(own, self._angles)
+    def _positions_part(self) -> Part:
+        own = {index for name in self._of_positions for index in self._ancestors(self._producer[name])}
+        return self._of(own, self._of_positions)
 
     def _of(self, own: set[int], outputs: Iterable[str], up_to_block: frozenset[str] = frozenset()) -> Part:
         """Return the part that owns these nodes, with the light ones that they read."""
@@ -231,16 +234,16 @@ class _Cut:
             if index not in found:
                 found.add(index)
                 read = [self._producer[n] for n in self._nodes[index].input if n in self._producer]
-                pending += [i for i in read if self._light[i] and not self._is_angle(i, own)]
+                pending += [i for i in read if self._light[i] and not self._is_of_positions(i, own)]
         return [self._nodes[index] for index in sorted(found, key=self._place)]
 
     def _place(self, index: int) -> tuple[bool, bool, int]:
         """Return what orders a part's nodes: constants, which all layers share with the first one, come before all."""
         return self._nodes[index].op_type != "Constant", not self._light[index], index
 
-    def _is_angle(self, index: int, own: set[int]) -> bool:
-        """True if the angles' own part has computed it."""
-        return index not in own and bool(set(self._angles).intersection(self._nodes[index].output))
+    def _is_of_positions(self, index: int, own: set[int]) -> bool:
+        """True if the part of positions has computed it."""
+        return index not in own and bool(set(self._of_positions).intersection(self._nodes[index].output))
 
 
 def _is_attention(node: NodeProto) -> bool:

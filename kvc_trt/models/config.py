@@ -155,6 +155,8 @@ class Description:
     attention_scale: float | None = None
     """The factor of query times key; None for 1/sqrt(head_size)."""
     embedding_scale: float = 1.0
+    learned_positions: bool = False
+    """True: the residual stream begins with a vector of the token and one of its position."""
     residual_scale: float = 1.0
     """The factor of what attention and feed-forward add to the residual stream."""
     logit_scale: float = 1.0
@@ -260,6 +262,12 @@ def check_length(config: ModelConfig, max_sequence_len: int, max_output_len: int
         raise InputError(
             f"prompt and answer may take {max_sequence_len} tokens together; dynamic rotary scaling would rotate all "
             f"tokens anew with each one beyond {positions}, and a cache holds them rotated",
+            hint=f"--max-input-len {max(1, positions - max_output_len)}",
+        )
+    if config.description.learned_positions and max_sequence_len > positions:
+        raise InputError(
+            f"prompt and answer may take {max_sequence_len} tokens together; {config.architecture} has learned the "
+            f"vectors of {positions} positions",
             hint=f"--max-input-len {max(1, positions - max_output_len)}",
         )
     if longest_prompt > positions:

@@ -23,6 +23,8 @@ CHUNK_ELEMENTS = 1 << 23
 ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM = "post_self_attn_layernorm", "post_mlp_layernorm"
 """The norms of what attention and feed-forward add to the residual stream."""
 
+POSITIONS = "model.embed_positions.weight"
+"""The vectors of positions [positions,hidden], where they are learned."""
 ROUTER, SHARED_EXPERT, SHARED_GATE = "mlp.gate.weight", "mlp.shared_expert", "mlp.shared_expert_gate.weight"
 """The router [experts,hidden]; the expert that reads every token, and the row whose product is its sigmoid's input."""
 EXPERT_MATRICES = tuple(f"mlp.experts.{projection}_proj.weight" for projection in ("gate", "up", "down"))
@@ -74,6 +76,8 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor the decoder reads, in the order it reads them."""
     hidden = config.hidden_size
     tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    if config.description.learned_positions:
+        tensors[POSITIONS] = (config.max_position_embeddings, hidden)
     for layer in range(config.num_hidden_layers):
         tensors |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_tensors(config, layer).items()}
     tensors |= _norm(config, "model.norm", hidden)

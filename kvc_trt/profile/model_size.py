@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.models.weights import expected_tensors
+from kvc_trt.models.weights import POSITIONS, expected_tensors
 from kvc_trt.profile.floor import StepCost
 
 QUANTISATION_BLOCK = 32
@@ -41,6 +41,8 @@ class ParameterCount:
     vectors: int
     """Parameters of norms and biases."""
     tied: bool
+    positions: int = 0
+    """The table of learned positions, from which a step gathers one row per sequence."""
     experts: int = 0
     """Matrices of all experts, of which a token reads `expert_share`."""
     expert_share: float = 0.0
@@ -48,7 +50,8 @@ class ParameterCount:
     @property
     def total(self) -> int:
         """Number of parameters of the checkpoint; a tied output matrix counts once."""
-        return self.linear + self.experts + self.vectors + self.embedding + (0 if self.tied else self.lm_head)
+        tables = self.embedding + self.positions + (0 if self.tied else self.lm_head)
+        return self.linear + self.experts + self.vectors + tables
 
     @property
     def multiplied(self) -> int:
@@ -65,12 +68,12 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
     """Count the decoder's parameters by their use."""
     sizes = {name: math.prod(shape) for name, shape in expected_tensors(model).items()}
     embedding = sizes.pop(_EMBEDDING)
-    lm_head = sizes.pop(_LM_HEAD, embedding)
+    lm_head, positions = sizes.pop(_LM_HEAD, embedding), sizes.pop(POSITIONS, 0)
     vectors = sum(size for name, size in sizes.items() if name.endswith(("norm.weight", ".bias")))
     experts, part = sum(size for name, size in sizes.items() if ".mlp.experts." in name), model.description.experts
     linear = sum(sizes.values()) - vectors - experts
     share = 0.0 if part is None else part.chosen / part.count
-    return ParameterCount(linear, lm_head, embedding, vectors, model.tie_word_embeddings, experts, share)
+    return ParameterCount(linear, lm_head, embedding, vectors, model.tie_word_embeddings, positions, experts, share)
 
 
 def prefill_operations(model: ModelConfig, tokens: int) -> float:
@@ -108,10 +111,11 @@ def weight_bytes(model: ModelConfig, weights: str) -> WeightBytes:
     vectors = parameters.vectors * _ACTIVATION_BYTES[weights]
     table = _TABLE_FORMAT.get(weights, weights)
     embedding = parameters.embedding * _MATRIX_BYTES[table]
+    positions = parameters.positions * _ACTIVATION_BYTES[weights]
     lm_head = parameters.lm_head * _MATRIX_BYTES[table if parameters.tied or weights == "fp8" else weights]
     linear, experts = (count * _MATRIX_BYTES[weights] for count in (parameters.linear, parameters.experts))
     return WeightBytes(
-        resident=linear + experts + vectors + embedding + (0 if parameters.tied else lm_head),
+        resident=linear + experts + vectors + embedding + positions + (0 if parameters.tied else lm_head),
         per_step=linear + experts * parameters.expert_share + vectors + lm_head,
         experts=experts,
         expert_share=parameters.expert_share,

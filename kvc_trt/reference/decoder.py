@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.rope import query_scale
-from kvc_trt.models.weights import ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM, WeightSource
+from kvc_trt.models.weights import ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM, POSITIONS, WeightSource
 from kvc_trt.reference import checks
 from kvc_trt.reference.cache import LayerCache, ReferenceCache
 from kvc_trt.reference.caching import LayerCaches, Projected, ReadBack
@@ -76,7 +76,7 @@ class ReferenceDecoder:
             raise ValueError(f"input_ids has shape {list(input_ids.shape)}; expected [B,S]")
         longest = min(input_ids.shape[1], self.parameters.max_input_len)
         rows = checks.lengths("prompt_lengths", prompt_lengths, input_ids.shape[0], 1, longest)
-        hidden = [self._embed(input_ids[b, :n]) for b, n in enumerate(rows)]
+        hidden = [self._embed(input_ids[b, :n], torch.arange(n)) for b, n in enumerate(rows)]
         self._set_prompt_budgets(input_ids, prompt_lengths)
         caches = [
             cache
@@ -95,7 +95,7 @@ class ReferenceDecoder:
         for one, parameters in zip(cache.caches, groups, strict=True):
             most = one.capacity if parameters.evicts_while_decoding else one.capacity - 1
             checks.lengths("cache.lengths", one.lengths, len(tokens), 0, most)
-        hidden = self._embed(tokens)
+        hidden = self._embed(tokens, cache.positions)
         rest = iter(cache.caches)
         for index in layers:
             caches = [next(rest) for _ in self.parameters.groups(index)]
@@ -115,11 +115,11 @@ class ReferenceDecoder:
         rows = checks.lengths("lengths", lengths, len(cache.positions), 1, input_ids.shape[1])
         last = self.parameters.max_sequence_len
         checks.lengths("cache.positions + lengths", cache.positions + lengths, len(rows), 1, last)
-        hidden = [self._embed(input_ids[b, :n]) for b, n in enumerate(rows)]
+        starts = cache.positions.tolist()
+        hidden = [self._embed(input_ids[b, :n], starts[b] + torch.arange(n)) for b, n in enumerate(rows)]
         rest = iter(cache.caches)
         for index in range(self.config.num_hidden_layers):
             weights, caches = self._weights.layer(index), [next(rest) for _ in self.parameters.groups(index)]
-            starts = cache.positions.tolist()
             projected = [
                 self._project(index, weights, x, start + torch.arange(len(x)))
                 for x, start in zip(hidden, starts, strict=True)
@@ -160,7 +160,7 @@ class ReferenceDecoder:
         """Return the cosine of the residual stream before and after each layer's attention: [B,S], [B] -> [L,B].
 
         It is averaged over a prompt's tokens (SqueezeAttention, arXiv 2404.04793)."""
-        hidden = [self._embed(input_ids[b, :n]) for b, n in enumerate(prompt_lengths.tolist())]
+        hidden = [self._embed(input_ids[b, :n], torch.arange(n)) for b, n in enumerate(prompt_lengths.tolist())]
         cosines = hidden[0].new_empty(self.config.num_hidden_layers, len(hidden))
         for index in range(self.config.num_hidden_layers):
             weights = self._weights.layer(index)
@@ -194,9 +194,10 @@ class ReferenceDecoder:
         output = self._caches.attend(index, projected, positions, caches)
         return self._feed_forward(index, weights, hidden, self._after_attention(weights, hidden, output))
 
-    def _embed(self, tokens: Tensor) -> Tensor:
-        """Return the residual stream before the first layer: tokens [N] -> [N,hidden]."""
-        return self._weights.embed(tokens) * self._parts.embedding_scale
+    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Return the residual stream before the first layer: tokens [N] at positions [N] -> [N,hidden]."""
+        rows = self._weights.embed(tokens) * self._parts.embedding_scale
+        return rows + self._weights.tensor(POSITIONS)[positions] if self._parts.learned_positions else rows
 
     def _project(self, index: int, weights: Weights, hidden: Tensor, positions: Tensor) -> Projected:
         """Project N tokens [N,hidden] at their positions to queries, keys and values of one layer."""

@@ -137,9 +137,9 @@ class ForcedDecoder(ReferenceDecoder):
     def forced(self, batch: Batch, tokens: NDArray[np.int64], progress: Progress | None = None) -> ReferenceRun:
         """Prompts, then `tokens` [N,B]; equal to `prefill` and N times `decode`, in another order of work."""
         lengths = torch.from_numpy(batch.prompt_lengths)
-        prompts = [self._embed(torch.tensor(row)) for row in batch.rows()]
+        prompts = [self._embed(torch.tensor(row), torch.arange(len(row))) for row in batch.rows()]
         self._set_prompt_budgets(torch.from_numpy(batch.input_ids), lengths)
-        steps = [self._embed(row) for row in torch.from_numpy(tokens)]
+        steps = [self._embed(row, lengths + step) for step, row in enumerate(torch.from_numpy(tokens))]
         choices: dict[int, list[NDArray[np.integer]]] = {}
         layers = self.config.num_hidden_layers
         with (progress or NullProgress()).task("reference", layers) as advance:

@@ -30,7 +30,7 @@ def made(tmp_path_factory):
 
 
 def parts_of(parts):
-    return [parts.angles, *parts.steps, *parts.stores, parts.head]
+    return [parts.positions, *parts.steps, *parts.stores, parts.head]
 
 
 @pytest.mark.parametrize(

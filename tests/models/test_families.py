@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from pydantic_core import PydanticUndefined
 
 from kvc_trt.errors import InputError
-from kvc_trt.models.config import Description, ModelConfig, RopeScaling
+from kvc_trt.models.config import Description, ModelConfig, RopeScaling, check_length
 from kvc_trt.models.family import HARMLESS, families
 from kvc_trt.models.family_weights import FamilyWeights, Rows, channel_order, in_our_order
 from kvc_trt.models.formats import open_checkpoint, weights_of
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.sources.hugging_face import parse_config
 from kvc_trt.models.weights import WeightSource
-from tests.oracles.family_models import config_class, their_config, written
+from tests.oracles.family_models import config_class, our_config, their_config, written
 from tests.small_model import SMALL
 
 QKV = "model.layers.0.self_attn.qkv_proj.weight"
@@ -265,9 +265,21 @@ def test_a_checkpoint_in_our_order_is_read_as_it_is() -> None:
             {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4},
             "layer_types has sliding layers, expected use_sliding_window true",
         ),
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before is false, expected true"),
+        ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm is true, expected false"),
+        ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim is 32, expected 64 as hidden_size"),
     ],
 )
 def test_a_field_that_no_part_computes_is_refused_by_name(name: str, change: dict[str, object], message: str) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(InputError, match=message):
         parse_config({**json.loads(their_config(name).to_json_string()), **change}, "config.json")
+
+
+def test_learned_positions_end_where_the_checkpoint_ends() -> None:
+    """Rotary models may answer a little beyond their length; there is no vector that could."""
+    pytest.importorskip("transformers")
+    model = our_config("opt")
+    check_length(model, model.max_position_embeddings, 32)
+    with pytest.raises(InputError, match="1025 tokens together; OPTForCausalLM has learned the vectors of 1024"):
+        check_length(model, model.max_position_embeddings + 1, 32)

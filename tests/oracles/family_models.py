@@ -102,6 +102,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Cohere2",
         {"layer_types": ["full_attention"] * 2, "attention_bias": True, "logit_scale": 0.4},
     ),
+    "opt": ("OPT", {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 64}),
     "mixtral": ("Mixtral", {"num_local_experts": 4}),
     "qwen2-moe": (
         "Qwen2Moe",

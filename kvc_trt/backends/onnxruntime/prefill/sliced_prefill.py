@@ -47,8 +47,9 @@ class SlicedPrefill:
     ) -> None:
         self._keep = tuple(keep)
         self._grain = PROMPT_BLOCK * threads
-        self._angles = loader.load(parts.angles)
-        trials.learn(self._angles)
+        self._positions = loader.load(parts.positions) if parts.positions.nodes else None
+        if self._positions is not None:
+            trials.learn(self._positions)
         self._steps: list[LoadedPart] = []
         self._stores: list[LoadedPart | None] = []
         for step, store in zip(parts.steps, parts.stores, strict=True):
@@ -93,8 +94,8 @@ class SlicedPrefill:
         return {name: values.get(name) for name in self._keep}
 
     def _free_buffers(self) -> None:
-        # The parts share them: any of them frees them.
-        self._angles.run({TOKENS: np.zeros((1, 1), np.int64)}, shrink=True)
+        # The parts share them: any of them frees them. These two read nothing but tokens.
+        (self._positions or self._steps[0]).run({TOKENS: np.zeros((1, 1), np.int64)}, shrink=True)
 
     def _unread(self, pieces: Iterable[Piece]) -> dict[int, list[Key]]:
         """Return for each piece, by identity, the values that nothing reads after it."""
@@ -108,7 +109,8 @@ class SlicedPrefill:
         # All layers have the same blocks: some values of one block are read in the next layer's.
         slowest = max(self._step_rates, key=lambda rates: rates.seconds(0, tokens))
         cuts = blocks(slowest, tokens, self._grain, limit)
-        yield Piece(self._angles, 0.0)
+        if self._positions is not None:
+            yield Piece(self._positions, 0.0)
         for step, rates, store, store_rates in zip(
             self._steps, self._step_rates, self._stores, self._store_rates, strict=True
         ):
@@ -183,7 +185,7 @@ class _Values:
 
 def _read_whole(parts: PrefillParts) -> frozenset[str]:
     """Return the values of which some part reads more than one block of tokens."""
-    found = {TOKENS, LENGTHS, *parts.angles.outputs, *parts.head.inputs}
+    found = {TOKENS, LENGTHS, *parts.positions.outputs, *parts.head.inputs}
     for step, store in zip(parts.steps, parts.stores, strict=True):
         found |= {*step.up_to_block, *store.inputs}
     return frozenset(found)

@@ -136,6 +136,9 @@ class KnownShapes:
             return None if tensor is None else tuple(tensor.dims)
         if node.op_type in _LIKE_FIRST:
             return self.shape(node.input[0])
+        if node.op_type == "Reshape" and self.shape(node.input[0]) is None:
+            sizes = self.elements(node.input[1])
+            return None if sizes is None or 0 in sizes else tuple(None if size == -1 else size for size in sizes)
         shapes = [self.shape(name) for name in node.input[: 1 if node.op_type in _LISTS else None]]
         if node.op_type not in _RULES or None in shapes:
             return None

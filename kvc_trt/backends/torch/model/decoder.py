@@ -130,9 +130,11 @@ class TorchDecoder(Projections):
         batch, length = input_ids.shape
         state: dict[str, Tensor] = {}
         lengths: list[Tensor] = []
-        hidden = self._embed(input_ids.flatten())
+        places = torch.arange(batch * length, device=input_ids.device) % length
+        places = places.clamp(max=self._positions - 1)  # padding may extend past the tables
+        hidden = self._embed(input_ids.flatten(), places)
         for layer in range(self.config.num_hidden_layers):
-            kept, stored = yield from self._prefill_layer(layer, hidden, batch, prompt_lengths)
+            kept, stored = yield from self._prefill_layer(layer, hidden, places, prompt_lengths)
             state.update(kept)
             lengths += stored
         last = torch.arange(batch, device=hidden.device) * length + prompt_lengths - 1
@@ -163,7 +165,7 @@ class TorchDecoder(Projections):
             cache_lengths,
             *(torch.where(cache_lengths < 0, -1, cache_lengths + step) for step in range(1, count)),
         ]
-        hidden = self._embed(tokens)
+        hidden = self._embed(tokens, positions)
         x = self._read(0, "input_layernorm", hidden)
         for layer, weights in enumerate(layers):
             cos, sin = angles[kinds[layer]]
@@ -199,9 +201,9 @@ class TorchDecoder(Projections):
         it, int64 [caches,B] on the CPU.
         """
         batch, block = input_ids.shape
-        hidden = self._embed(input_ids.flatten())
         places = positions[:, None] + torch.arange(block, device=positions.device)
         places = places.flatten().clamp(max=self._positions - 1)  # padding may extend past the tables
+        hidden = self._embed(input_ids.flatten(), places)
         stored: list[Tensor] = []
         for layer in range(self.config.num_hidden_layers):
             made, given = self._project(layer, hidden, batch, places), (lengths, positions, cache_lengths, state)
@@ -247,11 +249,13 @@ class TorchDecoder(Projections):
         return attended
 
     def _prefill_layer(
-        self, layer: int, hidden: Tensor, batch: int, prompt_lengths: Tensor
+        self, layer: int, hidden: Tensor, places: Tensor, prompt_lengths: Tensor
     ) -> Generator[None, None, tuple[dict[str, Tensor], list[Tensor]]]:
-        """Pass the residual stream [T,hidden] through one layer in place; return its stored tensors and lengths."""
-        places = torch.arange(len(hidden), device=hidden.device) % (len(hidden) // batch)
-        places = places.clamp(max=self._positions - 1)  # padding may extend past the tables
+        """Pass the residual stream [T,hidden] of tokens at `places` [T] through one layer, in place.
+
+        Returns its stored tensors and lengths.
+        """
+        batch = len(prompt_lengths)
         made = yield from self._project_in_pieces(layer, hidden, batch, places)
         query, keys, values = (part.transpose(1, 2) for part in made)
         attended = yield from self._attention_in_pieces(layer, query, keys, values)

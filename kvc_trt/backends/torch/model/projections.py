@@ -92,10 +92,12 @@ class Projections:
         query, keys, values = (part.view(batch, length, *part.shape[1:]) for part in parts)
         return query, keys, values
 
-    def _embed(self, tokens: Tensor) -> Tensor:
-        """Return the residual stream before the first layer: tokens [T] -> [T,hidden]."""
+    def _embed(self, tokens: Tensor, places: Tensor) -> Tensor:
+        """Return the residual stream before the first layer: tokens [T] at positions `places` [T] -> [T,hidden]."""
         rows, scale = functional.embedding(tokens, self._weights.embedding), self.config.description.embedding_scale
-        return rows if scale == 1 else rows * scale
+        rows = rows if scale == 1 else rows * scale
+        learned = self._weights.positions
+        return rows if learned is None else rows + functional.embedding(places, learned)
 
     def _finish(self, layer: int, hidden: Tensor, attended: Tensor) -> None:
         """Add output projection and feed-forward to the residual stream, in place."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvc_trt.backends.torch.device import from_numpy
-from kvc_trt.models.weights import expected_tensors, row_chunks
+from kvc_trt.models.weights import POSITIONS, expected_tensors, row_chunks
 from kvc_trt.reference.layers import EMBEDDING, HEAD
 
 if TYPE_CHECKING:
@@ -37,9 +37,10 @@ class TorchWeights:
         head: Tensor,
         norm: Tensor | None,
         norm_bias: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> None:
         self.layers, self.embedding, self.head, self.norm = layers, embedding, head, norm
-        self.norm_bias = norm_bias
+        self.norm_bias, self.positions = norm_bias, positions
 
     @classmethod
     def read(cls, config: ModelConfig, source: WeightSource, device: torch.device, dtype: torch.dtype) -> TorchWeights:
@@ -61,13 +62,15 @@ class TorchWeights:
         norms = config.description.norms
         weight = load([f"{FINAL_NORM}.weight"]) if norms.weight else None
         bias = load([f"{FINAL_NORM}.bias"]) if norms.bias else None
-        return cls(layers, embedding, head, weight, bias)
+        positions = load([POSITIONS]) if config.description.learned_positions else None
+        return cls(layers, embedding, head, weight, bias, positions)
 
     @property
     def nbytes(self) -> int:
         """Size of all tensors in bytes; a tied head counts once."""
         tensors = [tensor for layer in self.layers for tensor in layer.values()]
-        tensors += [self.embedding, *(one for one in (self.norm, self.norm_bias) if one is not None)]
+        optional = self.norm, self.norm_bias, self.positions
+        tensors += [self.embedding, *(one for one in optional if one is not None)]
         tensors += [] if self.head is self.embedding else [self.head]
         return sum(tensor.nbytes for tensor in tensors)
 

@@ -72,5 +72,10 @@ def read_shard(file: HeldFile, shard: Shard, device: torch.device, dtype: torch.
         return found
     part = shard.extent(HEAD, source.shape(EMBEDDING))[0]
     return TorchWeights(
-        found.layers, found.embedding, found.embedding[part.start : part.stop], found.norm, found.norm_bias
+        found.layers,
+        found.embedding,
+        found.embedding[part.start : part.stop],
+        found.norm,
+        found.norm_bias,
+        found.positions,
     )
