@@ -8,7 +8,6 @@ stores them.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -52,7 +51,7 @@ class FamilyWeights:
     ) -> None:
         """Channel i of every head of queries and keys is the checkpoint's channel `order[i]`; None: they are alike.
 
-        InputError for a joined tensor that has not exactly the rows of its parts.
+        InputError for a joined tensor that does not end with its last part.
         """
         self._source, self._places, self._order = source, places, order
         self._check_joined()
@@ -104,11 +103,12 @@ class FamilyWeights:
         return self._places[name].plus if name in self._places else 0.0
 
     def _check_joined(self) -> None:
-        """Raise InputError for a tensor with other rows than its parts; `shape` would not show it, part by part."""
-        expected: Counter[str] = Counter()
+        """Raise InputError for a tensor that does not end with its last part; the shapes of parts would not show it."""
+        expected: dict[str, int] = {}
         for rows in self._places.values():
             if rows.size is not None:
-                expected[rows.name] += rows.blocks * rows.size
+                end = rows.start + (rows.blocks - 1) * rows.step + rows.size
+                expected[rows.name] = max(end, expected.get(rows.name, 0))
         stored = set(self._source.names())
         for name, rows_of_parts in expected.items():
             found = list(self._source.shape(name)) if name in stored else [rows_of_parts]
