@@ -79,7 +79,7 @@ class WatchedDecoder(ReferenceDecoder):
     @torch.inference_mode()
     def watch(self, ids: Sequence[int], visit: Visit) -> None:
         """Read a text and show each layer, one at a time."""
-        hidden = self._embed(torch.tensor(ids))
+        hidden = self._embed(torch.tensor(ids), torch.arange(len(ids)))
         for index in range(self.config.num_hidden_layers):
             weights = self._weights.layer(index)
             row, after = self._attend_prompt(index, weights, hidden)
@@ -97,8 +97,10 @@ class WatchedDecoder(ReferenceDecoder):
     @torch.inference_mode()
     def branches(self, prompt: Sequence[int], branches: Sequence[Branch]) -> list[list[Tensor]]:
         """Do as `along` does behind several beginnings of one prompt, which is read once; return logits by branch."""
-        hidden = self._embed(torch.tensor(prompt))
-        streams = [self._embed(torch.tensor(one.following[:-1])).repeat(one.caches.count, 1) for one in branches]
+        hidden = self._embed(torch.tensor(prompt), torch.arange(len(prompt)))
+        streams = [
+            self._embed(torch.tensor(one.following[:-1]), one.positions).repeat(one.caches.count, 1) for one in branches
+        ]
         for index in range(self.config.num_hidden_layers):
             weights = self._weights.layer(index)
             row, after = self._attend_prompt(index, weights, hidden)
@@ -115,8 +117,8 @@ class WatchedDecoder(ReferenceDecoder):
 
     def _step(self, weights: Weights, layer: WatchedLayer, values: Tensor, branch: Branch, streams: Tensor) -> Tensor:
         """Take a branch's tokens [count*M,hidden] through one layer; values [n,G,D] are the prompt's."""
-        new, count, index = len(branch.following) - 1, branch.caches.count, layer.index
-        own = self._project(index, weights, streams, (branch.prompt + torch.arange(new)).repeat(count))
+        new, count, index = len(branch.positions), branch.caches.count, layer.index
+        own = self._project(index, weights, streams, branch.positions.repeat(count))
         query, keys, ours = (part.reshape(count, new, *part.shape[1:]) for part in own[:3])
         layer, outputs = layer.beginning(branch.prompt), []
         tables = layer.keys, values[: branch.prompt].transpose(0, 1)
@@ -183,6 +185,11 @@ class Branch:
     """Tokens of the beginning."""
     following: Sequence[int]
     caches: Caches
+
+    @property
+    def positions(self) -> Tensor:
+        """Positions of all that follow but the last, int64 [M-1]."""
+        return self.prompt + torch.arange(len(self.following) - 1)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Every preset model at its true shapes and full depth, through NVIDIA's own parser.
+"""Preset models at their true shapes and full depth, through NVIDIA's own parser.
 
-Each preset with two of the policies that have an engine; `make test-everything` tries all of them. Weights are inputs
-of the network there: the parser wants their shape and type, not their values.
+Those with experts or sliding layers are not lowered (docs/models.md). Each of the others has two of the policies that
+have an engine; `make test-everything` tries all of them. Weights are inputs of the network
+there: the parser wants their shape and type, not their values.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import pytest
 from onnx import TensorProto
 
 from kvc_trt.backends.tensorrt.lowering import PLUGINS, expected_aliases, lower
-from kvc_trt.models.presets import list_presets, load_preset
+from kvc_trt.models.presets import load_preset
 from kvc_trt.operators import KVC_DOMAIN
 from tests.backends.tensorrt.weightless import WITH_AN_ENGINE, preset_graphs, weights_as_inputs
+from tests.dense_presets import dense_presets
 
 pytestmark = pytest.mark.tensorrt
 
@@ -37,11 +39,11 @@ CASES = [
     pytest.param("llama3.1-8b", ("rocketkv",), id="llama3.1-8b-rocketkv"),
     *(
         pytest.param(name, sampled(number), id=f"{name}-sampled", marks=pytest.mark.slow)
-        for number, name in enumerate(list_presets())
+        for number, name in enumerate(dense_presets())
     ),
     *(
         pytest.param(name, WITH_AN_ENGINE, id=name, marks=[pytest.mark.slow, pytest.mark.exhaustive])
-        for name in list_presets()
+        for name in dense_presets()
     ),
 ]
 

@@ -1,0 +1,15 @@
+"""Presets that every executor takes, and whose checkpoints have Llama's names."""
+
+from __future__ import annotations
+
+from kvc_trt.models.presets import list_presets, load_preset
+
+
+def dense_presets() -> list[str]:
+    """Return the presets without experts and without sliding layers."""
+    return [name for name in list_presets() if _is_dense(name)]
+
+
+def _is_dense(name: str) -> bool:
+    model = load_preset(name).config
+    return model.description.experts is None and model.windows(model.max_position_embeddings) is None
