@@ -182,7 +182,7 @@ def test_missing_fields_are_named(tiny_fields, field):
 
 def test_unknown_names_list_what_is_supported(tiny_fields):
     with pytest.raises(InputError, match=r"expected ForCausalLM behind one of .*Qwen3"):
-        parse_config(tiny_fields(architectures=["OPTForCausalLM"]), "x")
+        parse_config(tiny_fields(architectures=["BloomForCausalLM"]), "x")
     with pytest.raises(InputError, match="llama3"):
         parse_config(tiny_fields(rope_scaling={"rope_type": "proportional", "factor": 4.0}), "x")
     with pytest.raises(InputError, match="unknown key 'low_freq_facto'"):
