@@ -25,9 +25,10 @@ from kvc_trt.validation import ForeignSchema
 DType = Literal["float32", "float16", "bfloat16"]
 Count = Annotated[int, Field(ge=1, le=1024)]
 LayerType = Literal["full_attention", "sliding_attention"]
-ActivationName = Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
+ActivationName = Literal["silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu"]
 ACTIVATIONS: Mapping[ActivationName, Activation] = {
-    "silu": "silu", "gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu",
+    "silu": "silu", "gelu": "gelu", "relu": "relu",
+    "gelu_new": "gelu-tanh", "gelu_fast": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh",
 }  # fmt: skip
 """Names of `hidden_act` -> the activations that are computed; the last name of an activation is the one written."""
 

@@ -36,7 +36,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-neox": ("GPTNeoX", {"num_key_value_heads": 4}),
     "gpt-neox-one-after-the-other": (
         "GPTNeoX",
-        {"num_key_value_heads": 4, "use_parallel_residual": False, "attention_bias": False},
+        {"num_key_value_heads": 4, "use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_fast"},
     ),
     "starcoder2": ("Starcoder2", {"sliding_window": 900}),
     "olmo2": ("Olmo2", {}),
