@@ -90,7 +90,8 @@ def kept_plans(config: ModelConfig, source: WeightSource) -> list[TensorPlan]:
     """
     if not isinstance(source, BlockSource):
         raise InputError(
-            "--weights keep: the checkpoint has no blocks to keep; expected a GGUF file, or matrices in AWQ or GPTQ",
+            "--weights keep: the checkpoint has no blocks to keep; expected a GGUF file, or matrices in AWQ or GPTQ of "
+            "a family that neither joins, renames nor reorders its tensors",
             hint="--weights int4",
         )
     plans: list[TensorPlan] = []

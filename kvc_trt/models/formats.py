@@ -48,11 +48,12 @@ def weights_of(checkpoint: AnyCheckpoint) -> WeightSource:
     if not isinstance(checkpoint, Checkpoint):
         return as_floats(checkpoint)  # a GGUF file's tensors have those names already
     where = f"{checkpoint.directory / 'config.json'}: quantization_config"
-    floats = as_floats(unpacked(checkpoint, checkpoint.quantisation, where, expected_tensors(checkpoint.config)))
     config, own = checkpoint.config, family(checkpoint.config.architecture)
+    places = None if own.weights is None else own.weights(config)
+    theirs = {places[name].name if places and name in places else name for name in expected_tensors(config)}
+    floats = as_floats(unpacked(checkpoint, checkpoint.quantisation, where, theirs))
     if own.stacks is not None:
         floats = StackedWeights(floats, own.stacks(config))
-    places = None if own.weights is None else own.weights(config)
     return in_our_order(floats, config, places, interleaved=own.interleaved)
 
 

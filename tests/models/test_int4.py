@@ -13,6 +13,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.graph.weights import EngineWeights, write_weights
 from kvc_trt.models.formats import open_checkpoint, read_model_config, weights_of
 from kvc_trt.models.quantisation import BlockSource
+from kvc_trt.models.sources.hugging_face import parse_config
 from kvc_trt.models.sources.int4 import Int4Source, int4_layout
 from kvc_trt.models.weights import check_weights, expected_tensors
 from tests.models.int4_weights import AWQ_WORD, Int4Checkpoint, words
@@ -117,6 +118,21 @@ def test_a_bias_of_zeros_that_the_model_does_not_have_is_left_out(tiny_config):
     check_weights(config, opened(Int4Checkpoint(config, "gptq", changes={f"{BASE}.bias": zeros})))
     with pytest.raises(InputError, match=r"up_proj\.bias not part of"):
         check_weights(config, opened(Int4Checkpoint(config, "gptq", changes={f"{BASE}.bias": ones})))
+
+
+def test_a_bias_of_zeros_that_the_model_has_under_another_name_is_kept(tmp_path, tiny_fields):
+    own = {"norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh"}
+    fields = tiny_fields(architectures=["Starcoder2ForCausalLM"], **own)
+    config = parse_config(fields, "config.json")
+    zeros = np.zeros(config.intermediate_size, np.float16)
+    checkpoint = Int4Checkpoint(config, "gptq", changes={f"{BASE}.bias": zeros})
+    names = {name: name.replace("up_proj", "c_fc").replace("down_proj", "c_proj") for name in checkpoint.names()}
+    checkpoint.tensors = {names[name]: tensor for name, tensor in checkpoint.tensors.items()}
+    weights = weights_of(open_checkpoint(checkpoint.written(tmp_path, fields)))
+    check_weights(config, weights)
+    np.testing.assert_array_equal(weights.read(f"{BASE}.bias"), zeros)
+    with pytest.raises(InputError, match="a family that neither joins, renames nor reorders its tensors"):
+        write_weights(config, weights, tmp_path / "weights", weights="keep", length=8)
 
 
 FIFTEEN = np.full((2, 12), -1, np.int32)

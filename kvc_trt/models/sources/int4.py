@@ -146,7 +146,10 @@ class Int4Source:
     """A checkpoint with matrices in four bits as a `WeightSource` of floats, and the blocks that an engine keeps."""
 
     def __init__(self, stored: WeightSource, layout: Layout, expected: Collection[str]) -> None:
-        """`expected` are the model's tensors. Raises InputError for a matrix whose tensors do not fit together."""
+        """`expected` are the model's tensors under the checkpoint's names.
+
+        Raises InputError for a matrix whose tensors do not fit together.
+        """
         self._stored, self._layout = stored, layout
         names, packed = stored.names(), self._names("levels", "")
         self._bases = {
