@@ -34,6 +34,10 @@ class Recommendation(OwnSchema):
     why: str
     """The measurement behind it, and the page that has it."""
 
+    def token_budget(self, longest_answer: int) -> int:
+        """Return the token budget of a build whose answers have at most so many tokens."""
+        return self.prompt_budget + longest_answer
+
 
 @dataclass(frozen=True)
 class Preset:

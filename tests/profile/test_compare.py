@@ -81,6 +81,22 @@ def test_budgets_that_rule_a_policy_out_are_reported() -> None:
     assert "observation window" in str(rows["snapkv"]["not_applicable"])
 
 
+def test_a_recommended_policy_is_compared_at_its_own_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "--model", "smollm2-135m-instruct", "--compare"]
+    assert run(arguments) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("smollm2-135m-instruct, token budget 768: ")
+    assert "\nthe budget is that of snapkv-gqa, which is recommended for this model\n" in text
+    assert "\nsnapkv-gqa  " in text
+    for given, expected in (
+        (["--token-budget", "256"], (256, None)),
+        (["--max-output-len", "64"], (576, "snapkv-gqa")),
+    ):
+        assert run([*arguments, *given, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["token_budget"], found["recommended"]) == expected
+
+
 def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "--model", "llama3.1-8b", "--token-budget", "128", "--compare"]
     assert run(arguments) == 0

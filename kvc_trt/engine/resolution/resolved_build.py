@@ -97,7 +97,7 @@ def with_defaults(config: BuildConfig, choice: ModelChoice) -> BuildConfig:
     settings = dict(choice.defaults)
     if (found := recommended(config, choice)) is not None:
         answer = given.get("max_output_len", settings["max_output_len"])
-        settings |= {"policy": found.policy, "token_budget": found.prompt_budget + answer}
+        settings |= {"policy": found.policy, "token_budget": found.token_budget(answer)}
         settings |= {} if found.pool_kernel is None else {"pool_kernel": found.pool_kernel}
     policy = given.get("policy", settings.get("policy", config.policy))
     overrides = {name: value for name, value in settings.items() if name in (*DERIVED_NUMBERS, "dense_until")}

@@ -13,7 +13,7 @@ from kvc_trt import policies
 from kvc_trt.backends.registry import backends
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.resolution.model_choice import ModelChoice
-from kvc_trt.engine.resolution.resolved_build import for_every_policy, resolve_parameters, with_defaults
+from kvc_trt.engine.resolution.resolved_build import for_every_policy, recommended, resolve_parameters, with_defaults
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.parameters import BASELINE
@@ -33,10 +33,13 @@ _SETTINGS = {
 def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str, *, turns: bool) -> dict[str, Any]:
     """Return one row per policy at the budget and the lengths of `config`; a policy that cannot have them says why.
 
+    Where neither policy nor budget is named, the budget is that of the policy which the model's preset recommends.
     Whole caches in the other formats have rows of their own. Bytes are of one row of a batch at its longest.
     InputError if no policy is possible.
     """
-    filled = for_every_policy(config, choice)
+    filled, taken = for_every_policy(config, choice), recommended(config, choice)
+    if taken is not None and filled.max_output_len is not None:
+        filled = filled.model_copy(update={"token_budget": taken.token_budget(filled.max_output_len)})
     assert filled.max_input_len is not None
     assert filled.max_output_len is not None
     sequence = max(filled.max_conversation_len or 0, filled.max_input_len + filled.max_output_len)
@@ -50,6 +53,7 @@ def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str, *, 
     return {
         "model": choice.name,
         "token_budget": budget,
+        "recommended": None if taken is None else taken.policy,
         "max_input_len": filled.max_input_len,
         "max_output_len": filled.max_output_len,
         "compression": sequence / budget if budget else None,

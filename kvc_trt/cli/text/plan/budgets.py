@@ -20,6 +20,8 @@ def compare_text(comparison: Mapping[str, Any]) -> str:
     dense = f"dense {readable_size(full)} per row (kv-cache {usual})"
     heading = f"{comparison['model']}, token budget {comparison['token_budget']:,}: {lengths}; {dense}"
     fitting = [_cells(row, usual) for row in rows if "not_applicable" not in row]
+    if comparison["recommended"] is not None:
+        heading += f"\nthe budget is that of {comparison['recommended']}, which is recommended for this model"
     lines = [heading, text_table(COMPARED, fitting, right=range(1, len(COMPARED)))]
     lines += [f"{row['policy']}: not applicable: {row['not_applicable']}" for row in rows if "not_applicable" in row]
     lines += [
