@@ -53,6 +53,6 @@ def _preset(name: str) -> dict[str, Any]:
         "max_position_embeddings": config.max_position_embeddings,
         "sliding_window": config.sliding_window,
         "layer_windows": config.windows(config.max_position_embeddings),
-        "default_policy": DEFAULT,
+        "default_policy": DEFAULT if preset.recommended is None else preset.recommended.policy,
         "defaults": dict(preset.defaults),
     }
