@@ -22,6 +22,7 @@ from benchmarks.studies.two_stages.cells import OUTPUT, Cell, cells
 from benchmarks.studies.two_stages.choices import Prompt, read
 from benchmarks.studies.watched import Branch, Following, Seen, StudyModel, WatchedLayer, open_study_model
 from kvc_trt.reference.selection import gather_rows
+from kvc_trt.tasks.framing import FramedIds
 from kvc_trt.tasks.registry import task
 
 NAME = "two_stages"
@@ -109,8 +110,8 @@ def divergence(whole: Tensor, other: Tensor) -> float:
     return float((one.exp() * (one - two)).sum(dim=-1).mean())
 
 
-def hidden(model: StudyModel, length: int, depth: float, index: int) -> dict[str, Any]:
-    """Hide one needle, and ask for it in the prompt and behind it under all cells."""
+def asked(model: StudyModel, length: int, depth: float, index: int) -> tuple[Sequence[int], FramedIds, list[int]]:
+    """Hide one needle; return the prompt with the question, its parts, and the answer, as token ids."""
     sample = task(TASK).sample(
         seed=0, index=index, target_tokens=length, encode=model.framing.encode, max_new_tokens=16, depth=depth
     )
@@ -118,6 +119,17 @@ def hidden(model: StudyModel, length: int, depth: float, index: int) -> dict[str
     if prompt != framed.context + framed.question:
         raise ValueError("a prompt with its question is not that without it and the question")
     answer = model.tokenizer.tokenizer.encode(f" {sample.answers[0]}", add_special_tokens=False).ids
+    return prompt, framed, answer
+
+
+def depth_of(index: int) -> float:
+    """Return where a needle is hidden, 0..1, by the golden section: any beginning of them is spread evenly."""
+    return round((0.5 + 0.618 * index) % 1, 3)
+
+
+def hidden(model: StudyModel, length: int, depth: float, index: int) -> dict[str, Any]:
+    """Hide one needle, and ask for it in the prompt and behind it under all cells."""
+    prompt, framed, answer = asked(model, length, depth, index)
     config = model.decoder.config
     every = cells(config, length)
     staged = {IN: Staged(every, 0), BEHIND: Staged(every, len(framed.question) - 1)}
@@ -153,13 +165,11 @@ def measure(run: Run, kept: Records) -> None:
 
 
 def keys(model: StudyModel, run: Run) -> Iterator[Mapping[str, Any]]:
-    """Yield the keys of all measurements, so ordered that what is there of a stopped run is even.
-
-    Depths follow the golden section: any beginning of them is spread evenly."""
+    """Yield the keys of all measurements, so ordered that what is there of a stopped run is even."""
     needles = run.count or NEEDLES
     names = [cell.name for cell in cells(model.decoder.config, max(LENGTHS))]
     head = {"model": model.name, "checkpoint": model.fingerprint, "task": TASK, "output": OUTPUT, "cells": names}
     for index in range(needles):
         for length, share in LENGTHS.items():
             if index < (needles if run.long else max(1, round(share * needles))):
-                yield {**head, "length": length, "depth": round((0.5 + 0.618 * index) % 1, 3), "index": index}
+                yield {**head, "length": length, "depth": depth_of(index), "index": index}
