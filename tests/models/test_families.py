@@ -118,6 +118,31 @@ def test_what_gemma_3_cannot_mean_is_refused(changes: dict[str, object], words: 
         gemma3(**changes)
 
 
+def olmo3(**changes: object) -> ModelConfig:
+    fields = {"architectures": ["Olmo3ForCausalLM"], "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96}
+    fields |= {"num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 8192}
+    return parse_config({**fields, **changes}, "config.json")
+
+
+def test_sliding_layers_of_olmo_3_have_the_base_of_its_published_files() -> None:
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    published = olmo3(rope_theta=5e5, rope_scaling=yarn)
+    by_kind = {"full_attention": {**yarn, "rope_theta": 5e5}, "sliding_attention": {"rope_theta": 5e5}}
+    assert published == olmo3(rope_parameters=by_kind)
+    assert (published.rotary_base, published.rotary_bases) == (5e5, (5e5,))
+
+
+@pytest.mark.parametrize("changes", [{"rope_theta": 1e4}, {"rope_parameters": {"rope_theta": 1e4}}])
+def test_one_rotary_base_of_olmo_3_that_releases_of_transformers_read_differently_is_refused(
+    changes: dict[str, object],
+) -> None:
+    """Release 4 gives it to sliding layers too, and release 5 gives them 500,000."""
+    with pytest.raises(InputError, match="rope_theta is 10000, expected 500000, or rope_parameters with"):
+        olmo3(**changes)
+    by_kind = {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e4}}
+    assert olmo3(rope_parameters=by_kind).rotary_bases == (1e4,)
+
+
 def test_the_norms_of_gemma_3_multiply_by_one_more_than_their_weight() -> None:
     norm = "model.layers.0.input_layernorm.weight"
 

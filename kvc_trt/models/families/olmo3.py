@@ -27,9 +27,22 @@ class _Fields(DecoderFields):
 
 
 def _describe(fields: _Fields, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    _check_bases(fields, given)
     own, sliding = OLMO2.describe(fields, given), Attention(rotary_base=fields.rope_local_base_freq)
     attention = attention_by_layer(fields, given, 4, sliding=sliding, full=Attention())
     return {**own, "description": replace(own["description"], attention=attention)}
+
+
+def _check_bases(fields: _Fields, given: Mapping[str, Any]) -> None:
+    """Raise ValueError for one base that is not the default: sliding layers have it in transformers 4, not in 5."""
+    if "rope_local_base_freq" in given or given.get("rope_parameters") != fields.rope_parameters:
+        return  # sliding layers have settings of their own
+    base, own = (fields.rope_parameters or {}).get("rope_theta", fields.rope_theta), fields.rope_local_base_freq
+    if base != own:
+        raise ValueError(
+            f"rope_theta is {base:g}, expected {own:g}, or rope_parameters with a rope_theta for full_attention and "
+            "another for sliding_attention: releases of transformers disagree about that of sliding layers"
+        )
 
 
 OLMO3 = replace(
