@@ -147,6 +147,12 @@ def test_plans_count_shared_prefixes(policy, shared, agnostic):
     assert (context["shared_by_default"], context["query_agnostic"]) == (shared, agnostic)
 
 
+def test_no_prefix_is_shared_by_itself_where_layers_slide():
+    """rocketkv-mt keeps the whole text beside what steps read, but a sliding layer keeps its window alone."""
+    assert plan_of(policy="rocketkv-mt")["context"]["shared_by_default"]
+    assert not plan_of("gemma-3-12b", policy="rocketkv-mt", sequence=8192)["context"]["shared_by_default"]
+
+
 def test_bytes_of_a_stored_context():
     """Keys and values that are kept, without page bounds, and the logits; what a policy carries besides for turns."""
     logits, token = 4 * 128256, 2 * 8 * 128 * 2  # one layer's keys and values of a token, 16 bits

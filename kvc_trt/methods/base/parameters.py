@@ -139,7 +139,7 @@ class PolicyParameters(Constants):
     @property
     def keeps_every_token(self) -> bool:
         """True if a later turn can read every token: none is evicted, or all are kept beside what steps read."""
-        return self.keeps_everything or self.keeps_whole
+        return self.keeps_everything or (self.keeps_whole and self.layer_windows is None)
 
     @property
     def compresses(self) -> bool:
