@@ -60,9 +60,9 @@ class RowTraffic:
     """Cache traffic of one row per decode step."""
 
     entries: int
-    """Tokens cached in a compressed layer (the last layer)."""
+    """Tokens cached in a compressed layer: the last one that does not slide, or the first where all do."""
     pairs: float
-    """Pairs per KV head read in a compressed layer (the last layer)."""
+    """Pairs per KV head read in that layer."""
     bytes: float
     """Bytes of cache and page bounds read over all layers."""
 
@@ -81,7 +81,7 @@ def row_traffic(
         read = _pairs(site.parameters, stored, model.head_size, itemsize)
         pair = site.parameters.cache_format.bytes_per_token(model.head_size, itemsize)
         total += times * read * cache_heads(model, site) * pair
-        if not site.parameters.slides:
+        if not site.parameters.slides or not entries:
             entries, pairs = stored, read
     return RowTraffic(entries, pairs, total)
 
