@@ -11,7 +11,7 @@ from benchmarks.studies.figures import LineAxes, Panel, Stack, lines, stacked
 from benchmarks.studies.findings import Estimate, Finding, overview, verdict
 from benchmarks.studies.records import Record, measured_on
 from benchmarks.studies.study import Study, Written, image
-from benchmarks.studies.two_stages import lengths
+from benchmarks.studies.two_stages import lengths, remainders
 from benchmarks.studies.two_stages.cells import BUDGETS, HALF, MEMORIES, PUBLISHED, WIDE, Cell, First, Second
 from benchmarks.studies.two_stages.measure import BEHIND, BEST, FIELDS, IN, NAME, SINKS, TASK, measure
 
@@ -104,9 +104,11 @@ def page(records: Sequence[Record]) -> Written:
         paragraph(
             "*Alone* is stage 1, which reads all that it keeps. *1/2 read* has pages of 4 tokens, scores them on half "
             "of the channels and attends to half of the tokens. *Divided* is RocketKV's own rule: pages of 2, all "
-            "channels, a quarter of the tokens attended. Page bounds count as memory."
+            "channels, a quarter of the tokens attended. Page bounds count as memory. At "
+            "1,024 pairs *1/2 read* and *quarter* also show what [the prompt's last page](#the-prompts-last-page) does."
         ),
         _cells_table(both),
+        remainders.section(),
         "## By length",
         _by_length(records),
         lengths.section(),
@@ -234,7 +236,8 @@ def _memory(both: Sequence[Measured]) -> Finding:
     ]
     return Finding(
         "This project's question: at equal bytes in memory, are both stages better than the first alone?",
-        "1/2 read, beside stage 1 alone of the same pool: "
+        "1/2 read, beside stage 1 alone of the same pool (at 1,024 pairs [the prompt's last "
+        "page](#the-prompts-last-page) counts too): "
         + "; ".join(f"question {place}, {size:,} pairs {_nats(gain)}" for place, size, gain in less),
         less[0][2].count,
         verdict(*(gain.high < 0 for _, _, gain in less)),

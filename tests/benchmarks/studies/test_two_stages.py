@@ -7,8 +7,8 @@ import torch
 
 from benchmarks.studies.records import Records
 from benchmarks.studies.study import Run
-from benchmarks.studies.two_stages import measure
-from benchmarks.studies.two_stages.cells import Cell, First, Second, cells
+from benchmarks.studies.two_stages import measure, remainders
+from benchmarks.studies.two_stages.cells import PUBLISHED, Cell, First, Second, cells
 from benchmarks.studies.two_stages.lengths import Step, first_length
 from benchmarks.studies.two_stages.measure import Staged, counted, divergence
 from benchmarks.studies.two_stages.page import fewest, page
@@ -120,6 +120,14 @@ def test_a_pair_that_rounding_leaves_over_decides_nothing():
     found = {"both": [255, 100, 1, 0.3], "alone": [256, 256, 1, 0.1], "more": [512, 90, 1, 0.0]}
     assert fewest(found, 0) == "alone"
     assert fewest(found, 1) == "more"
+
+
+def test_remainders_are_those_that_the_page_speaks_of():
+    of = {one.name: one for one in cells(SMALL, 2048) if one.setting == "half" and one.first == PUBLISHED}
+    assert [one.kept % remainders.PAGE for one in of.values()] == [0, 1, 3]
+    assert {one.kept for one in of.values()} & set(remainders.KEPT) == {819}
+    [same] = [one for one in of.values() if one.kept == 819]
+    assert remainders.cell(819, SMALL.head_size).second == same.second
 
 
 @pytest.fixture(scope="module")
