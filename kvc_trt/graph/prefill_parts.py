@@ -24,11 +24,9 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoPro
 from kvc_trt.models.weights import POSITIONS
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
-from kvc_trt.operators.attention.sliding_attention import SLIDING_ATTENTION
+from kvc_trt.operators.attention.sliding_attention import OVER_PROMPT
 from kvc_trt.operators.shapes import HeadShape, Layout
 
-OVER_PROMPT = frozenset((PREFILL_ATTENTION.name, SLIDING_ATTENTION.name))
-"""The operators that attend from a prompt's tokens to each other."""
 LOGITS, TOKENS, LENGTHS = "logits", "input_ids", "prompt_lengths"
 
 

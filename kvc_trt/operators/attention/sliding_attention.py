@@ -61,3 +61,5 @@ SLIDING_ATTENTION = Operator(
     write=_write,
     native=False,
 )
+OVER_PROMPT = frozenset((PREFILL_ATTENTION.name, SLIDING_ATTENTION.name))
+"""The operators that attend from a prompt's tokens to each other."""

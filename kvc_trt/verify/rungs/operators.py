@@ -11,7 +11,6 @@ import torch
 
 from kvc_trt.backends.harness import Array, EngineOperator, Harness
 from kvc_trt.backends.run_options import DEFAULTS, RunOptions
-from kvc_trt.graph.prefill_parts import OVER_PROMPT
 from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites
 from kvc_trt.methods.base.isolated_runs import (
     Choice,
@@ -26,6 +25,7 @@ from kvc_trt.methods.base.isolated_runs import (
 )
 from kvc_trt.methods.base.registry import prompt_runs, step_runs, turn_runs
 from kvc_trt.models.dtypes import numpy_dtype
+from kvc_trt.operators.attention.sliding_attention import OVER_PROMPT
 from kvc_trt.operators.compaction.layer_budgets import LAYER_BUDGETS
 from kvc_trt.operators.compaction.store_tokens import STORE_TOKENS
 from kvc_trt.reference.dense import causal_attention
