@@ -54,6 +54,8 @@ class GroupMeasurement:
     model: ModelUnderTest
     questions: QuestionSet
     seed: int
+    tokens_at_once: int | None = None
+    """Prompt tokens of the questions that one policy is asked together; None takes TOKENS_AT_ONCE."""
 
     @cached_property
     def room(self) -> Room:
@@ -86,7 +88,7 @@ class GroupMeasurement:
     def at_once(self) -> int:
         """The number of samples that one policy answers before the answers are kept."""
         longest = max(sum(len(one.prompt_ids) for one in sample) for sample in self.questions.questions)
-        return max(1, TOKENS_AT_ONCE // longest)
+        return max(1, (self.tokens_at_once or TOKENS_AT_ONCE) // longest)
 
     def more(
         self, variant: Variant, known: Cell | None, last: int, full: Cell | None, whole: WholeCache | None = None
@@ -167,14 +169,16 @@ def measure(
     progress: Progress | None = None,
     *,
     until: float | None = None,
+    tokens_at_once: int | None = None,
 ) -> list[Cell]:
     """The cells of the grid, in its order: read from `results`, or asked and appended to it before the next ones.
 
     A cell is appended whenever it has more answers, so that a run that was interrupted goes on within a group. Groups
     that can use the same engines are asked one after another. `variants` begins with full. After `until` on the
     monotonic clock no further answer is begun, and what is there is returned: cells may have fewer answers, or be
-    missing. InputError for questions that cannot be asked of this model at all; a policy that has no engine of some
-    budget is a cell that says why.
+    missing. One policy is asked questions of `tokens_at_once` prompt tokens together (None takes TOKENS_AT_ONCE): more
+    are faster, and who stops loses more. InputError for questions that cannot be asked of this model at all; a policy
+    that has no engine of some budget is a cell that says why.
     """
     _check_lengths(model, groups)
     vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size, model.template)
@@ -187,7 +191,7 @@ def measure(
             if missing[group] and not _over(until):
                 asked = ask(group, data_sets.of(group), vocabulary, draw.task(group.task))
                 _check_same_questions(variants, asked, results)
-                measured = GroupMeasurement(model, asked, draw.seed)
+                measured = GroupMeasurement(model, asked, draw.seed, tokens_at_once)
                 try:
                     _ask_all(measured, variants, draw, results, until, advance)
                 except (KeyboardInterrupt, SystemExit):

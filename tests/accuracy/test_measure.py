@@ -134,6 +134,15 @@ def one_by_one(monkeypatch):
     monkeypatch.setattr("kvc_trt.accuracy.measure.TOKENS_AT_ONCE", 1)
 
 
+def test_as_many_questions_are_asked_together_as_the_caller_says(drawn, groups, tmp_path):
+    model = Fake(drawn)
+    asked = ask(groups[0], drawn, Vocabulary(model.tokenizer, MODEL.vocab_size))
+    longest = max(len(one.prompt_ids) for one in asked.flat)
+    with Results(tmp_path / "r", SETTINGS) as results:
+        measure(model, VARIANTS, groups[:1], DRAW, results, tokens_at_once=2 * longest)
+    assert model.asked == ["full"] * 2 + ["rocketkv 64"] * 2
+
+
 def test_every_answer_is_kept_and_progress_counts_them(drawn, groups, tmp_path, one_by_one):
     counted = []
 

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+from itertools import product
+
+import pytest
+
 from benchmarks.accuracy.formats import answers, divergence
+from benchmarks.accuracy.formats.methods import METHODS, split
 from kvc_trt.accuracy.answerers.policy_engines import open_model
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.models.cache_formats import CACHE_FORMATS
 
 
-def test_every_method_is_compared_in_every_format_with_the_whole_cache_first():
-    every = divergence.variants()
+def forms(some):
+    return [one.settings.get("kv_cache", "auto") for one in some]
+
+
+@pytest.mark.parametrize(("every", "budgets"), [(divergence.variants(), 1), (answers.compared(), len(answers.BUDGETS))])
+def test_every_method_is_compared_in_every_format_with_the_whole_cache_first(every, budgets):
     assert every[0] == Variant("full", None)
-    wholes = [one for one in every if one.name == "full"]
-    assert [one.settings.get("kv_cache", "auto") for one in wholes] == list(CACHE_FORMATS)
-    others = (len(divergence.METHODS) - 1) * len(CACHE_FORMATS)
-    assert len(every) == len(set(every)) == len(CACHE_FORMATS) + others * len(divergence.BUDGETS)
-
-
-def test_questions_are_those_of_the_policies_grid():
-    for name in answers.GROUPS:
-        for form in CACHE_FORMATS:
-            stage = answers.stage(name, form)
-            assert stage.groups == answers.CORE[name].groups
-            assert stage.variants[0] == Variant("full", None)
-            assert {one.settings.get("kv_cache", "auto") for one in stage.variants[1:]} == {form}
+    assert forms(one for one in every if one.name == "full") == list(CACHE_FORMATS)
+    others = (len(METHODS) - 1) * len(CACHE_FORMATS)
+    assert len(every) == len(set(every)) == len(CACHE_FORMATS) + others * budgets
+    assert {split(one.policy) for one in every} == set(product(METHODS, CACHE_FORMATS))
 
 
 def test_pieces_of_plain_text_continue_with_their_own_tokens():

@@ -4,9 +4,9 @@
 
 Asks SmolLM2-135M-Instruct the questions of `benchmarks.accuracy.smollm2.stages`, with the same samples: a needle in the
 prompt, the same asked after compaction, the same as plain text, one of several keys, and the likelihood of a summary.
-One prefill serves every method and budget in one format; formats are asked in turn, because the engines of all of them
-would take 18 GB. What is measured is kept in build/accuracy/, a few questions at a time, so a run that was stopped goes
-on where it was. Writes benchmarks/results/formats-answers.json.
+One prefill serves every method, budget and format. All groups are asked a few questions before any is asked more, so
+that a run that was stopped has about as many answers in each. What is measured is kept in build/accuracy/, and the next
+run goes on there. Writes benchmarks/results/formats-answers.json after every few questions.
 """
 
 from __future__ import annotations
@@ -14,48 +14,64 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import product
+from dataclasses import dataclass, field, replace
 
 from benchmarks import machine, store
-from benchmarks.accuracy.formats.divergence import METHODS, in_format
+from benchmarks.accuracy.formats.methods import METHODS, in_every_format
 from benchmarks.accuracy.smollm2.grid import MODEL, SEED, compact
-from benchmarks.accuracy.smollm2.stages import BUDGETS, CORE, LONGEST_ANSWERS, SAMPLES, Stage
+from benchmarks.accuracy.smollm2.stages import CORE, LONGEST_ANSWERS, SAMPLES
 from benchmarks.accuracy.spent import Spent, record_of
 from kvc_trt.accuracy.answerers.policy_engines import PolicyEngines, open_model
 from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.draw import QuestionDraw
+from kvc_trt.accuracy.grid import QuestionGroup, Variant, variants
 from kvc_trt.accuracy.measure import measure
+from kvc_trt.accuracy.questions import Vocabulary
 from kvc_trt.accuracy.results import Results
 from kvc_trt.accuracy.run import RESULTS_FILE
-from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.progress import progress_on
-from kvc_trt.tasks.dataset import VERSION
+from kvc_trt.tasks.dataset import VERSION, DataSet
 
 NAME = "formats-answers"
+FOLDER = machine.ROOT / "build" / "accuracy" / NAME
+BUDGETS = (128, 512)
 GROUPS = ("needles", "late-needles", "plain", "keys", "likelihood")
+EACH = 8
+"""Questions that a group is asked before the next one is."""
+TOGETHER = 1 << 14
+"""Prompt tokens of the questions that one cache answers together: EACH of 2,048."""
 
 
-def stage(name: str, form: str) -> Stage:
-    """Return a group's questions, asked of every method in one format."""
-    return replace(CORE[name], policies=tuple(in_format(METHODS, form)))
+@dataclass(frozen=True)
+class OneDraw(QuestionDraw):
+    """Questions that are drawn once, however often a group is asked some more of them."""
+
+    drawn: dict[QuestionGroup, DataSet] = field(default_factory=dict, compare=False)
+
+    def data_set(self, group: QuestionGroup, vocabulary: Vocabulary) -> DataSet:
+        """All samples of a group."""
+        if group not in self.drawn:
+            self.drawn[group] = super().data_set(group, vocabulary)
+        return self.drawn[group]
 
 
-def measured(model: PolicyEngines, names: Sequence[str], samples: int, until: float | None) -> list[Cell]:
-    """Return every cell that is known, after asking what these groups lack."""
-    settings = {**model.describe(), "samples": samples, "seed": SEED, "max_new_tokens": LONGEST_ANSWERS}
-    draw, progress = QuestionDraw(samples, SEED, LONGEST_ANSWERS), progress_on()
-    path = machine.ROOT / "build" / "accuracy" / NAME / RESULTS_FILE
-    with Results(path, {**settings, "tasks_version": VERSION}) as results:
-        for name, form in product(names, CACHE_FORMATS):
-            progress.note(f"group {name} in {form}")
-            asked = stage(name, form)
-            measure(model, asked.variants, asked.groups, draw, results, progress, until=until)
+def compared() -> list[Variant]:
+    """Return every method in every format at every budget, the whole fp32 cache first."""
+    return variants(in_every_format(METHODS), BUDGETS)
+
+
+def measured(model: PolicyEngines, names: Sequence[str], draw: OneDraw, until: float | None) -> list[Cell]:
+    """Return every cell that is known, after asking what the draw's questions of these groups lack."""
+    settings = {**model.describe(), "samples": draw.samples, "seed": draw.seed, "max_new_tokens": draw.max_new_tokens}
+    progress, asked = progress_on(), compared()
+    with Results(FOLDER / RESULTS_FILE, {**settings, "tasks_version": VERSION}) as results:
+        for name in names:
+            measure(model, asked, CORE[name].groups, draw, results, progress, until=until, tokens_at_once=TOGETHER)
         return list(results.cells.values())
 
 
 def main() -> None:
-    """Ask, and write the result."""
+    """Ask, and write the result as it grows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--checkpoint", help="the model's GGUF file, where the preset does not find it")
@@ -63,15 +79,21 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=SAMPLES, help=f"questions of a group (default {SAMPLES})")
     parser.add_argument("--minutes", type=float, help="ask nothing new after so many")
     arguments = parser.parse_args()
+    if unknown := [name for name in arguments.groups if name not in GROUPS]:
+        parser.error(f"unknown group {unknown[0]}; there are {', '.join(GROUPS)}")
     until = None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
-    with (
-        open_model(arguments.model, checkpoint=arguments.checkpoint, progress=progress_on()) as model,
-        Spent(machine.ROOT / "build" / "accuracy" / NAME) as run,
-    ):
-        cells = measured(model, arguments.groups, arguments.samples, until)
-        head = {"settings": {**model.describe(), "samples": arguments.samples, "budgets": list(BUDGETS)}}
-    result = {"machine": record_of(run.total), **head, "spent": run.total}
-    print(store.write_result(NAME, {**result, "cells": [compact(cell.to_json()) for cell in cells]}))
+    samples = arguments.samples
+    draw = OneDraw(samples, SEED, LONGEST_ANSWERS)
+    with open_model(arguments.model, checkpoint=arguments.checkpoint, threads=1, progress=progress_on()) as model:
+        head = {"settings": {**model.describe(), "samples": samples, "seed": SEED, "budgets": list(BUDGETS)}}
+        for asked in range(EACH, samples + EACH, EACH):
+            if until is not None and time.monotonic() >= until:
+                break
+            with Spent(FOLDER) as run:
+                cells = measured(model, arguments.groups, replace(draw, asked=min(asked, samples)), until)
+            result = {"machine": record_of(run.total), **head, "spent": run.total}
+            path = store.write_result(NAME, {**result, "cells": [compact(cell.to_json()) for cell in cells]})
+            progress_on().note(f"{path}: {min(asked, samples)} questions of each group")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@
 
 A prompt is a piece of the Python language's own documentation, which is part of every Python (`pydoc_data.topics`). Its
 next 256 tokens are fed one by one to the whole cache and to each other one, and their distributions of the next token
-are compared (`kvc_trt.accuracy.faithfulness`). One prefill serves all caches in one format. Writes
-benchmarks/results/formats-divergence.json after every few prompts; a run goes on where the last one of the same commit
-and machine stopped.
+are compared (`kvc_trt.accuracy.faithfulness`): with the whole cache, and with the same method's cache as it is, which
+is what the format alone changes. One prefill serves all caches. All lengths are asked a few prompts before any is asked
+more. Writes benchmarks/results/formats-divergence.json after every few prompts; a run goes on where the last one of the
+same commit and machine stopped.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import pydoc_data.topics
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.accuracy.formats.methods import METHODS, in_every_format
 from benchmarks.store import Growing
 from kvc_trt.accuracy.answerers.answerer import SessionAnswerer
 from kvc_trt.accuracy.answerers.model_under_test import Room
@@ -30,7 +33,6 @@ from kvc_trt.accuracy.answerers.policy_engines import PolicyEngines, open_model
 from kvc_trt.accuracy.faithfulness import compare
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.questions import Question
-from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
 from kvc_trt.policies import BASELINE
 from kvc_trt.progress import progress_on
 
@@ -40,26 +42,15 @@ LENGTHS = (2048, 4096, 8192)
 """Tokens of prompt and continuation together."""
 CONTINUED = 256
 PROMPTS = 12
-BUDGETS = (512, 1024)
-METHODS = (BASELINE, "rocketkv", "snapkv-gqa:pool_kernel=17", "tova", "hybrid")
-TOGETHER = 4
+BUDGET = 512
+TOGETHER = 2
 """Prompts after which the result is written."""
+WHOLE = Variant(BASELINE, None)
 
 
-def variants(methods: Sequence[str] = METHODS, budgets: Sequence[int] = BUDGETS) -> list[Variant]:
+def variants() -> list[Variant]:
     """Return every method in every format, the whole fp32 cache first."""
-    found = [Variant.of(policy, budget) for budget in budgets for policy in in_every_format(methods)]
-    return list(dict.fromkeys(found))
-
-
-def in_every_format(methods: Sequence[str]) -> list[str]:
-    """Return the names under which methods are compared, each in every format."""
-    return [name for method in methods for form in CACHE_FORMATS for name in in_format([method], form)]
-
-
-def in_format(methods: Sequence[str], form: str) -> list[str]:
-    """Return the names under which methods are compared in one format."""
-    return [method if form == AUTO else f"{method}:kv_cache={form}" for method in methods]
+    return [Variant.of(name, BUDGET) for name in in_every_format(METHODS)]
 
 
 def plain_text() -> str:
@@ -82,43 +73,58 @@ def questions(model: PolicyEngines, length: int, count: int) -> list[Question]:
 def measure(model: PolicyEngines, result: Growing, lengths: Sequence[int], count: int, until: float | None) -> None:
     """Add what the result lacks, some prompts of one length at a time."""
     known = {(one["length"], one["prompt"]) for one in result.data["prompts"]}
+    asked = {length: questions(model, length, count) for length in lengths}
     with progress_on().task("prompts", count * len(lengths)) as advance:
-        for length in lengths:
-            asked = questions(model, length, count)
-            room = Room(length - CONTINUED, CONTINUED)
-            for first in range(0, count, TOGETHER):
+        for first in range(0, count, TOGETHER):
+            for length in lengths:
                 some = range(first, min(first + TOGETHER, count))
                 if (length, first) not in known:
                     if until is not None and time.monotonic() >= until:
                         return
-                    result.data["prompts"] += _compared(model, asked, some, length, room)
+                    result.data["prompts"] += _compared(model, asked[length], some, length)
                     result.write()
                 advance(len(some))
 
 
-def _compared(
-    model: PolicyEngines, asked: Sequence[Question], some: range, length: int, room: Room
-) -> list[dict[str, Any]]:
+def _compared(model: PolicyEngines, asked: Sequence[Question], some: range, length: int) -> list[dict[str, Any]]:
     """Return one record per prompt: every cache's figures, in the order of `variants`."""
-    given = [asked[place] for place in some]
-    whole = variants()[0]
-    model.announce([whole], room)
-    expected = _along(model, whole, room, given)[1]
-    found: dict[Variant, list[dict[str, Any]]] = {}
-    for form in CACHE_FORMATS:
-        together = [one for one in variants() if one.settings.get("kv_cache", AUTO) == form]
-        model.announce(together, room)
-        for one in together:
-            size, logits = _along(model, one, room, given)
-            figures = [compare(*pair) for pair in zip(expected, logits, strict=True)]
-            found[one] = [{"row_bytes": size, **asdict(each)} for each in figures]
+    given, room = [asked[place] for place in some], Room(length - CONTINUED, CONTINUED)
+    model.announce(variants(), room)
+    texts = _Texts(model, room, given, _along(model, WHOLE, room, given)[1])
+    with ThreadPoolExecutor(model.workers) as pool:
+        found = [one for method in pool.map(texts.compared, METHODS) for one in method]
     return [
         {
             "length": length, "prompt": place, "tokens": hashlib.sha256(str(one).encode()).hexdigest()[:12],
-            "caches": [found[variant][number] for variant in variants()],
+            "caches": [cache[number] for cache in found],
         }
         for number, (place, one) in enumerate(zip(some, given, strict=True))
     ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """Some texts, and the whole cache's logits along them."""
+
+    model: PolicyEngines
+    room: Room
+    given: Sequence[Question]
+    whole: Sequence[NDArray[np.float32]]
+
+    def compared(self, method: str) -> list[list[dict[str, Any]]]:
+        """Return the figures of a method's caches, a list per format with one entry per text."""
+        found = []
+        own: Sequence[NDArray[np.float32]] = ()
+        for name in in_every_format([method]):
+            size, logits = _along(self.model, Variant.of(name, BUDGET), self.room, self.given)
+            own = own or logits
+            figures = [asdict(compare(*pair)) for pair in zip(self.whole, logits, strict=True)]
+            changed = [compare(*pair) for pair in zip(own, logits, strict=True)]
+            found.append([
+                {"row_bytes": size, **one, "divergence_from_own": alone.divergence, "equal_to_own": alone.equal}
+                for one, alone in zip(figures, changed, strict=True)
+            ])  # fmt: skip
+        return found
 
 
 def _along(
@@ -149,7 +155,7 @@ def main() -> None:
     result = Growing.open(NAME, {**asked, "prompts": []}, fresh=arguments.fresh)
     if any(result.data[name] != value for name, value in asked.items()):
         raise SystemExit(f"error: {result.path} has another model or number of prompts; --fresh measures anew")
-    with open_model(arguments.model, checkpoint=arguments.checkpoint, progress=progress_on()) as model:
+    with open_model(arguments.model, checkpoint=arguments.checkpoint, threads=1, progress=progress_on()) as model:
         measure(model, result, arguments.lengths, arguments.prompts, until)
     print(result.path)
 

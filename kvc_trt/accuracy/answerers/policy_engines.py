@@ -123,18 +123,21 @@ class PolicyEngines:
     """A model whose weights are on the disk once; `open_model` makes one.
 
     They are there twice if sequences of different lengths rotate by different tables (LongRoPE).
+
+    `threads` is how many an engine takes; None leaves that to `threads_for`. With fewer than there are processors, as
+    many engines as these allow are asked at a time. Prompts are computed with all of them.
     """
 
-    def __init__(self, chosen: ChosenModel, directory: Path) -> None:
+    def __init__(self, chosen: ChosenModel, directory: Path, *, threads: int | None = None) -> None:
         self._chosen = chosen
         self.config, self.tokenizer, self.template = chosen.config, chosen.tokenizer, chosen.template
-        threads = threads_for(chosen.config)
+        threads = threads or threads_for(chosen.config)
         self._directory, self._file = directory, HeldFile(directory / WEIGHTS_FILE)
         self._backend = program_backend()
         self._threads = threads or usable_cores()
         self._stored = {longest_sequence(chosen.config): self._opened(self._file)}
         """By the number of positions of their rotary tables."""
-        self.workers = 1 if threads is None else usable_cores()
+        self.workers = 1 if threads is None else max(1, usable_cores() // threads)
         copied = GraphWeights(self._file).quantised
         self._stays_open = not copied or self._file.size <= COPIED_WEIGHTS
         self._prefills = Prefills()
@@ -238,13 +241,15 @@ def open_model(
     *,
     checkpoint: str | None = None,
     weights: str = "auto",
+    threads: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[PolicyEngines]:
     """Write the weights of a preset or a Hugging Face directory once, for as long as it is used.
 
-    Raises InputError for an unknown model or a checkpoint that is not the model's.
+    `threads` as for `PolicyEngines`. Raises InputError for an unknown model or a checkpoint that is not the model's.
     """
-    with loaded_model(choose(model, checkpoint=checkpoint, weights=weights), progress=progress) as loaded:
+    chosen = choose(model, checkpoint=checkpoint, weights=weights)
+    with loaded_model(chosen, threads=threads, progress=progress) as loaded:
         yield loaded
 
 
@@ -257,8 +262,10 @@ def choose(model: str, *, checkpoint: str | None = None, weights: str = "auto") 
 
 
 @contextlib.contextmanager
-def loaded_model(chosen: ChosenModel, *, progress: Progress | None = None) -> Iterator[PolicyEngines]:
-    """Write the weights of a model once, for as long as it is used."""
+def loaded_model(
+    chosen: ChosenModel, *, threads: int | None = None, progress: Progress | None = None
+) -> Iterator[PolicyEngines]:
+    """Write the weights of a model once, for as long as it is used; `threads` as for `PolicyEngines`."""
     with scratch_directory("accuracy") as directory:
         chosen.write(directory / WEIGHTS_FILE, longest_sequence(chosen.config), progress)
-        yield PolicyEngines(chosen, directory)
+        yield PolicyEngines(chosen, directory, threads=threads)
