@@ -62,7 +62,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env env-latest licences wheel demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving studies soak faults fuzz tamper peers-env dynamo-env triton-env aiperf-env clients-env serve clean generate lock
+.PHONY: help env env-latest licences wheel demo demo-chat transcript transcript-chat smollm2 test test-all test-everything test-kernels test-sanitized test-races test-mutants test-as-on-a-gpu coverage kernel-resources lint types types-tensorrt format native emulation emulation-plain plugins everything-compiled predict gpu gpu-bundle bench bench-accuracy bench-accuracy-formats bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving studies soak faults fuzz tamper peers-env dynamo-env triton-env aiperf-env clients-env serve clean generate lock
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of retrieval-tiny (under ten minutes)"
@@ -90,6 +90,7 @@ help:
 	@echo "make bench-serving  tritonserver and kvc-trt serve under the load of perf_analyzer and aiperf (35 minutes; POINT_MINUTES=1 for 15)"
 	@echo "make soak       an hour of mixed load on kvc-trt serve, with clients that leave, nonsense, and processes that are killed"
 	@echo "make bench-accuracy-smollm2  a real chat model under every policy (two hours of processor time), and beside kvpress (six and a half hours more)"
+	@echo "make bench-accuracy-formats  five methods in every cache format on the same questions, and how far each diverges (two hours)"
 	@echo "make bench-accuracy-turns  a second question under every policy, on retrieval-tiny and a real chat model"
 	@echo "make studies    the papers' studies on a real chat model, a page each; goes on where it stopped (an hour or two, estimated)"
 	@echo "make generate   the C++ that follows from the operators' schemas"
@@ -315,6 +316,12 @@ bench: env
 
 bench-accuracy: env
 	$(RUN)/python -m benchmarks.accuracy
+
+# Goes on where it was stopped. ARGUMENTS: --minutes N, of each of the two.
+bench-accuracy-formats: smollm2
+	$(RUN)/python -m benchmarks.accuracy.formats.answers $(ARGUMENTS)
+	$(RUN)/python -m benchmarks.accuracy.formats.divergence $(ARGUMENTS)
+	$(RUN)/python -m benchmarks.accuracy.formats.page
 
 # Goes on where it was stopped. ARGUMENTS: --models NAMES, --minutes N.
 bench-accuracy-turns: smollm2

@@ -247,3 +247,10 @@ def test_few_engines_stay_loaded_and_answer_as_before(tiny, key_value, monkeypat
     again = [tiny.open(one, room) for one in variants]
     assert [one is other for one, other in zip(first, again, strict=True)] == [True, True, False]
     assert [one.answer(asked.flat, 5) for one in again] == expected
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_engines_of_few_threads_are_asked_side_by_side(threads, monkeypatch):
+    monkeypatch.setattr(policy_engines, "usable_cores", lambda: 4)
+    with policy_engines.open_model("retrieval-tiny", threads=threads) as model:
+        assert model.workers == 4 // threads

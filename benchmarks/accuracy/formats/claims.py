@@ -1,0 +1,191 @@
+"""What the figures of caches in formats allow to say: sentences that follow from them, whoever they favour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from benchmarks.accuracy.formats import answers
+from benchmarks.accuracy.formats.losses import (
+    LARGEST_DIVERGENCE,
+    LARGEST_LOSS,
+    against,
+    divergence,
+    enough_questions,
+    in_nats,
+    open_with,
+    pooled,
+)
+from benchmarks.accuracy.formats.methods import METHODS, split
+from benchmarks.accuracy.formats.recorded import OPENVINO, Formats, peers
+from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered, Group, methods
+from benchmarks.page import bullet, paragraph, span
+from kvc_trt.accuracy.cell import on_answered
+from kvc_trt.accuracy.pages.paired import CHANCE, higher_and_lower, holm, sign_test
+from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
+from kvc_trt.policies import BASELINE
+
+MIB = 1 << 20
+NEARLY = 0.9
+"""Share of what the whole cache answers from which a cache is said to answer still."""
+NAMED = 5
+"""Most caches that a claim names of one side."""
+FORMATS = tuple(form for form in CACHE_FORMATS if form != AUTO)
+
+
+def costs(found: Formats) -> Iterator[str]:
+    """What each format costs beside fp32, and what speaks against it as the default."""
+    asked = min(len(cell.scores) for cell in found.answered.cells if cell.side == OURS)
+    yield paragraph(
+        f"**What a format costs** beside the same cache in fp32: points of {asked} questions a group, a mean over all "
+        "methods and budgets for each question, with 95 % intervals over the questions; nats a token of a summary; "
+        "divergence in nats a token along plain text, the same way."
+    )
+    lines = []
+    for form in FORMATS:
+        said = [_loss(found, group, form) for group in found.groups]
+        said += [_divergences(found, form)] if found.lengths else []
+        lines.append(bullet(f"**`{form}`**: {'; '.join(one for one in said if one)}."))
+    yield "\n".join(lines)
+    yield paragraph(
+        f"**As a default** a format must exclude a loss of {100 * LARGEST_LOSS:.0f} points in every group (in nats: "
+        f"of {LARGEST_DIVERGENCE:g}) and diverge by at most {LARGEST_DIVERGENCE:g} nats a token under every method. Of "
+        f"one method at one budget, {asked} questions without any difference leave a loss of "
+        f"{100 * open_with(asked):.1f} points open (Wilson); {enough_questions()} would exclude "
+        f"{100 * LARGEST_LOSS:.0f}. So intervals are those of all methods together, and what a single one loses beyond "
+        "chance is named."
+    )
+    yield "\n".join(_verdict(found, form) for form in FORMATS)
+
+
+def _loss(found: Formats, group: Group, form: str) -> str:
+    loss = pooled(found, group, form)
+    if loss is None:
+        return ""
+    if in_nats(found, group):
+        return f"{group.short} {loss.value:+.4f} nats [{loss.low:+.4f}, {loss.high:+.4f}]"
+    return f"{group.short} {100 * loss.value:+.1f} [{100 * loss.low:+.1f}, {100 * loss.high:+.1f}]"
+
+
+def _divergences(found: Formats, form: str) -> str:
+    whole = [divergence(found, length, BASELINE, form) for length in found.lengths]
+    others = [divergence(found, length, name, form).value for length in found.lengths for name in METHODS[1:]]
+    figures = ", ".join(f"{one.value:.4f} [{one.low:.4f}, {one.high:.4f}]" for one in whole)
+    lengths = ", ".join(f"{length:,}" for length in found.lengths)
+    return (
+        f"the whole cache diverges by {figures} at {lengths} tokens, the other methods' by "
+        f"{span(f'{one:.4f}' for one in sorted(others))}"
+    )
+
+
+def _verdict(found: Formats, form: str) -> str:
+    reasons = list(against(found, form))
+    return bullet(f"`{form}`: {'; '.join(reasons) if reasons else 'nothing speaks against it'}.")
+
+
+def smallest(found: Formats) -> Iterator[str]:
+    """The smallest caches that still answer, group by group."""
+    yield paragraph(
+        f"**The smallest caches that answer {100 * NEARLY:.0f} %** of what their side's whole cache answers, as do all "
+        f"larger ones of the same method and format (at most {NAMED} of a side; in MiB):"
+    )
+    lines = []
+    for group in found.groups:
+        full = found.answered.full(group)
+        if full is None or full.likelihood:
+            continue
+        said = [f"{_named(found, found.answered.of(OURS, group) + _wholes(found, group), full)}"]
+        for side in (KVPRESS, OPENVINO):
+            cells = [cell for cell in peers(found, group) if cell.side == side]
+            whole = found.answered.full(group, KVPRESS) if side == KVPRESS else _whole_openvino(cells)
+            if cells and whole is not None:
+                said.append(f"{side} {_named(found, cells, whole)}")
+        lines.append(
+            bullet(f"**{group.short.capitalize()}**, whole in fp32 {full.stored / MIB:.1f}: {'; '.join(said)}.")
+        )
+    yield "\n".join(lines)
+
+
+def _wholes(found: Formats, group: Group) -> list[Answered]:
+    """The whole cache in fp32; in the formats it is one method of many."""
+    whole = found.answered.full(group)
+    return [] if whole is None else [whole]
+
+
+def _whole_openvino(cells: Sequence[Answered]) -> Answered | None:
+    return next((cell for cell in cells if cell.point == BASELINE), None)
+
+
+def _named(found: Formats, cells: Sequence[Answered], whole: Answered) -> str:
+    sizes = []
+    for method in methods(cells):
+        enough = None
+        for cell in sorted((one for one in cells if one.method == method), key=lambda one: -one.stored):
+            kept = on_answered(cell.scores, whole.scores)
+            if kept is None or kept.value < NEARLY:
+                break
+            enough = cell.stored
+        if enough is not None:
+            sizes.append((enough, method))
+    return ", ".join(f"`{method}` {size / MIB:.1f}" for size, method in sorted(sizes)[:NAMED]) or "none"
+
+
+def at_equal_bytes(found: Formats) -> Iterator[str]:
+    """Whole caches in few bits beside evicting ones in fp32, and evicting ones in few bits beside those."""
+    yield paragraph(
+        "**At equal bytes**, better or worse beyond chance (exact sign test over the questions, Holm's correction over "
+        "a claim's comparisons in a group), of all groups together:"
+    )
+    lines = []
+    for form in FORMATS:
+        rows = [
+            _record(found, lambda group, form=form: found.cell(group, BASELINE, form, None), keep)
+            for keep in (_evicting(AUTO, larger=True), *(_evicting(one, larger=False) for one in FORMATS))
+        ]
+        beside = f"evicting caches in fp32 of at least its bytes: {rows[0]}"
+        others = "; ".join(f"`{one}`: {row}" for one, row in zip(FORMATS, rows[1:], strict=True))
+        sizes = [cell.stored / MIB for one in found.groups if (cell := found.cell(one, BASELINE, form, None))]
+        size = span(f"{one:.1f}" for one in sorted(sizes))
+        lines.append(
+            bullet(
+                f"**The whole cache in `{form}`** ({size} MiB) beside {beside}. "
+                f"Beside those of no more bytes in {others}."
+            )
+        )
+    yield "\n".join(lines)
+
+
+Kept = Callable[[Answered, Answered], bool]
+"""Whether a cache (the second) is compared with the first."""
+
+
+def _evicting(form: str, *, larger: bool) -> Kept:
+    def kept(mine: Answered, other: Answered) -> bool:
+        method, its = split(other.method)
+        sized = other.stored >= mine.stored if larger else other.stored <= mine.stored
+        return method != BASELINE and its == form and sized
+
+    return kept
+
+
+def _record(found: Formats, mine: Callable[[Group], Answered | None], kept: Kept) -> str:
+    better = worse = count = 0
+    for group in found.groups:
+        own = mine(group)
+        if own is None:
+            continue
+        others = [cell for cell in found.answered.of(OURS, group) if kept(own, cell)]
+        sign = -1 if own.likelihood else 1
+        chances = holm([sign_test(own.scores, cell.scores) for cell in others])
+        for cell, chance in zip(others, chances, strict=True):
+            higher, lower = higher_and_lower(own.scores, cell.scores)[::sign]
+            better += chance <= CHANCE and higher > lower
+            worse += chance <= CHANCE and lower > higher
+            count += 1
+    if not count:
+        return "there are none"
+    return f"better in {better}, worse in {worse} of {count}"
+
+
+def budgets() -> str:
+    """The token budgets in words."""
+    return " and ".join(map(str, answers.BUDGETS))

@@ -1,0 +1,127 @@
+"""What a cache format costs in answers and in nats, with intervals, and whether it can be a default.
+
+The rule: in every group of questions the 95 % interval of the loss, question by question, excludes more than
+LARGEST_LOSS, and the mean divergence is at most LARGEST_DIVERGENCE. A group whose score is a likelihood has no points;
+its interval excludes a loss of more than LARGEST_DIVERGENCE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.accuracy.formats.methods import METHODS
+from benchmarks.accuracy.formats.recorded import Formats
+from benchmarks.accuracy.smollm2.cells import Answered, Group
+from kvc_trt.accuracy.cell import interval
+from kvc_trt.accuracy.faithfulness import bootstrap_interval
+from kvc_trt.accuracy.pages.paired import CHANCE, higher_and_lower, holm, sign_test
+from kvc_trt.policies import BASELINE
+
+LARGEST_LOSS = 0.03
+"""Share of the questions."""
+LARGEST_DIVERGENCE = 0.01
+"""Nats per token."""
+
+
+class Loss(NamedTuple):
+    """A mean difference by questions or texts, the format minus fp32, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    count: int
+    """Questions or texts."""
+
+
+def pooled(found: Formats, group: Group, form: str) -> Loss | None:
+    """Return what a format changes over all methods and budgets of a group: a mean for each question, then of those.
+
+    Questions are resampled, not answers: what is hard for one method is hard for others too. In points two more are
+    drawn from, on one of which one cache gains its answer and on the other loses it: without them an interval of equal
+    answers would have no width, and excluded whatever was not seen. None where nothing was asked of both.
+    """
+    pairs = list(found.pairs(group, form))
+    if not pairs:
+        return None
+    count = min(len(one.scores) for pair in pairs for one in pair)
+    changed = np.mean([np.subtract(other.scores[:count], own.scores[:count]) for own, other in pairs], axis=0)
+    values = [float(one) for one in changed]
+    unseen = [] if in_nats(found, group) else [1 / len(pairs), -1 / len(pairs)]
+    return Loss(float(np.mean(values)), *bootstrap_interval([*values, *unseen]), count)
+
+
+class Alone(NamedTuple):
+    """One method at one budget in a format, beside the same in fp32."""
+
+    own: Answered
+    other: Answered
+    gained: int
+    lost: int
+    """Questions that are answered in one of the two only."""
+    worse: bool
+    """True if chance does not explain the loss: exact sign test, Holm's correction over a group's comparisons."""
+
+
+def alone(found: Formats, group: Group, form: str) -> list[Alone]:
+    """Return every method and budget of a group on its own."""
+    pairs = list(found.pairs(group, form))
+    chances = holm([sign_test(other.scores, own.scores) for own, other in pairs])
+    counted = [higher_and_lower(other.scores, own.scores) for own, other in pairs]
+    sign = -1 if pairs and pairs[0][0].likelihood else 1
+    both = [pair[::sign] for pair in counted]
+    return [
+        Alone(own, other, gained, lost, chance <= CHANCE and lost > gained)
+        for (own, other), (gained, lost), chance in zip(pairs, both, chances, strict=True)
+    ]
+
+
+def open_with(questions: int) -> float:
+    """Return the loss of a single method that as many questions cannot exclude, even if none of them shows any."""
+    return interval(0.0, questions)[1]
+
+
+def enough_questions() -> int:
+    """Return the fewest questions without any difference that would exclude LARGEST_LOSS for a single method."""
+    count = 1
+    while open_with(count) > LARGEST_LOSS:
+        count += 1
+    return count
+
+
+def divergence(found: Formats, length: int, method: str, form: str) -> Loss:
+    """Return the mean divergence of a method's cache in a format from the same in fp32, over texts of a length."""
+    values = found.divergences(length, method, form).from_own
+    return Loss(float(np.mean(values)), *bootstrap_interval(values), len(values))
+
+
+def against(found: Formats, form: str) -> Iterator[str]:
+    """Yield what speaks against a format as the default, a clause each; nothing where nothing does."""
+    for group in found.groups:
+        loss = pooled(found, group, form)
+        if loss is None:
+            yield f"{group.short}: not asked"
+        elif in_nats(found, group):
+            if loss.high > LARGEST_DIVERGENCE:
+                yield f"{group.short}: a loss of up to {loss.high:.3f} nats is not excluded"
+        else:
+            if loss.low < -LARGEST_LOSS:
+                yield f"{group.short}: a loss of up to {-100 * loss.low:.1f} points is not excluded"
+            for one in alone(found, group, form):
+                if one.worse:
+                    yield f"{group.short}: `{one.own.method}`, {one.own.point}, is worse in it beyond chance"
+    if not found.lengths:
+        yield "the divergence was not measured"
+    for method in METHODS if found.lengths else ():
+        largest = max((divergence(found, length, method, form).value, length) for length in found.lengths)
+        if largest[0] > LARGEST_DIVERGENCE:
+            what = "the whole cache" if method == BASELINE else f"`{method}`"
+            yield f"{what} diverges by {largest[0]:.3f} nats a token at {largest[1]:,} tokens"
+
+
+def in_nats(found: Formats, group: Group) -> bool:
+    """Return whether a group's score is a likelihood, of which less is better."""
+    full = found.answered.full(group)
+    return full is not None and full.likelihood

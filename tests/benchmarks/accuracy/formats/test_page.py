@@ -1,0 +1,121 @@
+"""The page of caches in formats follows from the results alone: losses by question, the rule, what others are shown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from benchmarks.accuracy.formats import answers, divergence, page
+from benchmarks.accuracy.formats.losses import against, alone, enough_questions, open_with, pooled
+from benchmarks.accuracy.formats.methods import METHODS, in_format
+from benchmarks.accuracy.formats.recorded import caches, recorded
+from benchmarks.accuracy.smollm2.cells import Group
+from kvc_trt.models.cache_formats import CACHE_FORMATS
+
+PLACE = {"task": "niah-single-1", "mode": "query-aware", "length": 2048, "framing": "chat"}
+SUMMARY = {**PLACE, "task": "log-summary"}
+NEEDLES, SUMMARIES = Group(**PLACE), Group(**SUMMARY)
+RIGHT = [1] * 48 + [0] * 16
+NATS = [1.0 + 0.01 * place for place in range(64)]
+MACHINE = {
+    "commit": "abc", "device": "a processor",
+    "versions": {"kvc_trt": "1", "onnxruntime": "2", "kvpress": "3", "transformers": "4", "torch": "5"},
+}  # fmt: skip
+BYTES = dict(zip(CACHE_FORMATS, (90, 24, 23, 14, 19), strict=True))
+
+
+def write(folder, changed=None, diverged=0.001):
+    """Results in which every cache answers alike; `changed` are scores by place, method, form and budget."""
+    changed, cells = changed or {}, []
+    for place, scores in ((PLACE, RIGHT), (SUMMARY, NATS)):
+        by = "likelihood" if place is SUMMARY else "answer"
+        for method, budget in caches():
+            for form in CACHE_FORMATS:
+                own = changed.get((place["task"], method, form, budget), scores)
+                cell = {
+                    **place, "dataset": "d", "policy": in_format(method, form), "row_bytes": BYTES[form] << 20,
+                    "scores": own, "scored_by": by,
+                }  # fmt: skip
+                cells.append(cell if budget is None else {**cell, "token_budget": budget})
+    settings = {"checkpoint": "c", "weights": "fp32"}
+    result = {"machine": MACHINE, "settings": settings, "spent": {"seconds": 5}, "cells": cells}
+    (folder / f"{answers.NAME}.json").write_text(json.dumps(result))
+    if diverged is not None:
+        one = {"row_bytes": 9, "divergence": 0.5, "equal": 0.9, "divergence_from_own": diverged}
+        prompts = [
+            {"length": length, "caches": [one] * len(divergence.variants())} for length in (2048, 4096) for _ in "ab"
+        ]
+        found = {"machine": MACHINE, "prompts": prompts}
+        (folder / f"{divergence.NAME}.json").write_text(json.dumps(found))
+    return recorded(folder)
+
+
+def test_a_loss_is_a_mean_over_methods_for_each_question(tmp_path):
+    lost = [0] * 8 + RIGHT[8:]
+    found = write(tmp_path, {(PLACE["task"], "tova", "int8", 128): lost})
+    loss = pooled(found, NEEDLES, "int8")
+    assert loss.value == pytest.approx(-8 / 64 / len(caches()))
+    assert loss.low < loss.value < loss.high
+    assert loss.count == 64
+
+
+def test_equal_answers_leave_an_interval_that_has_a_width(tmp_path):
+    found = write(tmp_path)
+    loss = pooled(found, NEEDLES, "int8")
+    assert loss.value == 0
+    assert -0.03 < loss.low < 0 < loss.high < 0.03
+    assert open_with(64) == pytest.approx(0.0566, abs=1e-4)
+    assert open_with(enough_questions()) <= 0.03 < open_with(enough_questions() - 1)
+
+
+def test_what_one_method_loses_beyond_chance_is_named_though_the_mean_is_small(tmp_path):
+    lost = [0] * 9 + RIGHT[9:]
+    found = write(tmp_path, {(PLACE["task"], "tova", "int8", 512): lost})
+    [one] = [each for each in alone(found, NEEDLES, "int8") if each.worse]
+    assert (one.own.method, one.gained, one.lost) == ("tova", 0, 9)
+    assert list(against(found, "int8")) == ["one needle: `tova`, budget 512, is worse in it beyond chance"]
+    assert list(against(found, "fp8")) == []
+
+
+def test_less_likely_summaries_and_divergence_speak_against_a_format(tmp_path):
+    less = [one + 0.05 for one in NATS]
+    changed = {(SUMMARY["task"], method, "int4", budget): less for method, budget in caches()}
+    found = write(tmp_path, changed)
+    assert list(against(found, "int4")) == ["a summary: a loss of up to 0.050 nats is not excluded"]
+    said = list(against(write(tmp_path, diverged=0.02), "int8"))
+    assert said[0] == "the whole cache diverges by 0.020 nats a token at 4,096 tokens"
+    assert len(said) == len(METHODS)
+
+
+def test_without_divergences_no_format_can_be_the_default(tmp_path):
+    assert list(against(write(tmp_path, diverged=None), "int8")) == ["the divergence was not measured"]
+
+
+def test_the_page_has_every_cache_once_and_the_peers_where_they_were_asked(tmp_path):
+    eviction = [
+        {**PLACE, "dataset": "d", "point": "full", "stored_tokens": None, "scores": RIGHT},
+        {**PLACE, "dataset": "d", "point": "budget 128", "stored_tokens": 128, "scores": RIGHT},
+        {**PLACE, "dataset": "other", "point": "budget 256", "stored_tokens": 256, "scores": RIGHT},
+    ]
+    (tmp_path / "peers-eviction.json").write_text(
+        json.dumps({"machine": MACHINE, "openvino_genai": "1", "cells": eviction})
+    )
+    found = write(tmp_path)
+    text = page.measured(found)
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert len(rows) == len(set(rows)) == len(caches()) * len(CACHE_FORMATS)
+    assert "| OpenVINO `u8`, full | 25.3 | 75 | - | - | - |" in text
+    assert "OpenVINO `u8`, 128 tokens" in text
+    assert "256 tokens" not in text.replace("2,048, 4,096 tokens", "")
+    assert max(map(len, (line for line in text.splitlines() if not line.startswith("|")))) <= 120
+    lines = list(csv.DictReader(io.StringIO(page.sidecar(found))))
+    whole = next(one for one in lines if one["engine"] == "OpenVINO" and one["point"] == "full")
+    assert int(whole["stored_bytes"]) == 2048 * 2 * 30 * 3 * (64 + 8)
+    assert {one["format"] for one in lines if one["engine"] == "kvc-trt"} == set(CACHE_FORMATS)
+
+
+def test_the_figure_shows_what_is_there(tmp_path):
+    assert page.over_bytes(write(tmp_path)).startswith(b"\x89PNG")
