@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvc_trt.profile import profiled_engine
-from kvc_trt.profile.profiled_engine import BLOCK, time_decode
+from kvc_trt.profile.profiled_engine import BLOCK, time_blocks, time_decode
 
 
 class FakeRun:
@@ -39,3 +39,9 @@ def test_time_ends_a_row_but_not_before_two_blocks(monkeypatch):
 def test_few_steps(steps):
     (found,) = time_decode([FakeRun([], "engine", 1.0)], steps, seconds=0.0)
     assert found.steps.samples == 2 * steps
+
+
+def test_blocks_of_one_place_stand_side_by_side():
+    engine, dense = time_blocks([FakeRun([], "engine", 1.0), FakeRun([], "dense", 3.0)], 25, seconds=1e9)
+    assert engine == [[1.0] * BLOCK] * 3
+    assert dense == [[3.0] * BLOCK] * 3
