@@ -120,7 +120,7 @@ def _first_problem(error: ValidationError, schema: type[BaseModel], spelling: Ma
         return f"unknown key '{key}'{did_you_mean(key, schema.model_fields)}"
     if problem["type"] == "missing":
         return f"missing key '{key}'"
-    found = "" if isinstance(problem["input"], dict) else f", found {describe(problem['input'])}"
+    found = f", found {describe(problem['input'])}" if problem["loc"] else ""
     message = problem["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:_LONGEST_PROBLEM]
     return f"{key}: {message}{found}" if key else message

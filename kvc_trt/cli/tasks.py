@@ -23,6 +23,8 @@ from kvc_trt.tasks.task import Task
 from kvc_trt.tasks.tokenizer import load_task_tokenizer
 from kvc_trt.validation import parse_assignments
 
+_LENGTHS = "prompt tokens: fewest / median / most"
+
 
 @click.group(invoke_without_command=True)
 @printing.json_option
@@ -120,7 +122,7 @@ def check(file: Path, tokenizer: str | None, as_json: bool) -> None:
     if as_json:
         printing.print_json({"file": str(file), "sha256": data.digest, "sets": sets})
         return
-    headers = ["set", "questions", "longest answer", "score", *(() if framing is None else ("prompt tokens",))]
+    headers = ["set", "questions", "longest answer", "score", *(() if framing is None else (_LENGTHS,))]
     rows = [
         [one["set"], f"{one['questions']:,}", f"{one['max_new_tokens']:,}", one["scored"], *_tokens(one)]
         for one in sets

@@ -46,6 +46,8 @@ class Candidates:
     fitting: tuple[Candidate, ...]
     refused: Mapping[str, str]
     """By method: what its smallest engine takes, or why there is none."""
+    too_large: Candidate | None = None
+    """The smallest row of all that do not fit; None where no engine was too large."""
 
 
 def method_names(named: Sequence[str] | None, formats: Sequence[str] | None, *, measures_layers: bool) -> list[str]:
@@ -110,6 +112,7 @@ def candidates(names: Iterable[str], row_bytes: RowBytes, limit: int, longest: i
     """
     found: dict[Variant, Candidate] = {}
     refused: dict[str, str] = {}
+    too_large: list[Candidate] = []
     for name in names:
         for variant in _at_budgets(name, row_bytes, limit, longest):
             try:
@@ -120,12 +123,13 @@ def candidates(names: Iterable[str], row_bytes: RowBytes, limit: int, longest: i
             if size <= limit:
                 found[variant] = Candidate(variant, size)
             else:
+                too_large.append(Candidate(variant, size))
                 reason = f"a row takes {readable_size(size)}, and {readable_size(limit)} are given"
                 refused.setdefault(name, reason)
         if any(variant.policy == name for variant in found):
             refused.pop(name, None)
     ordered = sorted(found.values(), key=lambda one: (one.row_bytes, str(one)))
-    return Candidates(tuple(ordered), refused)
+    return Candidates(tuple(ordered), refused, min(too_large, key=lambda one: one.row_bytes, default=None))
 
 
 def _at_budgets(name: str, row_bytes: RowBytes, limit: int, longest: int) -> list[Variant]:

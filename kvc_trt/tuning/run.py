@@ -140,8 +140,9 @@ def _fitting(chosen: ChosenModel, names: Sequence[str], room: Room, asked: TuneR
         )
     found = candidates(names, row_bytes, limit, room.max_input_len)
     if not found.fitting:
-        name, reason = next(iter(found.refused.items()))
-        raise InputError(
-            f"no candidate fits: {each}; {name}: {reason}", hint="more --memory, fewer --rows, or other --policies"
-        )
+        if (least := found.too_large) is not None:
+            why = f"the smallest, {least}, takes {readable_size(least.row_bytes)}"
+        else:
+            why = ": ".join(next(iter(found.refused.items())))
+        raise InputError(f"no candidate fits: {each}; {why}", hint="more --memory, fewer --rows, or other --policies")
     return found

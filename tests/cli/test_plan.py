@@ -221,6 +221,21 @@ def test_budgets_that_fit_a_memory(capsys):
     assert table["memory_bytes"] == 12 << 20
 
 
+def test_budgets_that_compress_nothing_are_counted_and_shown_for_one_policy(capsys):
+    arguments = ["plan", "--model", "smollm2-135m-instruct", "--memory", "60MiB", "--gpu", "cpu=20GB/s,0.5,8"]
+    assert run(arguments) == 0
+    printed = capsys.readouterr().out.splitlines()
+    everything = [line.split()[0] for line in printed if line.endswith("reads everything")]
+    assert everything == ["full"] * 4
+    [counted] = [line for line in printed if "compress nothing" in line]
+    assert run([*arguments, "--json"]) == 0
+    [table] = json.loads(capsys.readouterr().out)["tables"]
+    others = [one for one in table["budgets"] if one["policy"] != "full" and one.get("compresses") is False]
+    assert counted.startswith(f"{len(others)} others would hold the whole sequence")
+    assert run([*arguments, "--policy", "tova"]) == 0
+    assert capsys.readouterr().out.count("reads everything") == 4
+
+
 @pytest.mark.parametrize("written", ["12 foo", "0MiB", "-1GiB", "twelve"])
 def test_other_memories_are_refused(capsys, written):
     assert run(["plan", "--model", "smollm2-135m-instruct", f"--memory={written}"]) == 2
@@ -287,7 +302,7 @@ def test_an_engine_of_the_host_has_its_copies_rows_and_prefixes_told(capsys, mon
     [
         (["policy=pyramidkv"], ["layers 0-7: 847, 826,", "layers 24-31: 343,", "this policy, on average"]),
         (["policy=h2o", "skip_layers=2"], ["layers 0-1: 32,896 slots", "layers 2-31: 513 slots"]),
-        (["policy=snapkv"], ["896.0"]),  # four query heads per KV head, 96 prompt tokens and 128 new ones each
+        (["policy=snapkv"], ["896 "]),  # four query heads per KV head, 96 prompt tokens and 128 new ones each
         (["layer_budget=squeeze"], ["layer budgets: measured on calibration prompts"]),
         (["layer_budget=squeeze-online"], ["layer budgets: set for each prompt, 3,0", "room for 2 times that"]),
         (["layer_budget=squeeze-online", "squeeze_cap=3.5"], ["room for 3.5 times that"]),

@@ -100,7 +100,7 @@ def test_a_memory_for_the_whole_cache_says_that_nothing_need_be_compressed():
     ("asked", "message"),
     [
         ({"memory": 1000}, r"one token's keys and values take 7\.0 KiB of each row \(kv-cache int4\)"),
-        ({"memory": 200_000, "policy": "rocketkv"}, r"nothing fits: 1 row of rocketkv in kv-cache int4 take at least"),
+        ({"memory": 200_000, "policy": "rocketkv"}, r"nothing fits: 1 row of rocketkv in kv-cache int4 takes at least"),
         ({"rows": 10**6, "policy": "full"}, r"nothing fits: 1000000 rows of full .* H200 has 118"),
         ({"rows": -3}, "rows: expected at least 1, found -3"),
         ({"memory": MIB, "compare": True}, "--compare and --memory exclude each other"),

@@ -166,8 +166,9 @@ def _refuse(tables: Sequence[dict[str, Any]], limit: Limit) -> None:
         raise InputError(f"no policy can be built so: {entries[0][1]['not_applicable']}", hint="kvc-trt plan --help")
     least, table, entry = min(short, key=lambda one: one[0] - one[1]["memory_bytes"])
     place = table["gpu"] or "--memory"
+    rows, take = ("1 row", "takes") if limit.rows == 1 else (f"{limit.rows} rows", "take")
     raise InputError(
-        f"nothing fits: {limit.rows} row{'s' * (limit.rows > 1)} of {entry['policy']} in kv-cache {entry['kv_cache']} "
-        f"take at least {readable_size(least)}; {place} has {readable_size(table['memory_bytes'])}",
+        f"nothing fits: {rows} of {entry['policy']} in kv-cache {entry['kv_cache']} {take} at least "
+        f"{readable_size(least)}; {place} has {readable_size(table['memory_bytes'])}",
         hint="fewer --rows, a shorter --max-input-len, or more memory",
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvc_trt.cli.text.printing import section
+from kvc_trt.policies import BASELINE
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
 
@@ -65,13 +66,30 @@ def limit_text(found: Mapping[str, Any]) -> str:
 
 
 def _table(table: Mapping[str, Any], rows: str) -> str:
-    fitting = [entry for entry in table["budgets"] if "bytes_per_row" in entry]
-    place = "the caches" if table["gpu"] is None else f"weights and caches on {table['gpu']}"
-    heading = f"{readable_size(table['memory_bytes'])} for {place} of {rows}"
+    fitting, left_out = _told_apart([entry for entry in table["budgets"] if "bytes_per_row" in entry])
+    memory = readable_size(table["memory_bytes"])
+    given = f"{memory} for" if table["gpu"] is None else f"{table['gpu']}: {memory} for weights and"
+    heading = f"{given} the caches of {rows}"
     gpus = list(fitting[0]["step_floor_ms"]) if fitting else []
     headers = ["policy", "kv-cache", "token budget", "per row", "rows", *(f"step, ms: {gpu}" for gpu in gpus), ""]
     lines = [section(heading, headers, map(_budget, fitting), range(2, len(headers) - 1))] if fitting else [heading]
+    if left_out:
+        lines.append(
+            f"{left_out} other{'s' * (left_out > 1)} would hold the whole sequence and compress nothing "
+            "(--policy NAME shows those of one policy)"
+        )
     return "\n".join([*lines, *_unfitting(table["budgets"])])
+
+
+def _told_apart(fitting: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], int]:
+    """Return the entries to choose from, and how many say no more than the whole cache does.
+
+    With one policy alone, all are shown.
+    """
+    if len({entry["policy"] for entry in fitting}) < 2:
+        return list(fitting), 0
+    shown = [entry for entry in fitting if entry["compresses"] or entry["policy"] == BASELINE]
+    return shown, len(fitting) - len(shown)
 
 
 def _budget(entry: Mapping[str, Any]) -> list[str]:

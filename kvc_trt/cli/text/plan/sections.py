@@ -166,7 +166,7 @@ def _traffic(plan: Plan) -> str:
         name, pairs = "this policy, on average", full * traffic["bytes_per_row"] / full_bytes
     rows = [
         ["full cache", number(full), readable_size(full_bytes)],
-        [name, f"{pairs:,.1f}", readable_size(traffic["bytes_per_row"])],
+        [name, f"{pairs:,.1f}".removesuffix(".0"), readable_size(traffic["bytes_per_row"])],
     ]
     headers = ["", "tokens read per layer", "bytes of cache per row"]
     return section("one decode step of the longest row (a token is one key and one value)", headers, rows, [1, 2])
