@@ -36,9 +36,9 @@ NAME = "formats-answers"
 FOLDER = machine.ROOT / "build" / "accuracy" / NAME
 BUDGETS = (128, 512)
 GROUPS = ("needles", "late-needles", "plain", "keys", "likelihood")
-EACH = 8
+EACH = 16
 """Questions that a group is asked before the next one is."""
-TOGETHER = 1 << 14
+TOGETHER = 1 << 15
 """Prompt tokens of the questions that one cache answers together: EACH of 2,048."""
 
 
@@ -77,6 +77,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", help="the model's GGUF file, where the preset does not find it")
     parser.add_argument("--groups", type=lambda text: text.split(","), default=list(GROUPS))
     parser.add_argument("--samples", type=int, default=SAMPLES, help=f"questions of a group (default {SAMPLES})")
+    parser.add_argument("--asked", type=int, help="ask the first ones of them only; the next run may ask more")
     parser.add_argument("--minutes", type=float, help="ask nothing new after so many")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.groups if name not in GROUPS]:
@@ -86,14 +87,15 @@ def main() -> None:
     draw = OneDraw(samples, SEED, LONGEST_ANSWERS)
     with open_model(arguments.model, checkpoint=arguments.checkpoint, threads=1, progress=progress_on()) as model:
         head = {"settings": {**model.describe(), "samples": samples, "seed": SEED, "budgets": list(BUDGETS)}}
-        for asked in range(EACH, samples + EACH, EACH):
+        last = min(samples, arguments.asked or samples)
+        for asked in (min(one, last) for one in range(EACH, last + EACH, EACH)):
             if until is not None and time.monotonic() >= until:
                 break
             with Spent(FOLDER) as run:
-                cells = measured(model, arguments.groups, replace(draw, asked=min(asked, samples)), until)
+                cells = measured(model, arguments.groups, replace(draw, asked=asked), until)
             result = {"machine": record_of(run.total), **head, "spent": run.total}
             path = store.write_result(NAME, {**result, "cells": [compact(cell.to_json()) for cell in cells]})
-            progress_on().note(f"{path}: {min(asked, samples)} questions of each group")
+            progress_on().note(f"{path}: {asked} questions of each group")
 
 
 if __name__ == "__main__":

@@ -41,9 +41,9 @@ NAME = "formats-divergence"
 LENGTHS = (2048, 4096, 8192)
 """Tokens of prompt and continuation together."""
 CONTINUED = 256
-PROMPTS = 12
+PROMPTS = 8
 BUDGET = 512
-TOGETHER = 2
+TOGETHER = 4
 """Prompts after which the result is written."""
 WHOLE = Variant(BASELINE, None)
 
