@@ -100,6 +100,13 @@ def test_invalid_bodies_are_refused(client, path, content):
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_a_body_of_very_many_values_is_refused(client, path):
+    status, answer = client.ask(path, content=b'{"model": "demo", "prompt": [' + b"[]," * 300_000 + b"1]}")
+    assert status == 400
+    assert answer["error"]["message"] == "the body: it holds more than 262144 objects, lists and texts"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "named"),
     [
