@@ -1,8 +1,10 @@
-"""JSON as it comes, character by character: whether it can still become a value, and where the value ends."""
+"""JSON as it comes, character by character: whether it can still be a value, where it ends, what it holds if cut."""
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 SPACE = " \t\n\r"
 _LONGEST_NUMBER = 400
@@ -99,6 +101,30 @@ class JsonText:
 
     def _after(self) -> str:
         return "after" if self._open else "end"
+
+
+def begun_object(text: str) -> dict[str, Any] | None:
+    """Return what can be read of an object that breaks off somewhere; None where the text begins none.
+
+    A string counts as far as it goes. A number, which may have lost digits, counts only where something follows it.
+    """
+    text = text.lstrip(SPACE)
+    value, end, in_string = JsonText(), 0, False
+    for place, character in enumerate(text):
+        if not value.push(character):
+            break
+        state = value._state
+        if state in ("after", "end", "first", "first name") or (state == "string" and not value._key):
+            end, in_string = place + 1, state == "string"
+        elif character == "," and state in ("name", "value"):
+            end, in_string = place, False
+    # No bracket has been opened or closed since that place.
+    closing = '"' * in_string + "".join(_CLOSING[one] for one in reversed(value._open))
+    try:
+        found = json.loads(text[:end] + closing)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _begins_word(text: str) -> bool:

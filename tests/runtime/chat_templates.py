@@ -268,5 +268,20 @@ MISTRAL_TOOLS = """{{- bos_token }}
 """
 """Tools key by key; wants ids of nine characters."""
 
+TAGGED = """{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+    {%- for tool_call in message.tool_calls or [] %}
+        {{- '<tool_call>\\n<function=' + tool_call.function.name + '>\\n' }}
+        {%- for key, value in tool_call.function.arguments | items %}
+            {{- '<parameter=' + key + '>\\n' + (value | string) + '\\n</parameter>\\n' }}
+        {%- endfor %}
+        {{- '</function>\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{#- tools are read elsewhere #}
+"""
+"""Calls in tags, as Qwen3-Coder's: arguments must be an object."""
+
 TOOL_TEMPLATES = {"hermes": HERMES, "llama3": LLAMA3_TOOLS, "mistral": MISTRAL_TOOLS}
 """Templates that have a place for tools."""

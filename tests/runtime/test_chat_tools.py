@@ -10,7 +10,8 @@ from kvc_trt.errors import InputError
 from kvc_trt.runtime.chat.messages import DEEPEST, check_messages
 from kvc_trt.runtime.chat.template import ChatTemplate, check_variables
 from kvc_trt.runtime.chat.tools import MOST_TOOLS, check_tools
-from tests.runtime.chat_templates import CHATML, HERMES, LLAMA3, MISTRAL, QWEN3, TOOL_TEMPLATES
+from kvc_trt.tool_calls.json_text import begun_object
+from tests.runtime.chat_templates import CHATML, HERMES, LLAMA3, MISTRAL, QWEN3, TAGGED, TOOL_TEMPLATES
 
 USER = {"role": "user", "content": "Weather in Paris and Rome?"}
 WEATHER = {
@@ -100,6 +101,76 @@ def test_the_second_request_of_a_tool_loop():
     assert text.endswith("<tool_response>\nrain\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
 
 
+CUT = '{"city": "Par'
+
+
+class TestCutArguments:
+    """An answer that max_tokens cut has a call without an end, and agents send it back."""
+
+    @pytest.mark.parametrize("family", TOOL_TEMPLATES)
+    def test_equals_transformers(self, family):
+        template = ChatTemplate(TOOL_TEMPLATES[family], special_tokens=SPECIAL)
+        messages = [USER, calls(call("get_weather", CUT)), result("no such city")]
+        expected = apply(template.template, messages, tools=[WEATHER], add_generation_prompt=True)
+        assert template.render(messages, tools=[WEATHER]) == expected
+        assert json.dumps(CUT) in expected
+
+    def test_a_template_without_tools(self):
+        text = ChatTemplate(CHATML).render([USER, calls(call("get_weather", CUT))])
+        assert json.dumps({"name": "get_weather", "arguments": CUT}) in text
+
+    def test_a_template_of_objects_alone_gets_what_can_be_read(self):
+        text = ChatTemplate(TAGGED).render([USER, calls(call("clock", '{"at": "noon"}'), call("get_weather", CUT))])
+        assert "<function=clock>\n<parameter=at>\nnoon\n" in text
+        assert "<function=get_weather>\n<parameter=city>\nPar\n</parameter>" in text
+
+    @pytest.mark.parametrize("text", ["[1]", "city", '{"a":' * 100, f'{{"a": "{"a" * (1 << 17)}'])
+    def test_a_template_of_objects_alone_refuses_the_rest(self, text):
+        with pytest.raises(InputError, match="cannot be rendered"):
+            ChatTemplate(TAGGED).render([USER, calls(call("get_weather", text))])
+
+    @pytest.mark.parametrize("text", [CUT, "{", "[1]", "null", "[" * 100_000, '{"a": NaN}', '{"a": "\\ud800"}',
+                                      '{"a":' * 100 + "1" + "}" * 100])  # fmt: skip
+    def test_a_text_that_is_no_object_stays(self, text):
+        (message,) = check_messages([calls(call("f", text))])
+        assert message["tool_calls"][0]["function"]["arguments"] == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", None),
+        ("[1", None),
+        ("city", None),
+        ("{", {}),
+        (' {"a"', {}),
+        ('{"a": ', {}),
+        ('{"a": 12', {}),
+        ('{"a": 12,', {"a": 12}),
+        ('{"a": tru', {}),
+        ('{"a": true, "b": "x\\u00', {"a": True, "b": "x"}),
+        ('{"a": "b, {', {"a": "b, {"}),
+        ('{"a": {"b": [1, 2, {"c": 3, "d', {"a": {"b": [1, 2, {"c": 3}]}}),
+        ('{"a": [1, 2', {"a": [1]}),
+        ('{"a": [] }', {"a": []}),
+        ('{"a": 1} and more', {"a": 1}),
+        ('{"a": 1; "b": 2}', {}),
+        ('{"a": "b"; "c": 2}', {"a": "b"}),
+    ],
+)
+def test_what_can_be_read_of_an_object(text, expected):
+    assert begun_object(text) == expected
+
+
+def test_every_beginning_of_an_object_can_be_read():
+    whole = {"city": "Par\u00eds", "days": [1, -2.5e3, None, {"a": [True, []]}], "nested": {"b": {}, "c": '\\ "'}}
+    text = json.dumps(whole)
+    found = [begun_object(text[:length]) for length in range(1, len(text) + 1)]
+    assert found[-1] == whole
+    sizes = [len(json.dumps(one)) for one in found]
+    assert sizes == sorted(sizes)
+
+
 def test_variables_reach_the_template():
     template = ChatTemplate(QWEN3)
     assert "<think>" not in template.render([USER])
@@ -185,6 +256,10 @@ def test_what_clients_send_becomes_what_templates_read():
     assert check_messages([{"role": "tool", "content": ""}]) == [{"role": "tool", "content": ""}]
 
 
+def deep(levels: int) -> dict:
+    return {"a": deep(levels - 1)} if levels else {}
+
+
 NO_CALLS = {"role": "assistant", "content": None}
 
 
@@ -198,12 +273,10 @@ NO_CALLS = {"role": "assistant", "content": None}
         ({**NO_CALLS, "tool_calls": ["f()"]}, "call 0 of tool_calls: expected an object with id, type and function"),
         (calls({**call("f", "{}"), "type": "custom"}), "call 0 of tool_calls has the type 'custom'"),
         (calls({"id": "a", "type": "function"}), "function: expected an object with name and arguments, found None"),
-        (calls(call("f", "{}"), call("f", "{")), "call 1 of tool_calls: arguments of function: expected a JSON object"),
-        (calls(call("f", "[1]")), r"expected a JSON object, found '\[1\]'"),
-        (calls(call("f", "[" * 100_000)), "expected a JSON object"),
-        (calls(call("f", '{"a":' * 100 + "1" + "}" * 100)), f"nested more than {DEEPEST} levels deep"),
-        (calls(call("f", '{"a": NaN}')), "expected a JSON value, found nan"),
-        (calls(call("f", '{"a": "\\ud800"}')), "half of a character"),
+        (calls(call("f", "{}"), call("f", [1])), "call 1 of tool_calls: arguments of function: expected a JSON object"),
+        (calls(call("f", deep(100))), f"nested more than {DEEPEST} levels deep"),
+        (calls(call("f", {"a": float("nan")})), "expected a JSON value, found nan"),
+        (calls(call("f", "\ud800")), "half of a character"),
         (calls(call("f", None)), "expected a JSON object, found None"),
         (calls(call(3, "{}")), "name of function must be text, found 3"),
         (calls(call("f", "{}", 7)), "id must be text, found 7"),

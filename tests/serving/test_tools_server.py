@@ -79,6 +79,20 @@ def test_a_tool_loop(client):
     )
 
 
+def test_a_loop_goes_on_after_a_call_that_was_cut(client):
+    """The client sends back what it got: a call whose arguments are no JSON."""
+    whole = ask(client, tools=TOOLS, tool_choice=NAMED)
+    answer = ask(client, tools=TOOLS, tool_choice=NAMED, max_tokens=whole.usage.completion_tokens - 20).choices[0]
+    assert answer.finish_reason == "length"
+    (call,) = answer.message.tool_calls
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(call.function.arguments)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "the arguments are no JSON: call again"}
+    for tools in (TOOLS, []):
+        again = ask(client, [*QUESTION, answer.message, result], tools=tools, max_tokens=5)
+        assert again.choices[0].message.role == "assistant"
+
+
 def test_several_calls(client):
     answer = ask(client, tools=TOOLS, tool_choice="required", temperature=1, seed=3).choices[0]
     calls = answer.message.tool_calls

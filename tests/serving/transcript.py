@@ -52,6 +52,17 @@ REQUESTS = {
             {"role": "tool", "tool_call_id": "c", "content": "It is."},
         ]
     ),
+    "a call that was cut, and what the tool says of it": _tool(
+        messages=[
+            {"role": "user", "content": "Is it?"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{**_CALL, "function": {"name": "look", "arguments": '{"a": tr'}}],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": "The arguments are no JSON."},
+        ]
+    ),
     "a call where the template takes none": _chat(
         messages=[*_MESSAGES, {"role": "tool", "tool_call_id": "c", "content": text(9)}], tools=[_TOOL]
     ),

@@ -12,10 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from kvc_trt.errors import InputError, describe
+from kvc_trt.files.foreign_json import foreign_json
+from kvc_trt.tool_calls.json_text import begun_object
 
 ROLES = ("system", "user", "assistant", "tool")
 LONGEST_MESSAGES = 16 << 20
 """Characters of a conversation."""
+_LONGEST_CUT = 1 << 17
+"""Characters of arguments that were cut, which are read one by one."""
 DEEPEST = 64
 """Levels of a JSON value from a client."""
 _LARGEST_INTEGER = 1024
@@ -27,15 +31,16 @@ _REFUSED = {"function_call": "give tool_calls in its place", "audio": "the model
 Message: TypeAlias = dict[str, Any]
 """`role`, `content`, and what else the template may read: text, except for `tool_calls`, and null for the content of
 an assistant who calls tools. A call is {"type", "function": {"name", "arguments"}}, and may have an `id`; its arguments
-are an object, which is what templates expect."""
+are an object, which is what templates expect, or a text where they were cut."""
 
 
 def check_messages(messages: object, what: str = "messages", *, system: str | None = None) -> list[Message]:
     """Return the messages as plain values; InputError, which opens with `what`, for what is not a conversation.
 
     Every message has `role` and `content`; that of an assistant who calls tools may be null. Parts of text become one
-    text, the role `developer` becomes `system`, and the arguments of calls may be JSON text. `system` is put before the
-    messages as a message of that role.
+    text, the role `developer` becomes `system`, and the arguments of calls become an object. A text that is no JSON
+    object stays the text: an answer that was cut has such arguments. `system` is put before the messages as a message
+    of that role.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         raise InputError(f"{what}: expected a list of messages, found {describe(messages)}")
@@ -51,6 +56,35 @@ def check_messages(messages: object, what: str = "messages", *, system: str | No
     if length > LONGEST_MESSAGES:
         raise InputError(f"{what}: {length} characters, expected at most {LONGEST_MESSAGES}")
     return checked
+
+
+def with_objects(messages: Sequence[Message]) -> list[Message] | None:
+    """Return a conversation in which arguments that were cut are objects, of what can be read of them.
+
+    None where there are none, and where one is too long or begins no object.
+    """
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    texts = {call["function"]["arguments"] for call in calls if isinstance(call["function"]["arguments"], str)}
+    if not texts or sum(map(len, texts)) > _LONGEST_CUT:
+        return None
+    try:
+        read = {text: json_value(begun_object(text), "arguments") for text in texts}
+    except InputError:
+        return None
+    if None in read.values():
+        return None
+
+    def readable(call: Mapping[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        given = function["arguments"]
+        return {**call, "function": {**function, "arguments": read[given] if isinstance(given, str) else given}}
+
+    return [
+        {**message, "tool_calls": [readable(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in messages
+    ]
 
 
 def json_value(value: object, what: str, *, depth: int = DEEPEST) -> Any:
@@ -157,16 +191,20 @@ def _call(call: object, what: str, called: set[str]) -> dict[str, Any]:
     return found
 
 
-def _arguments(given: object, what: str) -> dict[str, Any]:
-    """Return a call's arguments as an object; an empty text is what some clients send for none."""
-    value = given
-    if isinstance(given, str):
-        try:
-            value = json.loads(given or "{}")
-        except (ValueError, RecursionError):
-            raise InputError(f"{what}: expected a JSON object, found {describe(given)}") from None
+def _arguments(given: object, what: str) -> dict[str, Any] | str:
+    """Return a call's arguments: an object, or the text that is none. An empty text is some clients' word for {}."""
+    if not isinstance(given, str):
+        return _object(given, what)
+    text = _text(given, what)
+    try:
+        return _object(foreign_json(text or "{}"), what)
+    except (ValueError, RecursionError, InputError):
+        return text
+
+
+def _object(value: object, what: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise InputError(f"{what}: expected a JSON object, found {describe(given)}")
+        raise InputError(f"{what}: expected a JSON object, found {describe(value)}")
     plain: dict[str, Any] = json_value(value, what)
     return plain
 

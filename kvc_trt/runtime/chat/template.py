@@ -18,7 +18,7 @@ from kvc_trt.files.held import HeldFile
 from kvc_trt.files.inputs import decoded_text, parsed_json
 from kvc_trt.models.sources.containment import contained
 from kvc_trt.models.sources.tokenizer import TOKENIZER_FILES
-from kvc_trt.runtime.chat.messages import check_messages, json_value
+from kvc_trt.runtime.chat.messages import check_messages, json_value, with_objects
 from kvc_trt.runtime.chat.template_process import TemplateProcess
 from kvc_trt.runtime.chat.tools import check_tools, has_calls, mentions_tools, written_out
 
@@ -100,9 +100,10 @@ class ChatTemplate:
 
         `tools` are those that the model may call, in OpenAI's form; `variables` are further ones that the template may
         read, such as `enable_thinking`. `add_generation_prompt` opens the assistant's answer at its end. `now` is the
-        date that a template may write into the prompt; None is the clock's. Raises InputError, one line, for something
-        that is not a list of messages or tools, and for messages that the template refuses, or cannot render within its
-        bounds.
+        date that a template may write into the prompt; None is the clock's. Arguments of a call that were cut are a
+        text; a template that fails with it gets an object, of what can be read of them. Raises InputError, one line,
+        for something that is not a list of messages or tools, and for messages that the template refuses, or cannot
+        render within its bounds.
         """
         checked, offered = check_messages(messages), check_tools(tools) if tools else None
         process, template = self._process, self.template
@@ -117,7 +118,15 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        return process.render(names if now is None else {**names, "now": now.isoformat()})
+        if now is not None:
+            names["now"] = now.isoformat()
+        try:
+            return process.render(names)
+        except InputError:
+            readable = with_objects(checked)
+            if readable is None:
+                raise
+        return process.render({**names, "messages": readable})
 
 
 def check_variables(variables: object, what: str = "chat_template_kwargs") -> dict[str, Any]:
