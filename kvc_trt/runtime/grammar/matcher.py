@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from copy import copy
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -14,6 +16,9 @@ from kvc_trt.errors import InputError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+_BESIDE = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "kvc-trt grammar mask")
+"""Threads that compute masks while a model's step runs; the library lets other threads run meanwhile."""
 
 
 class Matcher:
@@ -27,18 +32,32 @@ class Matcher:
     def __init__(
         self, state: LLMatcher, vocab_size: int, ends: Collection[int], special: Collection[int], what: str
     ) -> None:
-        self._state, self._vocab_size, self._what = state, vocab_size, what
+        self._own_state, self._vocab_size, self._what = state, vocab_size, what
+        self._coming: Future[bytes] | None = None
+        """The bits of the next mask, where `prepare` was called for them."""
         self._ends = np.array(sorted(end for end in ends if 0 <= end < vocab_size), np.int64)
         self._may_be_named = np.isin(self._ends, list(special))
+
+    @property
+    def _state(self) -> LLMatcher:
+        """The library's own state, once no other thread works with it any more."""
+        if self._coming is not None:
+            wait([self._coming])
+        return self._own_state
 
     @property
     def is_complete(self) -> bool:
         """True if nothing can follow: the answer ends here."""
         return bool(self._state.is_stopped())
 
+    def prepare(self) -> None:
+        """Compute what `allowed` returns next on another thread, beside what the caller does meanwhile."""
+        if self._coming is None:
+            self._coming = _BESIDE.submit(self._own_state.compute_bitmask)
+
     def allowed(self) -> NDArray[np.bool_]:
         """Return [vocab]: True for each token that may come next."""
-        bits = self._state.compute_bitmask()
+        bits = self._own_state.compute_bitmask() if self._coming is None else self._coming.result()
         self._check()
         mask = np.unpackbits(np.frombuffer(bits, np.uint8), count=self._vocab_size + 1, bitorder="little").view(
             np.bool_
@@ -51,6 +70,7 @@ class Matcher:
         """Take note of the token that was drawn. It was allowed."""
         if token not in self._ends:
             self._state.consume_token(token)
+            self._coming = None
             self._check()
 
     def prefix(self, tokens: Sequence[int]) -> int:
@@ -66,12 +86,13 @@ class Matcher:
     def copy(self) -> Matcher:
         """Return a matcher that stands where this one does and can be told of other tokens."""
         other = copy(self)
-        other._state = self._state.deep_copy()
+        other._own_state, other._coming = self._state.deep_copy(), None
         return other
 
     def begin_answer(self) -> None:
         """Begin another answer under the same grammar."""
         self._state.reset()
+        self._coming = None
 
     def _check(self) -> None:
         if self._state.is_error():

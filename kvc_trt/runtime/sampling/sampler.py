@@ -99,6 +99,11 @@ class Sampler:
         if self._matcher is not None:
             self._matcher.begin_answer()
 
+    def prepare(self) -> None:
+        """Begin, on another thread, what the next draw needs to know beside the logits."""
+        if self._matcher is not None:
+            self._matcher.prepare()
+
     def forced(self) -> list[int]:
         """Return the tokens that come next whatever the model says; none where the grammar leaves a choice."""
         return [] if self._matcher is None else self._matcher.forced()

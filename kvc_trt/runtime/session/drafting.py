@@ -71,6 +71,8 @@ class Drafting:
         given = np.array(tokens, np.int64).T.copy(), positions, lengths
         answers: Sequence[Sequence[Answer]]
         if self._drawing is None:
+            for row in rows:
+                row.prepare()
             checked = self._executor.check_draft(*given)
             answers, undo = [list(of_row) for of_row in checked.logits.swapaxes(0, 1)], checked.undo
         else:

@@ -176,6 +176,10 @@ class Row:
         assert self.forced, "sample() first"
         return self.forced[0]
 
+    def prepare(self) -> None:
+        """Begin, on another thread, what the draw after the next step needs; call it just before the step."""
+        self._sampler.prepare()
+
     def fed(self, answer: Answer) -> None:
         """Record that the token was appended to every cache of this row, and the model's answer."""
         token = self.feed()

@@ -70,4 +70,6 @@ class Steps:
         if self._drawing is not None:
             rules = (row.draw_rules([row.feed()])[0] for row in rows)
             return self._drawing.decode_drawn(tokens, positions, cache_lengths, rules)
+        for row in rows:
+            row.prepare()
         return self._executor.decode(tokens, positions, cache_lengths)
