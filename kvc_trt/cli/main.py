@@ -30,7 +30,7 @@ COMMANDS = {
     "plan": "Predict cache size, traffic and the floor; needs neither weights nor a GPU.",
     "context": "Store what an engine keeps of a prompt, or show what such a file holds.",
     "inspect": "Check an engine's integrity and show what it holds.",
-    "export": "Write what other runtimes load: a configuration of TensorRT-LLM's own RocketKV.",
+    "export": "Write what other runtimes load: Triton, Dynamo, TensorRT-LLM.",
     "models": "List the model presets.",
     "fetch": "Download the weights of a preset that is a file of a Python package.",
     "policies": "List the KV-cache policies.",
