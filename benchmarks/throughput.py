@@ -3,8 +3,9 @@
     python -m benchmarks.throughput [--checkpoint FILE.gguf]
 
 Runs the two commands of BUILD and PROFILE, as a user would: the preset's own policy and budget, and a load of long
-prompts and short answers. Some six minutes of a quiet machine. Writes benchmarks/results/throughput.json and the
-measured part of docs/profile.md (`--page`: only the page).
+prompts and short answers. Some five minutes; again, up to TRIES times, where other work took more than BUSY of the
+processors. Writes benchmarks/results/throughput.json and the measured part of docs/profile.md (`--page`: only the
+page).
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ from benchmarks.accuracy.smollm2.grid import MODEL
 from benchmarks.machine import ROOT
 from benchmarks.page import Marks, bullet, measured_by, paragraph, table
 from benchmarks.peers.idle import Others
+from benchmarks.peers.rounds import BUSY
 
 NAME = "throughput"
 COMMAND = "python -m benchmarks.throughput"
 PAGE = ROOT / "docs" / "profile.md"
 MARKS = Marks.of("throughput.py")
 ENGINE = "smollm2"
-BUILD = f"kvc-trt build --model {MODEL} --max-input-len 2048 --max-output-len 256 -o {ENGINE}"
-PROFILE = f"kvc-trt profile {ENGINE} --requests 24 --concurrency 16 --input-len 1024:2048 --output-len normal:128,32"
+BUILD = f"kvc-trt build --model {MODEL} --max-input-len 2048 --max-output-len 256 -o {ENGINE} --no-verify"
+PROFILE = f"kvc-trt profile {ENGINE} --requests 16 --concurrency 8 --input-len 1024:2048 --output-len normal:128,32"
 MIB = 1 << 20
+TRIES = 3
 
 
 def main() -> None:
@@ -52,10 +55,14 @@ def measure(checkpoint: str | None) -> dict[str, Any]:
     more = [] if checkpoint is None else ["--checkpoint", str(Path(checkpoint).resolve())]
     with tempfile.TemporaryDirectory() as directory:
         _run([*shlex.split(BUILD), *more], directory)
-        others = Others()
-        found = json.loads(_run([*shlex.split(PROFILE), "--json"], directory))
+        for _ in range(TRIES):
+            others = Others()
+            found = json.loads(_run([*shlex.split(PROFILE), "--json"], directory))
+            if (share := others.share()) <= BUSY:
+                break
+            print(f"other work took {share:.0%} of the processors", flush=True)
     kept = ("engine", "request_info", "rows", "runs", "findings")
-    return {"commands": [BUILD, PROFILE], "others_share": others.share(), **{name: found[name] for name in kept}}
+    return {"commands": [BUILD, PROFILE], "others_share": share, **{name: found[name] for name in kept}}
 
 
 def _run(command: list[str], directory: str) -> bytes:

@@ -175,15 +175,9 @@ class DecodeTimes:
 
 
 def time_decode(runs: Sequence[DecodeRun], steps: int, seconds: float) -> list[DecodeTimes]:
-    """Time steps as `time_blocks` does, and summarise them for each run."""
-    return [_decode_times(blocks) for blocks in time_blocks(runs, steps, seconds)]
-
-
-def time_blocks(runs: Sequence[DecodeRun], steps: int, seconds: float) -> list[list[list[float]]]:
     """Time at least `steps` steps of every run in alternating blocks, or as many as fit in `seconds` altogether.
 
-    At least two blocks of every run are timed. Returns the seconds of each step by run and block: the blocks of one
-    place were timed one after the other.
+    At least two blocks of every run are timed.
     """
     samples: list[list[list[float]]] = [[] for _ in runs]
     size = min(BLOCK, steps)
@@ -192,9 +186,14 @@ def time_blocks(runs: Sequence[DecodeRun], steps: int, seconds: float) -> list[l
         if block >= LEAST_BLOCKS and time.perf_counter() - started > seconds:
             break
         for run, blocks in zip(runs, samples, strict=True):
-            run.step_seconds()
-            blocks.append([run.step_seconds() for _ in range(size)])
-    return samples
+            blocks.append(time_block(run, size))
+    return [_decode_times(blocks) for blocks in samples]
+
+
+def time_block(run: DecodeRun, steps: int = BLOCK) -> list[float]:
+    """Return the seconds of each of `steps` steps, after one more that is not counted."""
+    run.step_seconds()
+    return [run.step_seconds() for _ in range(steps)]
 
 
 def _decode_times(blocks: list[list[float]]) -> DecodeTimes:

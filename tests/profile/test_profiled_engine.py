@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvc_trt.profile import profiled_engine
-from kvc_trt.profile.profiled_engine import BLOCK, time_blocks, time_decode
+from kvc_trt.profile.profiled_engine import BLOCK, time_block, time_decode
 
 
 class FakeRun:
@@ -41,7 +41,7 @@ def test_few_steps(steps):
     assert found.steps.samples == 2 * steps
 
 
-def test_blocks_of_one_place_stand_side_by_side():
-    engine, dense = time_blocks([FakeRun([], "engine", 1.0), FakeRun([], "dense", 3.0)], 25, seconds=1e9)
-    assert engine == [[1.0] * BLOCK] * 3
-    assert dense == [[3.0] * BLOCK] * 3
+def test_the_first_step_of_a_block_is_not_counted():
+    log = []
+    assert time_block(FakeRun(log, "engine", 1.0), 3) == [1.0] * 3
+    assert len(log) == 4
