@@ -9,6 +9,7 @@ from pydantic import Field
 
 from kvc_trt.models.config import Description, Experts, ModelConfig
 from kvc_trt.models.family import Count, DecoderFields
+from kvc_trt.models.gguf.keys import EXPERTS, EXPERTS_OF_A_TOKEN, GgufKeys
 from kvc_trt.models.weights import EXPERT_MATRICES
 
 
@@ -68,6 +69,14 @@ def qwen_fields_of(description: Description) -> Mapping[str, Any]:
         "norm_topk_prob": experts.normalised,
         "mlp_only_layers": list(experts.dense_layers),
     }
+
+
+QWEN_GGUF_KEYS = {"num_experts": EXPERTS, "num_experts_per_tok": EXPERTS_OF_A_TOKEN}
+
+
+def qwen_fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:
+    """Return the width of an expert of a GGUF file: the first files do not state it, and their tensors do."""
+    return {"moe_intermediate_size": keys.rows("blk.0.ffn_gate_exps.weight", 1)}
 
 
 def stacks_of(config: ModelConfig, block: str, matrices: Sequence[str]) -> Mapping[str, Sequence[str]]:

@@ -19,6 +19,7 @@ from pydantic import Field
 import kvc_trt.models.families
 from kvc_trt.models.config import Activation, Description, ModelConfig
 from kvc_trt.models.family_weights import Rows
+from kvc_trt.models.gguf.keys import GgufKeys
 from kvc_trt.models.sources.rotary_settings import Base, Length
 from kvc_trt.validation import ForeignSchema
 
@@ -77,6 +78,19 @@ class GgufArchitecture:
     """Values of `general.architecture`."""
     interleaved: bool = False
     """True if neighbouring rows of queries and keys form the rotary pairs there (2i with 2i+1, not i with i + D/2)."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Fields of config.json, under the names that the family's `fields` have -> keys, besides those of all files."""
+    fields: Callable[[GgufKeys], Mapping[str, Any]] = lambda _keys: {}
+    """Fields that no key says as config.json does."""
+    reads: frozenset[str] = frozenset()
+    """Keys that `fields` understands, of those that change what a model computes."""
+    when: Callable[[GgufKeys], bool] = lambda _keys: True
+    """Chooses among families with the same name."""
+    tensors: Callable[[ModelConfig], Mapping[str, str]] = lambda _config: {}
+    """Names of a layer's tensors, without `.weight` or `.bias`, that are not those of `kvc_trt.models.gguf.names`."""
+    keeps_spaces: frozenset[str] | None = None
+    """Control tokens that keep the spaces behind them, where others of a SentencePiece vocabulary take them away;
+    None: all keep them."""
 
 
 @dataclass(frozen=True)

@@ -87,13 +87,21 @@ class FamilyWeights:
         return rows.astype(np.float32) + np.float32(place.plus) if place.plus else rows
 
     def _moved(self, name: str, place: Rows, start: int, stop: int) -> NDArray[Any]:
-        wanted = self._indices(name, place)[start:stop]
-        if not len(wanted):
-            return self._source.read_rows(place.name, 0, 0)
-        first, last = int(wanted.min()), int(wanted.max()) + 1
+        first, last, picks = self.source_rows(name, start, stop)
         rows = self._source.read_rows(place.name, first, last)
+        return rows if picks is None else np.ascontiguousarray(rows[picks])
+
+    def source_rows(self, name: str, start: int, stop: int) -> tuple[int, int, NDArray[np.int64] | None]:
+        """Return the range of the checkpoint's rows that holds rows [start, stop) of a tensor, and which of them.
+
+        None: all of them, in order.
+        """
+        wanted = self._indices(name, self._places[name])[start:stop]
+        if not len(wanted):
+            return 0, 0, None
+        first, last = int(wanted.min()), int(wanted.max()) + 1
         contiguous = last - first == len(wanted) and bool((np.diff(wanted) == 1).all())
-        return rows if contiguous else np.ascontiguousarray(rows[wanted - first])
+        return first, last, None if contiguous else wanted - first
 
     def fingerprint(self) -> str:
         """The fingerprint of the checkpoint."""

@@ -110,7 +110,7 @@ def test_plan_needs_the_file_alone(file, capfd):
         ({"pre": "chameleon"}, "tokenizer.ggml.pre is 'chameleon'"),
         ({"absent": ("tokenizer.ggml.model",)}, "tokenizer.ggml.model is missing"),
         ({"absent": ("blk.0.ffn_up.weight",)}, "missing"),
-        ({"architecture": "gemma3"}, "general.architecture is 'gemma3'"),
+        ({"architecture": "bloom"}, "general.architecture is 'bloom'"),
     ],
 )
 def test_a_file_that_cannot_be_read_exactly_is_refused_in_one_line(options, message, tmp_path, capfd):

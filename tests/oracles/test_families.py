@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from kvc_trt import Engine, build, policies
+from kvc_trt import Engine, build
 from kvc_trt.models.formats import open_checkpoint, weights_of
 from kvc_trt.models.weights import check_weights
-from kvc_trt.reference.decoder import ReferenceDecoder
-from tests.oracles.family_models import LONGROPE, MODELS, SHAPE, our_config, written
+from tests.oracles.answers import STEPS, answer_of, prompts, reference_logits
+from tests.oracles.family_models import LONGROPE, MODELS, our_config, written
 
-LENGTHS = (5, 90, 700)
-STEPS = 8
 BAR = 1e-4
 ROOM: dict[str, Any] = {"max_output_len": 32, "verify": False}
 
@@ -29,20 +27,6 @@ class Oracle(NamedTuple):
     answers: list[list[int]]
     logits: list[torch.Tensor]
     """[steps,vocab] of each prompt: after it, and after each token of the answer but the last."""
-
-
-def prompts() -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(13)
-    return [torch.randint(3, SHAPE["vocab_size"], (length,), generator=generator) for length in LENGTHS]
-
-
-def answer_of(model: Any, prompt: torch.Tensor) -> tuple[list[int], torch.Tensor]:
-    """Tokens of transformers' greedy answer, and the logits [steps,vocab] before each of them."""
-    found = model.generate(
-        prompt[None], attention_mask=torch.ones(1, len(prompt), dtype=torch.int64), do_sample=False,
-        max_new_tokens=STEPS, eos_token_id=-1, output_logits=True, return_dict_in_generate=True,
-    )  # fmt: skip
-    return found.sequences[0, len(prompt) :].tolist(), torch.cat(found.logits)
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +52,9 @@ def test_the_reference_has_the_logits_of_transformers(name: str, oracle: Callabl
     config, weights = checkpoint.config, weights_of(checkpoint)
     check_weights(config, weights)
     for prompt, answer, logits in zip(prompts(), expected.answers, expected.logits, strict=True):
-        lengths: dict[str, Any] = {"max_input_len": len(prompt), "max_output_len": STEPS}
-        parameters = policies.resolve("full", model=config, token_budget=None, **lengths)
-        decoder = ReferenceDecoder(config, weights, method=policies.method(parameters), parameters=parameters)
-        first, stored = decoder.prefill(prompt[None], torch.tensor([len(prompt)]))
-        found = [first, *(decoder.decode(torch.tensor([token]), stored) for token in answer[:-1])]
-        torch.testing.assert_close(torch.cat(found), logits, rtol=BAR, atol=BAR)
-        assert torch.cat(found).argmax(dim=-1).tolist() == answer
+        found = reference_logits(config, weights, prompt, answer)
+        torch.testing.assert_close(found, logits, rtol=BAR, atol=BAR)
+        assert found.argmax(dim=-1).tolist() == answer
     assert len({token for answer in expected.answers for token in answer}) > 4  # not one word for ever
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from kvc_trt.models.config import Description, Norms
-from kvc_trt.models.family import DecoderFields, Family
+from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.sources.rotary_settings import Base
 
 
@@ -48,4 +48,5 @@ COHERE = Family(
     # The published models are made for more positions than their max_position_embeddings.
     spelling={"rms_norm_eps": "layer_norm_eps", "max_sequence_length": "model_max_length"},
     interleaved=True,
+    gguf=GgufArchitecture(("command-r",), interleaved=True, keys={"logit_scale": "logit_scale"}),
 )

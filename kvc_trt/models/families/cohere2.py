@@ -12,7 +12,8 @@ from pydantic import Field
 
 from kvc_trt.models.config import Attention, Description, Norms
 from kvc_trt.models.families.cohere import CohereFields
-from kvc_trt.models.family import Family, LayerType
+from kvc_trt.models.family import Family, GgufArchitecture, LayerType
+from kvc_trt.models.gguf.keys import WINDOW
 from kvc_trt.models.sources.rotary_settings import Length
 from kvc_trt.models.sources.sliding_fields import attention_by_layer, fields_of_attention
 
@@ -50,4 +51,10 @@ COHERE2 = Family(
     fields_of=_fields_of,
     spelling={"rms_norm_eps": "layer_norm_eps"},
     interleaved=True,
+    gguf=GgufArchitecture(
+        ("cohere2",),
+        interleaved=True,
+        keys={"logit_scale": "logit_scale", "sliding_window": WINDOW},
+        fields=lambda keys: keys.sliding_fields(4),
+    ),
 )

@@ -12,8 +12,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from kvc_trt.models.config import Description, FeedForward, ModelConfig, Norms
-from kvc_trt.models.family import ACTIVATIONS, ActivationName, DecoderFields, Family
+from kvc_trt.models.family import ACTIVATIONS, ActivationName, DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.family_weights import Rows
+from kvc_trt.models.gguf.keys import GgufKeys
 from kvc_trt.models.sources.rotary_settings import Length
 
 _INNER = {
@@ -95,6 +96,24 @@ def _weights(config: ModelConfig) -> Mapping[str, Rows]:
     return places
 
 
+def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:
+    """Converters leave out the base of the rotary embedding, which is 10,000 but in Falcon 11B."""
+    two = keys.has("blk.0.attn_norm_2.weight")
+    if not two and keys["attention.head_count_kv"] != 1 and keys["rope.freq_base"] is None:
+        raise keys.wrong("rope.freq_base", "the base of the rotary embedding: that of Falcon 11B is not the usual one")
+    return {
+        "bias": keys.has("blk.0.attn_qkv.bias"),
+        "multi_query": False,
+        "new_decoder_architecture": True,  # which has any number of KV heads
+        "num_ln_in_parallel_attn": 2 if two else 1,
+    }
+
+
+def _tensors_of_gguf(config: ModelConfig) -> Mapping[str, str]:
+    two = config.description.norms.place == "parallel"
+    return {"input_layernorm": "attn_norm_2", "post_attention_layernorm": "attn_norm"} if two else {}
+
+
 FALCON = Family(
     architecture="FalconForCausalLM",
     fields=_Fields,
@@ -108,4 +127,5 @@ FALCON = Family(
         "hidden_act": "activation",
     },
     weights=_weights,
+    gguf=GgufArchitecture(("falcon",), fields=_fields_of_gguf, tensors=_tensors_of_gguf),
 )

@@ -11,11 +11,14 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from kvc_trt.models.config import Attention, Description, FeedForward, ModelConfig, Norms
-from kvc_trt.models.family import ActivationName, DecoderFields, Family, LayerType
+from kvc_trt.models.family import ActivationName, DecoderFields, Family, GgufArchitecture, LayerType
 from kvc_trt.models.family_weights import Rows
+from kvc_trt.models.gguf.keys import LOCAL_BASE, WINDOW, GgufKeys
 from kvc_trt.models.sources.rotary_settings import Base, Length
 from kvc_trt.models.sources.sliding_fields import attention_by_layer, fields_of_attention, of_full_layers
 from kvc_trt.models.weights import ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM
+
+_LAYERS_OF_27B = 62
 
 
 class _Fields(DecoderFields):
@@ -75,6 +78,15 @@ def _weights(config: ModelConfig) -> Mapping[str, Rows]:
     return {f"{ours}.weight": Rows(f"{theirs}.weight", plus=1.0) for ours, theirs in norms.items()}
 
 
+def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:
+    """No key has the scale of attention: of the published models, that of 62 layers alone has not its heads' size."""
+    size, hidden, heads = (keys[key] for key in ("attention.key_length", "embedding_length", "attention.head_count"))
+    if type(size) is not int or type(hidden) is not int or type(heads) is not int or heads < 1:
+        raise keys.wrong("attention.key_length", "the width of a head's keys, beside embedding_length and head_count")
+    scalar = hidden // heads if keys["block_count"] == _LAYERS_OF_27B else size
+    return {**keys.sliding_fields(6), "query_pre_attn_scalar": scalar}
+
+
 GEMMA3 = Family(
     architecture="Gemma3ForCausalLM",
     fields=_Fields,
@@ -85,4 +97,8 @@ GEMMA3 = Family(
     absent_kv_heads=4,
     absent_head_size=256,
     weights=_weights,
+    # llama.cpp stores norms with the one added.
+    gguf=GgufArchitecture(
+        ("gemma3",), keys={"sliding_window": WINDOW, "rope_local_base_freq": LOCAL_BASE}, fields=_fields_of_gguf
+    ),
 )

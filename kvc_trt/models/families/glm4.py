@@ -11,7 +11,7 @@ from typing import Any
 
 from kvc_trt.models.config import Description, ModelConfig, Norms
 from kvc_trt.models.families.phi3 import gate_and_up
-from kvc_trt.models.family import DecoderFields, Family
+from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.family_weights import Rows
 
 
@@ -43,4 +43,9 @@ GLM = Family(
     interleaved=True,
     weights=_weights,
 )
-GLM4 = replace(GLM, architecture="Glm4ForCausalLM", describe=_describe_with_norms)
+GLM4 = replace(
+    GLM,
+    architecture="Glm4ForCausalLM",
+    describe=_describe_with_norms,
+    gguf=GgufArchitecture(("glm4",), interleaved=True),
+)

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvc_trt.models.config import Description, FeedForward, ModelConfig, Norms
-from kvc_trt.models.family import ACTIVATIONS, ActivationName, DecoderFields, Family
+from kvc_trt.models.family import ACTIVATIONS, ActivationName, DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.family_weights import Rows
+from kvc_trt.models.gguf.keys import GgufKeys
 
 _INNER = {
     "self_attn.o_proj": "attention.dense", "mlp.up_proj": "mlp.dense_h_to_4h", "mlp.down_proj": "mlp.dense_4h_to_h",
@@ -23,6 +24,8 @@ _OUTER = {
     "model.norm.bias": "gpt_neox.final_layer_norm.bias",
     "lm_head.weight": "embed_out.weight",
 }
+
+_LAYERS_AND_WIDTH_OF_20B = (44, 6144)
 
 
 class _Fields(DecoderFields):
@@ -58,6 +61,12 @@ def _weights(config: ModelConfig) -> Mapping[str, Rows]:
     return places
 
 
+def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:
+    """No key has the activation: GPT-NeoX-20B computes GELU's tanh form, Pythia the exact one."""
+    fast = (keys["block_count"], keys["embedding_length"]) == _LAYERS_AND_WIDTH_OF_20B
+    return {"hidden_act": "gelu_fast" if fast else "gelu"}
+
+
 GPT_NEOX = Family(
     architecture="GPTNeoXForCausalLM",
     fields=_Fields,
@@ -71,4 +80,9 @@ GPT_NEOX = Family(
     },
     rotary_fraction=0.25,
     weights=_weights,
+    gguf=GgufArchitecture(
+        ("gptneox",),
+        keys={"num_key_value_heads": "attention.head_count", "use_parallel_residual": "use_parallel_residual"},
+        fields=_fields_of_gguf,
+    ),
 )

@@ -9,8 +9,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from kvc_trt.models.config import Description, FeedForward
-from kvc_trt.models.family import DecoderFields, Family
+from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
+from kvc_trt.models.gguf.keys import GgufKeys
 
+_GGUF_KEYS = {
+    "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
+}  # fmt: skip
 _Multiplier = Annotated[float, Field(ge=1e-6, le=1e6)]
 
 
@@ -50,4 +55,17 @@ def _divisor(scale: float) -> float:
     return next((one for one in candidates if 1 / one == scale), near)
 
 
-GRANITE = Family(architecture="GraniteForCausalLM", fields=_Fields, describe=_describe, fields_of=_fields_of)
+def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:
+    """A scale that is absent or 0 is 1, but that of attention is not known then."""
+    if not keys["attention.scale"]:
+        raise keys.wrong("attention.scale", "the factor of queries and keys")
+    return {field: keys[key] or 1.0 for field, key in _GGUF_KEYS.items()}
+
+
+GRANITE = Family(
+    architecture="GraniteForCausalLM",
+    fields=_Fields,
+    describe=_describe,
+    fields_of=_fields_of,
+    gguf=GgufArchitecture(("granite",), interleaved=True, keys=_GGUF_KEYS, fields=_fields_of_gguf),
+)

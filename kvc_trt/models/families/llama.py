@@ -7,6 +7,7 @@ from typing import Any
 
 from kvc_trt.models.config import Description, FeedForward
 from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
+from kvc_trt.models.gguf.keys import EXPERTS
 
 
 class _Fields(DecoderFields):
@@ -27,5 +28,5 @@ LLAMA = Family(
     fields=_Fields,
     describe=_describe,
     harmless=frozenset({"pretraining_tp"}),
-    gguf=GgufArchitecture(("llama",), interleaved=True),
+    gguf=GgufArchitecture(("llama",), interleaved=True, when=lambda keys: not keys[EXPERTS]),
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
+from kvc_trt.models.gguf.keys import WINDOW
 from kvc_trt.models.sources.rotary_settings import Length
 
 
@@ -23,5 +24,5 @@ MISTRAL = Family(
     fields=_Fields,
     describe=_describe,
     absent_kv_heads=8,
-    gguf=GgufArchitecture(("mistral",), interleaved=True),
+    gguf=GgufArchitecture(("mistral",), interleaved=True, keys={"sliding_window": WINDOW}),
 )

@@ -7,7 +7,8 @@ from typing import Any
 
 from kvc_trt.models.config import Description, Experts, ModelConfig
 from kvc_trt.models.expert_fields import ExpertFields, count_of, stacks_of
-from kvc_trt.models.family import Family
+from kvc_trt.models.family import Family, GgufArchitecture
+from kvc_trt.models.gguf.keys import EXPERTS, EXPERTS_OF_A_TOKEN
 from kvc_trt.models.sources.rotary_settings import Base, Length
 from kvc_trt.models.weights import ROUTER
 
@@ -46,4 +47,10 @@ MIXTRAL = Family(
     harmless=frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}),
     absent_kv_heads=8,
     stacks=_stacks,
+    gguf=GgufArchitecture(
+        ("llama",),
+        interleaved=True,
+        keys={"num_local_experts": EXPERTS, "num_experts_per_tok": EXPERTS_OF_A_TOKEN},
+        when=lambda keys: bool(keys[EXPERTS]),
+    ),
 )

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from kvc_trt.models.config import Description, Norms
-from kvc_trt.models.family import DecoderFields, Family
+from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
 
 _EPSILON = 1e-5
 """The constant of the norms, which no field gives."""
@@ -30,4 +30,9 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-OLMO = Family(architecture="OlmoForCausalLM", fields=_Fields, describe=_describe)
+OLMO = Family(
+    architecture="OlmoForCausalLM",
+    fields=_Fields,
+    describe=_describe,
+    gguf=GgufArchitecture(("olmo",), interleaved=True, fields=lambda _keys: {"rms_norm_eps": _EPSILON}),
+)

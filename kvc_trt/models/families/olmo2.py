@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvc_trt.models.config import Description, ModelConfig, Norms
-from kvc_trt.models.family import DecoderFields, Family
+from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.family_weights import Rows
+from kvc_trt.models.gguf.keys import WINDOW
 from kvc_trt.models.weights import ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM
 
 
@@ -33,4 +34,10 @@ def _weights(config: ModelConfig) -> Mapping[str, Rows]:
     }
 
 
-OLMO2 = Family(architecture="Olmo2ForCausalLM", fields=_Fields, describe=_describe, weights=_weights)
+OLMO2 = Family(
+    architecture="Olmo2ForCausalLM",
+    fields=_Fields,
+    describe=_describe,
+    weights=_weights,
+    gguf=GgufArchitecture(("olmo2",), when=lambda keys: not keys[WINDOW]),
+)

@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 
 from kvc_trt.models.config import Attention
 from kvc_trt.models.families.olmo2 import OLMO2
-from kvc_trt.models.family import DecoderFields, LayerType
+from kvc_trt.models.family import DecoderFields, GgufArchitecture, LayerType
+from kvc_trt.models.gguf.keys import LOCAL_BASE, WINDOW, GgufKeys
 from kvc_trt.models.sources.rotary_settings import Base, Length
 from kvc_trt.models.sources.sliding_fields import attention_by_layer, fields_of_attention, of_full_layers
 
@@ -45,6 +46,17 @@ def _check_bases(fields: _Fields, given: Mapping[str, Any]) -> None:
         )
 
 
+def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:
+    return {**keys.sliding_fields(4), "rope_local_base_freq": keys[LOCAL_BASE] or keys["rope.freq_base"]}
+
+
 OLMO3 = replace(
-    OLMO2, architecture="Olmo3ForCausalLM", fields=_Fields, describe=_describe, fields_of=fields_of_attention
+    OLMO2,
+    architecture="Olmo3ForCausalLM",
+    fields=_Fields,
+    describe=_describe,
+    fields_of=fields_of_attention,
+    gguf=GgufArchitecture(
+        ("olmo2",), keys={"sliding_window": WINDOW}, fields=_fields_of_gguf, when=lambda keys: bool(keys[WINDOW])
+    ),
 )

@@ -9,9 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.models.family import DecoderFields, Family
+from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.family_weights import Rows, in_one_matrix
+from kvc_trt.models.gguf.keys import WINDOW, GgufKeys
 from kvc_trt.models.sources.rotary_settings import Length
+
+_SHARPNESS = "rope.scaling.attn_factor"
+_LISTS = {"long": "rope_factors_long.weight", "short": "rope_factors_short.weight"}
+"""Tensors of a GGUF file with the factors of LongRoPE."""
 
 
 class _Fields(DecoderFields):
@@ -39,6 +44,21 @@ def gate_and_up(config: ModelConfig, layer: int) -> dict[str, Rows]:
     return in_one_matrix(layer, "mlp.gate_up_proj.weight", both)
 
 
+def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:
+    """LongRoPE's lists are tensors; a window of 0 is none."""
+    fields = {"sliding_window": keys[WINDOW] or None}
+    if not keys.has(_LISTS["long"]):
+        return fields
+    channels = keys["rope.dimension_count"]
+    if type(channels) is not int:
+        raise keys.wrong("rope.dimension_count", f"the number of channels that rotate, beside {_LISTS['long']}")
+    factors = {f"{name}_factor": keys.numbers(tensor, channels // 2) for name, tensor in _LISTS.items()}
+    original = keys["rope.scaling.original_context_length"]
+    scaling = {"rope_type": "longrope", **factors, "original_max_position_embeddings": original}
+    sharpness = {} if keys[_SHARPNESS] is None else {"attention_factor": keys[_SHARPNESS]}
+    return {**fields, "original_max_position_embeddings": original, "rope_scaling": {**scaling, **sharpness}}
+
+
 PHI3 = Family(
     architecture="Phi3ForCausalLM",
     fields=_Fields,
@@ -46,4 +66,11 @@ PHI3 = Family(
     harmless=frozenset({"embd_pdrop", "resid_pdrop"}),
     rotary_fraction=1.0,
     weights=_weights,
+    gguf=GgufArchitecture(
+        ("phi3",),
+        keys={"sliding_window": WINDOW},
+        reads=frozenset({_SHARPNESS}),
+        fields=_fields_of_gguf,
+        keeps_spaces=frozenset({"<unk>", "<s>", "<|endoftext|>"}),
+    ),
 )

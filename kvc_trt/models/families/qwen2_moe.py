@@ -8,9 +8,17 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from kvc_trt.models.config import Description
-from kvc_trt.models.expert_fields import QwenExpertFields, experts_of, qwen_fields_of, qwen_stacks_of
+from kvc_trt.models.expert_fields import (
+    QWEN_GGUF_KEYS,
+    QwenExpertFields,
+    experts_of,
+    qwen_fields_of,
+    qwen_fields_of_gguf,
+    qwen_stacks_of,
+)
 from kvc_trt.models.families.qwen2 import QwenFields, window_of
-from kvc_trt.models.family import Family
+from kvc_trt.models.family import Family, GgufArchitecture
+from kvc_trt.models.gguf.keys import GgufKeys
 
 
 class _Fields(QwenFields, QwenExpertFields):
@@ -27,6 +35,14 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
+def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:
+    return {
+        **qwen_fields_of_gguf(keys),
+        "shared_expert_intermediate_size": keys.rows("blk.0.ffn_gate_shexp.weight"),
+        "qkv_bias": keys.has("blk.0.attn_q.bias"),
+    }
+
+
 QWEN2_MOE = Family(
     architecture="Qwen2MoeForCausalLM",
     fields=_Fields,
@@ -35,4 +51,5 @@ QWEN2_MOE = Family(
     harmless=frozenset({"max_window_layers", "output_router_logits", "router_aux_loss_coef"}),
     absent_kv_heads=16,
     stacks=qwen_stacks_of,
+    gguf=GgufArchitecture(("qwen2moe",), keys=QWEN_GGUF_KEYS, fields=_fields_of_gguf),
 )

@@ -6,9 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvc_trt.models.config import Description
-from kvc_trt.models.expert_fields import QwenExpertFields, experts_of, qwen_fields_of, qwen_stacks_of
+from kvc_trt.models.expert_fields import (
+    QWEN_GGUF_KEYS,
+    QwenExpertFields,
+    experts_of,
+    qwen_fields_of,
+    qwen_fields_of_gguf,
+    qwen_stacks_of,
+)
 from kvc_trt.models.families.qwen2 import QwenFields, window_of
-from kvc_trt.models.family import Family
+from kvc_trt.models.family import Family, GgufArchitecture
+from kvc_trt.models.gguf.keys import GgufKeys
 
 
 class _Fields(QwenFields, QwenExpertFields):
@@ -25,6 +33,10 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
+def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:
+    return {**qwen_fields_of_gguf(keys), "norm_topk_prob": True}  # so llama.cpp, which has no key for it
+
+
 QWEN3_MOE = Family(
     architecture="Qwen3MoeForCausalLM",
     fields=_Fields,
@@ -33,4 +45,5 @@ QWEN3_MOE = Family(
     harmless=frozenset({"max_window_layers", "output_router_logits", "router_aux_loss_coef"}),
     absent_kv_heads=4,
     stacks=qwen_stacks_of,
+    gguf=GgufArchitecture(("qwen3moe",), keys=QWEN_GGUF_KEYS, fields=_fields_of_gguf),
 )

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kvc_trt.models.config import Attention, Description, FeedForward
 from kvc_trt.models.families.qwen2 import QwenFields, window_of
-from kvc_trt.models.family import Family
+from kvc_trt.models.family import Family, GgufArchitecture
 from kvc_trt.models.sources.rotary_settings import Base
 
 
@@ -47,4 +47,5 @@ SMOLLM3 = Family(
     describe=_describe,
     fields_of=_fields_of,
     absent_kv_heads=4,
+    gguf=GgufArchitecture(("smollm3",), interleaved=True),
 )

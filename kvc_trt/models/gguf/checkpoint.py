@@ -11,20 +11,25 @@ from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError, describe
 from kvc_trt.models.dtypes import numpy_dtype
+from kvc_trt.models.family import family
+from kvc_trt.models.family_weights import FamilyWeights, channel_order
 from kvc_trt.models.gguf.architecture import model_config
-from kvc_trt.models.gguf.header import GgufTensor, read_header
+from kvc_trt.models.gguf.header import GgufHeader, GgufTensor, read_header
 from kvc_trt.models.gguf.kept_blocks import KEPT_BITS, WITH_OFFSETS, kept_blocks
-from kvc_trt.models.gguf.names import ROPE_FACTORS, hugging_face_name, in_halves, interleaved_heads
+from kvc_trt.models.gguf.names import CONFIGURATION, SHARED_GATE, places
 from kvc_trt.models.gguf.tokenizer import tokenizer_contents
 from kvc_trt.models.quantisation import KeptBlocks
 from kvc_trt.models.sources.tensor_file import TensorFile
+from kvc_trt.models.weights import EXPERT_MATRICES
 
 _STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """The types that are read as they are; blocks are dequantised to float32."""
+_MATRICES = ("_proj.weight", "embed_tokens.weight", "lm_head.weight")
+"""Ends of the names of tensors that an engine may hold in blocks."""
 
 
 class GgufCheckpoint:
-    """A `WeightSource` over one file, by Hugging Face's names, with `.config` and the tokenizer's files.
+    """A `WeightSource` over one file, by the names of `expected_tensors`, with `.config` and the tokenizer's files.
 
     The header is checked when opened. Values are not: NaN and infinite weights show when a build reads them.
     """
@@ -34,8 +39,14 @@ class GgufCheckpoint:
         self._file = TensorFile(self.path)
         try:
             self.header = read_header(self._file)
-            self.config = model_config(self.header, lambda tensor: self._values(tensor, 0, tensor.shape[0]))
-            self._tensors = self._by_hugging_face_name()
+            self._tensors = _FileTensors(self._file, self.header)
+            self.config = model_config(self.header, self._tensors.values)
+            self._places = places(self.config, self.header.tensors)
+            self._check_used()
+            interleaved = family(self.config.architecture).gguf
+            assert interleaved is not None
+            order = channel_order(self.config, interleaved=interleaved.interleaved)
+            self._weights = FamilyWeights(self._tensors, self._places, order)
         except BaseException:
             self._file.close()
             raise
@@ -46,70 +57,59 @@ class GgufCheckpoint:
 
         InputError for a file without a tokenizer, or with one that cannot be read exactly.
         """
-        return tokenizer_contents(self.header, self.config.vocab_size)
+        return tokenizer_contents(self.header, family(self.config.architecture), self.config.vocab_size)
 
     def names(self) -> list[str]:
         """Every tensor of the checkpoint."""
-        return list(self._tensors)
+        return self._weights.names()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of one tensor; matrices are [out, in]."""
-        return self._tensors[name].shape
+        """Shape of one tensor; matrices are [out, in], and those of experts are one under the other."""
+        return self._weights.shape(name)
 
     def dtype(self, name: str) -> str:
         """The type that `read` returns: the stored one, float32 for quantised blocks."""
-        return _STORED.get(self._tensors[name].type, "float32")
+        return self._weights.dtype(name)
 
     def read(self, name: str) -> NDArray[Any]:
         """The whole tensor."""
-        return self.read_rows(name, 0, self.shape(name)[0])
+        return self._weights.read(name)
 
     def read_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Rows [start, stop) of one tensor, reading and dequantising only them (whole heads where rows are moved)."""
-        tensor = self._tensors[name]
-        heads = interleaved_heads(name, self.config)
-        if heads is None:
-            return self._values(tensor, start, stop)
-        size = tensor.shape[0] // heads
-        first, last = start // size * size, -(-stop // size) * size
-        return in_halves(self._values(tensor, first, last), size)[start - first : stop - first]
+        return self._weights.read_rows(name, start, stop)
 
     def block_bits(self, name: str) -> int | None:
         """Bits of a tensor's elements; None for floats. InputError for blocks that an engine cannot hold exactly."""
-        kind = self._tensors[name].type
-        if kind in _STORED or len(self.shape(name)) != 2:
+        kind = self._kind(name)
+        if kind in _STORED or not name.endswith(_MATRICES):
             return None
-        if kind not in KEPT_BITS:
+        if (expected := self._not_kept(name)) is not None:
             raise InputError(
-                f"--weights keep: {name} is {kind}, which an engine cannot hold exactly; expected "
-                f"{', '.join(KEPT_BITS)} (blocks of 32 with one float16 scale) or floats",
+                f"--weights keep: {name} is {kind}, which an engine cannot hold exactly; expected {expected} or floats",
                 hint="--weights int8, or fp32",
             )
         return KEPT_BITS[kind]
 
     def has_offsets(self, name: str) -> bool:
         """True if the blocks of a matrix have offsets."""
-        return self._tensors[name].type in WITH_OFFSETS
+        return self._kind(name) in WITH_OFFSETS
 
     @property
     def keeps_its_blocks(self) -> bool:
         """True if it has matrices in blocks, and an engine holds all of them as they are (`KEPT_BITS`)."""
-        kinds = {one.type for one in self._tensors.values() if len(one.shape) == 2 and one.type not in _STORED}
-        return bool(kinds) and kinds <= KEPT_BITS.keys()
+        blocks = [name for name in self.names() if name.endswith(_MATRICES) and self._kind(name) not in _STORED]
+        return bool(blocks) and all(self._not_kept(name) is None for name in blocks)
 
     def read_blocks(self, name: str, start: int, stop: int) -> KeptBlocks:
         """Rows [start, stop) of a matrix whose type is in `KEPT_BITS`, as an engine stores them."""
-        tensor = self._tensors[name]
-        heads = interleaved_heads(name, self.config)
-        size = 1 if heads is None else tensor.shape[0] // heads
-        first, last = start // size * size, -(-stop // size) * size
-        blocks = kept_blocks(self._raw(tensor, first, last), tensor.type, f"{self.path}: tensor {tensor.name!r}")
-
-        def asked(part: NDArray[Any]) -> NDArray[Any]:
-            return (part if heads is None else in_halves(part, size))[start - first : stop - first]
-
-        offsets = None if blocks.offsets is None else asked(blocks.offsets)
-        return KeptBlocks(asked(blocks.packed), asked(blocks.scales), offsets)
+        tensor = self.header.tensors[self._places[name].name]
+        first, last, picks = self._weights.source_rows(name, start, stop)
+        raw = self._tensors.raw(tensor, first, last)
+        blocks = kept_blocks(raw, tensor.type, f"{self.path}: tensor {tensor.name!r}")
+        if picks is None:
+            return blocks
+        return KeptBlocks(*(None if part is None else part[picks] for part in blocks))  # type: ignore[arg-type]
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the configuration and the file, reading every byte once."""
@@ -122,30 +122,71 @@ class GgufCheckpoint:
         """Close the file."""
         self._file.close()
 
-    def _by_hugging_face_name(self) -> dict[str, GgufTensor]:
-        tensors: dict[str, GgufTensor] = {}
-        for tensor in self.header.tensors.values():
-            if tensor.name == ROPE_FACTORS:
-                continue
-            name = hugging_face_name(tensor.name)
-            if name is None:
-                found = describe(tensor.name)
-                raise InputError(f"{self.path}: tensor {found} has no place in {self.config.architecture}")
-            tensors[name] = tensor
-        return tensors
+    def _kind(self, name: str) -> str:
+        return self.header.tensors[self._places[name].name].type
 
-    def _values(self, tensor: GgufTensor, start: int, stop: int) -> NDArray[Any]:
-        """Rows [start, stop) of one tensor in the file's order."""
-        if not 0 <= start <= stop <= tensor.shape[0]:
-            raise ValueError(f"{tensor.name}: rows {start}..{stop} of shape {list(tensor.shape)}")
-        if len(tensor.shape) == 1:  # a vector of blocks has no rows that could be read one by one
-            whole = self._file.read(tensor.offset, tensor.nbytes, f"tensor {tensor.name!r}")
-            return _decoded(whole, tensor.type)[start:stop]
-        return _decoded(self._raw(tensor, start, stop), tensor.type).reshape(stop - start, *tensor.shape[1:])
+    def _not_kept(self, name: str) -> str | None:
+        """Return what is expected in place of a matrix's blocks, if an engine cannot hold them; else None.
 
-    def _raw(self, tensor: GgufTensor, start: int, stop: int) -> NDArray[np.uint8]:
-        """The bytes of rows [start, stop) of a matrix: [rows, bytes]."""
-        row = tensor.nbytes // tensor.shape[0]
+        The matrices of a layer's experts are one operator's, which has one number of bits and no offsets.
+        """
+        kind, layer = self._kind(name), name.partition(".mlp.experts.")[0]
+        if kind not in KEPT_BITS:
+            return f"{', '.join(KEPT_BITS)} (blocks of 32 with one float16 scale)"
+        if layer == name:
+            return None
+        if kind in WITH_OFFSETS or {self._kind(f"{layer}.{matrix}") for matrix in EXPERT_MATRICES} != {kind}:
+            return f"{', '.join(one for one in KEPT_BITS if one not in WITH_OFFSETS)}, one for all matrices of experts"
+        return None
+
+    def _check_used(self) -> None:
+        """Raise InputError for a tensor that is part of none of the decoder's."""
+        used = CONFIGURATION | {rows.name for rows in self._places.values()}
+        for name in self.header.tensors:
+            if name not in used:
+                raise InputError(f"{self.path}: tensor {describe(name)} has no place in {self.config.architecture}")
+
+
+class _FileTensors:
+    """A `WeightSource` over a file's tensors, under its own names and in its own order; experts' rows are stacked."""
+
+    def __init__(self, file: TensorFile, header: GgufHeader) -> None:
+        self._file, self._tensors = file, header.tensors
+
+    def names(self) -> list[str]:
+        return [name for name in self._tensors if name not in CONFIGURATION]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        shape = self._tensors[name].shape
+        if len(shape) == 1:
+            return (1, *shape) if name.endswith(SHARED_GATE) else shape
+        *outer, columns = shape
+        return int(np.prod(outer, dtype=np.int64)), columns
+
+    def dtype(self, name: str) -> str:
+        return _STORED.get(self._tensors[name].type, "float32")
+
+    def read(self, name: str) -> NDArray[Any]:
+        return self.read_rows(name, 0, self.shape(name)[0])
+
+    def read_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        tensor, shape = self._tensors[name], self.shape(name)
+        if not 0 <= start <= stop <= shape[0]:
+            raise ValueError(f"{name}: rows {start}..{stop} of shape {list(shape)}")
+        if len(shape) == 1:  # a vector of blocks has no rows that could be read one by one
+            return self.values(tensor)[start:stop]
+        return _decoded(self.raw(tensor, start, stop), tensor.type).reshape(stop - start, shape[1])
+
+    def fingerprint(self) -> str:
+        return self._file.digest()
+
+    def values(self, tensor: GgufTensor) -> NDArray[Any]:
+        """All values of a vector."""
+        return _decoded(self._file.read(tensor.offset, tensor.nbytes, f"tensor {tensor.name!r}"), tensor.type)
+
+    def raw(self, tensor: GgufTensor, start: int, stop: int) -> NDArray[np.uint8]:
+        """Rows [start, stop) of a matrix as bytes."""
+        row = tensor.nbytes // self.shape(tensor.name)[0]
         raw = self._file.read(tensor.offset + start * row, (stop - start) * row, f"tensor {tensor.name!r}")
         return raw.reshape(stop - start, row)
 

@@ -1,58 +1,68 @@
-"""The names of a GGUF file's tensors in Hugging Face's spelling, and the rows whose order differs."""
+"""Where a GGUF file has the tensors of a decoder: llama.cpp's names for them, and those that it joins."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
-
-from numpy.typing import NDArray
+from collections.abc import Iterator, Mapping
 
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.family import family
+from kvc_trt.models.family_weights import Rows
+from kvc_trt.models.gguf.header import GgufTensor
+from kvc_trt.models.weights import ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM, expected_tensors
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Divisors of the rotary frequencies: part of the configuration, not of the weights."""
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+"""LongRoPE's two lists, likewise."""
+CONFIGURATION = frozenset({ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS})
 EMBEDDING = "token_embd.weight"
 HEAD = "output.weight"
+SHARED_GATE = "ffn_gate_inp_shexp.weight"
+"""The end of the name of a row that files store as a vector."""
 
-_OUTER = {
-    EMBEDDING: "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
-    "output_norm.bias": "model.norm.bias", HEAD: "lm_head.weight",
-}  # fmt: skip
+_OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_GATE_AND_UP = ("mlp.gate_proj", "mlp.up_proj")
 _INNER = {
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm", ATTENTION_RESULT_NORM: "post_attention_norm",
+    "post_attention_layernorm": "ffn_norm", FEED_FORWARD_RESULT_NORM: "post_ffw_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp", "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }  # fmt: skip
-_BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.([a-z_]+)\.(weight|bias)")
-_ROTATED = re.compile(r".*\.self_attn\.([qk])_proj\.(weight|bias)")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
-def hugging_face_name(name: str) -> str | None:
-    """The tensor's name in a Hugging Face checkpoint; None for a tensor that no decoder here has."""
-    if name in _OUTER:
-        return _OUTER[name]
-    match = _BLOCK.fullmatch(name)
-    if match is None or match[2] not in _INNER:
-        return None
-    return f"model.layers.{match[1]}.{_INNER[match[2]]}.{match[3]}"
+def places(config: ModelConfig, tensors: Mapping[str, GgufTensor]) -> dict[str, Rows]:
+    """Return where each of `expected_tensors` is; a tensor that the file lacks has the place where it would be.
 
-
-def interleaved_heads(name: str, config: ModelConfig) -> int | None:
-    """The number of heads of a Hugging Face tensor whose rows llama.cpp interleaves; None for all others.
-
-    It rotates neighbouring rows of Llama's heads (2i with 2i+1) where Hugging Face rotates halves (i with i + D/2).
+    Queries, keys and values may be one matrix (`attn_qkv`), and so may gate and up (`ffn_up` of twice the rows).
     """
-    match = _ROTATED.fullmatch(name)
-    stored = family(config.architecture).gguf
-    if match is None or stored is None or not stored.interleaved:
-        return None
-    return config.num_attention_heads if match[1] == "q" else config.num_key_value_heads
+    return dict(_places(config, tensors))
 
 
-def in_halves(rows: NDArray[Any], head_size: int) -> NDArray[Any]:
-    """Whole heads of interleaved rows [heads*D, ...] in Hugging Face's order."""
-    pairs = rows.reshape(-1, head_size // 2, 2, *rows.shape[1:])
-    moved: NDArray[Any] = pairs.swapaxes(1, 2).reshape(rows.shape)
-    return moved
+def _places(config: ModelConfig, tensors: Mapping[str, GgufTensor]) -> Iterator[tuple[str, Rows]]:
+    description = family(config.architecture).gguf
+    inner = _INNER | dict({} if description is None else description.tensors(config))
+    query, key = (heads * config.head_size for heads in (config.num_attention_heads, config.num_key_value_heads))
+    starts = dict(zip(_QKV, (0, query, query + key), strict=True))
+    for name, shape in expected_tensors(config).items():
+        match = _LAYER.fullmatch(name)
+        if match is None:
+            part = name.rpartition(".")[2]
+            yield name, Rows(f"{_OUTER.get(name.removesuffix('.' + part), name)}.{part}")
+            continue
+        layer, own, part = match.groups()
+        stored, joined = f"blk.{layer}.{inner[own]}.{part}", None
+        if own in _QKV and stored not in tensors:
+            joined = Rows(f"blk.{layer}.attn_qkv.{part}", starts[own], shape[0])
+        elif own in _GATE_AND_UP and f"blk.{layer}.ffn_gate.{part}" not in tensors:
+            joined = Rows(f"blk.{layer}.ffn_up.{part}", shape[0] * _GATE_AND_UP.index(own), shape[0])
+            if joined.name in tensors and tensors[joined.name].shape[0] != 2 * shape[0]:
+                joined = None
+        yield name, joined if joined is not None and joined.name in tensors else Rows(stored)

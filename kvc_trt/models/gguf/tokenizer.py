@@ -1,6 +1,7 @@
-"""A GGUF file's tokenizer as the files that a Hugging Face directory has: byte-level BPE from the metadata.
+"""A GGUF file's tokenizer as the files that a Hugging Face directory has, from the metadata.
 
-Nothing is guessed: a vocabulary of another kind, or one split by a rule that is not known here, is refused by name.
+Two kinds are read: byte-level BPE, and SentencePiece's vocabularies of pairs. Nothing is guessed: a vocabulary of
+another kind, or one split by a rule that is not known here, is refused by name.
 """
 
 from __future__ import annotations
@@ -10,41 +11,46 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError, describe
+from kvc_trt.models.family import Family
 from kvc_trt.models.gguf.architecture import end_tokens
 from kvc_trt.models.gguf.header import GgufHeader
 from kvc_trt.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from kvc_trt.models.gguf.sentencepiece import has_an_order, merges_of, sections
 from kvc_trt.models.sources.tokenizer import check_size
 from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 _PREFIX = "tokenizer.ggml."
-_BYTE_LEVEL = "gpt2"
-_CONTROL, _USER_DEFINED = 3, 4
+_BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _NAMED = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
           "pad_token": "padding_token_id"}  # fmt: skip
 """Name in tokenizer_config.json -> key of the metadata."""
 _TEMPLATE = "tokenizer.chat_template"
+_MOST_CUTS = 1 << 28
+"""Characters of all parts into which tokens are cut; Gemma's 262,000 tokens have 15 million."""
 _ANOTHER_WAY = "build from the model's Hugging Face directory, which has its tokenizer.json"
 
 
-def tokenizer_contents(header: GgufHeader, vocab_size: int) -> dict[str, bytes]:
+def tokenizer_contents(header: GgufHeader, family: Family, vocab_size: int) -> dict[str, bytes]:
     """Content by file name; InputError where the metadata is missing, inconsistent or not understood."""
-    return _TokenizerMetadata(header, vocab_size).contents()
+    return _TokenizerMetadata(header, family, vocab_size).contents()
 
 
 class _TokenizerMetadata:
     """The keys of one file, checked when read."""
 
-    def __init__(self, header: GgufHeader, vocab_size: int) -> None:
-        self._header, self._vocab_size = header, vocab_size
+    def __init__(self, header: GgufHeader, family: Family, vocab_size: int) -> None:
+        self._header, self._family, self._vocab_size = header, family, vocab_size
         kind = self._scalar("model", str)
+        known = f"{_BYTE_LEVEL} (byte-level BPE) or {_SENTENCEPIECE} (SentencePiece)"
         if kind is None:
-            raise self._wrong("model", "missing", f"{_BYTE_LEVEL}: the file has no tokenizer", hint=_ANOTHER_WAY)
-        if kind != _BYTE_LEVEL:
-            expected = f"{_BYTE_LEVEL} (byte-level BPE)"
-            raise self._wrong("model", describe(kind), expected, hint=_ANOTHER_WAY)
-        self._split = self._pre_tokenizer()
+            raise self._wrong("model", "missing", f"{known}: the file has no tokenizer", hint=_ANOTHER_WAY)
+        if kind not in (_BYTE_LEVEL, _SENTENCEPIECE):
+            raise self._wrong("model", describe(kind), known, hint=_ANOTHER_WAY)
+        self._split = self._pre_tokenizer() if kind == _BYTE_LEVEL else None
         self._tokens = self._texts("tokens")
         if len(self._tokens) > vocab_size:
             found = f"a list of {len(self._tokens)}"
@@ -74,35 +80,59 @@ class _TokenizerMetadata:
         return files
 
     def _tokenizer(self) -> dict[str, Any]:
-        special = [
-            {
-                "id": number, "content": self._tokens[number], "single_word": False, "lstrip": False, "rstrip": False,
-                "normalized": False, "special": bool(self._types[number] == _CONTROL),
-            }
-            for number in np.flatnonzero(np.isin(self._types, (_CONTROL, _USER_DEFINED))).tolist()
-        ]  # fmt: skip
         return {
             "version": "1.0",
             "truncation": None,
             "padding": None,
-            "added_tokens": special,
-            "normalizer": {"type": "NFC"} if self._split.normalised else None,
-            "pre_tokenizer": self._split.steps(),
+            "added_tokens": self._added_tokens(),
+            **(self._sentencepiece() if self._split is None else self._byte_level(self._split)),
             "post_processor": self._post_processor(),
+        }
+
+    def _added_tokens(self) -> list[dict[str, Any]]:
+        """Return the tokens that are taken out of a text as they are, before it is split."""
+        special = (_CONTROL,) if self._split is not None else (_CONTROL, _UNKNOWN)
+        gguf = self._family.gguf
+        kept = None if gguf is None or self._split is not None else gguf.keeps_spaces
+        return [
+            {
+                "id": number, "content": self._tokens[number], "single_word": False, "lstrip": False,
+                "rstrip": kept is not None and self._types[number] in special and self._tokens[number] not in kept,
+                "normalized": False, "special": bool(self._types[number] in special),
+            }
+            for number in np.flatnonzero(np.isin(self._types, (*special, _USER_DEFINED))).tolist()
+        ]  # fmt: skip
+
+    def _byte_level(self, split: PreTokenizer) -> dict[str, Any]:
+        return {
+            "normalizer": {"type": "NFC"} if split.normalised else None,
+            "pre_tokenizer": split.steps(),
             "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
             "model": {
-                "type": "BPE",
-                "dropout": None,
-                "unk_token": None,
-                "continuing_subword_prefix": None,
-                "end_of_word_suffix": None,
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "ignore_merges": self._split.whole_pieces_first,
-                "vocab": self._vocabulary,
-                "merges": self._merges(),
+                "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+                "ignore_merges": split.whole_pieces_first, "vocab": self._vocabulary, "merges": self._merges(),
             },
-        }
+        }  # fmt: skip
+
+    def _sentencepiece(self) -> dict[str, Any]:
+        pre = self._scalar("pre", str)
+        if pre not in (None, "default"):
+            raise self._wrong("pre", describe(pre), "default beside a SentencePiece vocabulary", hint=_ANOTHER_WAY)
+        if self._scalar("remove_extra_whitespaces", bool):
+            raise self._wrong("remove_extra_whitespaces", "true", "false: spaces are kept", hint=_ANOTHER_WAY)
+        if self._header.metadata.get(_PREFIX + "precompiled_charsmap") is not None:
+            raise self._wrong("precompiled_charsmap", "a table", "none: characters are kept", hint=_ANOTHER_WAY)
+        prefix, unknown = self._scalar("add_space_prefix", bool), self._named["unk_token"]
+        if _PREFIX + "merges" in self._header.metadata:
+            merges = self._merges()
+        else:
+            normal = np.flatnonzero(self._types == _NORMAL).tolist()
+            if sum(len(token) ** 2 for token in self._tokens) > _MOST_CUTS:
+                raise self._wrong("tokens", "a list of very long texts", "pieces of words")
+            merges = merges_of(self._tokens, self._scores(normal), normal)
+        named = None if unknown is None else self._tokens[unknown]
+        return sections(self._vocabulary, merges, unknown=named, prefix=prefix is not False)
 
     def _tokenizer_config(self) -> dict[str, Any]:
         named = {name: self._tokens[number] for name, number in self._named.items() if number is not None}
@@ -146,7 +176,8 @@ class _TokenizerMetadata:
     def _added(self) -> tuple[bool, bool]:
         """Return whether a text starts with `bos` and ends with `eos`; only tokens that the file names are added."""
         begins, ends = self._scalar("add_bos_token", bool), self._scalar("add_eos_token", bool)
-        begins = self._split.begins if begins is None else begins
+        if begins is None:
+            begins = True if self._split is None else self._split.begins
         return begins and self._named["bos_token"] is not None, bool(ends) and self._named["eos_token"] is not None
 
     def _merges(self) -> list[list[str]]:
@@ -157,6 +188,19 @@ class _TokenizerMetadata:
                 raise self._wrong("merges", f"a list with {describe(' '.join(merge))}", expected)
         return merges
 
+    def _scores(self, normal: Sequence[int]) -> NDArray[Any]:
+        """Return the score of each token, those of `normal` finite and not all the same."""
+        scores, count = self._header.metadata.get(f"{_PREFIX}scores"), len(self._tokens)
+        expected = f"{count} numbers, one for each token"
+        if not isinstance(scores, np.ndarray) or scores.shape != (count,) or scores.dtype.kind != "f":
+            found = "missing" if scores is None else f"{len(scores) if hasattr(scores, '__len__') else scores} values"
+            raise self._wrong("scores", found, expected, hint=_ANOTHER_WAY)
+        if not np.isfinite(scores[list(normal)]).all():
+            raise self._wrong("scores", "not finite everywhere", expected)
+        if not has_an_order(scores, normal):
+            raise self._wrong("scores", "one number throughout", "the order of merges", hint=_ANOTHER_WAY)
+        return scores
+
     def _pre_tokenizer(self) -> PreTokenizer:
         name = self._scalar("pre", str)
         if name is None:
@@ -166,11 +210,11 @@ class _TokenizerMetadata:
             raise self._wrong("pre", describe(name), f"a known rule of splitting text: {known}", hint=_ANOTHER_WAY)
         return PRE_TOKENIZERS[name]
 
-    def _token_types(self) -> np.ndarray[Any, np.dtype[Any]]:
+    def _token_types(self) -> NDArray[Any]:
         """The kind of each token; where the file does not say, the tokens that it names are control tokens."""
         types = self._header.metadata.get(f"{_PREFIX}token_type")
         if types is None:
-            types = np.ones(len(self._tokens), np.int32)
+            types = np.full(len(self._tokens), _NORMAL, np.int32)
             types[[number for number in self._named.values() if number is not None]] = _CONTROL
             return types
         if not isinstance(types, np.ndarray) or types.shape != (len(self._tokens),) or types.dtype.kind not in "iu":

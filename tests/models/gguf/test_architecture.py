@@ -53,7 +53,7 @@ def test_a_scaling_that_is_switched_off_is_none(config):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"architecture": "phi3"}, "general.architecture is 'phi3', expected one of llama, mistral, qwen2, qwen3"),
+        ({"architecture": "bloom"}, "general.architecture is 'bloom', expected one of cohere2, command-r, falcon, "),
         ({"absent": ("embedding_length",)}, "missing key 'llama.embedding_length'"),
         ({"changes": {"block_count": 5000}}, "llama.block_count: .*1024, found 5000"),
         ({"changes": {"attention.head_count": [4, 4]}}, "llama.attention.head_count is an array of 2, expected one"),
@@ -63,8 +63,12 @@ def test_a_scaling_that_is_switched_off_is_none(config):
         ({"changes": {"vocab_size": 7}}, "llama.vocab_size is 7, expected 340, the rows of token_embd.weight"),
         ({"changes": {"attention.key_length": 32}}, "llama.rope.dimension_count is 64, expected 32, the width"),
         ({"changes": {"attention.value_length": 32}}, "llama.attention.value_length is 32, expected 64"),
-        ({"changes": {"rope.scaling.type": "yarn"}}, "llama.rope.scaling.type is 'yarn', expected none or linear"),
-        ({"changes": {"expert_count": 8}}, "llama.expert_count is 8, expected 0: nothing else is computed"),
+        ({"changes": {"rope.scaling.type": "longrope"}}, "llama.rope.scaling.type is 'longrope', expected none"),
+        ({"changes": {"rope.scaling.type": "yarn"}}, "llama.rope.scaling.factor is None, expected a number of at"),
+        ({"architecture": "qwen2", "changes": {"expert_count": 8}}, "qwen2.expert_count is 8, expected 0: nothing"),
+        ({"changes": {"expert_count": 8}}, "missing key 'llama.expert_used_count'"),
+        ({"changes": {"expert_count": 8, "expert_used_count": 9}}, "num_experts_per_tok is 9, expected at most the 8"),
+        ({"changes": {"expert_count": 8, "expert_used_count": 2, "expert_gating_func": 2}}, "llama.expert_gating_func"),
         ({"changes": {"attention.sliding_window": 512}}, "llama.attention.sliding_window is 512, expected 0"),
         ({"changes": {"logit_scale": 8.0}}, "llama.logit_scale is 8.0, expected 0.0"),
         ({"changes": {"attention.causal": False}}, "llama.attention.causal is False, expected True"),

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from kvc_trt.errors import InputError
 from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
 from kvc_trt.models.gguf.pre_tokenizers import PRE_TOKENIZERS
-from tests.models.gguf.tiny import SPECIAL, TEMPLATE, TEXTS, vocabulary, write
+from tests.models.gguf.tiny import ALIKE, SPECIAL, TEMPLATE, TEXTS, vocabulary, write
 
 
 @pytest.fixture
@@ -21,7 +21,11 @@ def contents(tmp_path):
     return read
 
 
-@pytest.mark.parametrize("name", sorted(set(PRE_TOKENIZERS) - {"smollm"}))
+OTHERS = {"command-r", "falcon", "glm4", "olmo", "refact", "smollm", "starcoder"}
+"""Rules that transformers' reading of GGUF files does not know; it splits such text as GPT-2's."""
+
+
+@pytest.mark.parametrize("name", sorted(set(PRE_TOKENIZERS) - OTHERS))
 @pytest.mark.parametrize("begins", [False, True])
 def test_ids_are_those_of_transformers(name, begins, contents, tmp_path):
     transformers = pytest.importorskip("transformers")
@@ -67,6 +71,35 @@ def test_smollm_has_single_digits_and_keeps_the_spaces_before_them(contents):
     assert pieces == ["in", "Ġ", "2", "0", "2", "4", ":", "ĊĊ", "1", ".", "ĠĠ", "7"]
 
 
+def pieces(contents, name, text):
+    """The pieces of a text, composed as the rule composes it."""
+    tokenizer = Tokenizer.from_str(contents(pre=name)["tokenizer.json"].decode())
+    composed = text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
+    return [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(composed)]
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("command-r", "CohereTokenizer"), ("olmo", "GPTNeoXTokenizer")])
+def test_ids_are_those_of_the_familys_own_class(name, theirs, contents):
+    transformers = pytest.importorskip("transformers")
+    made = contents(pre=name, changes={"tokenizer.ggml.token_type": [1] * len(vocabulary()[0])})
+    ours = Tokenizer.from_str(made["tokenizer.json"].decode())
+    tokens, merges = vocabulary()
+    words = {token: number for number, token in enumerate(tokens)}
+    own = getattr(transformers, theirs)(vocab=words, merges=[tuple(merge.split(" ")) for merge in merges])
+    for text in (ALIKE, "cafe\u0301", "in 2024:\n\n1.  7", "  lead"):
+        assert ours.encode(text).ids == own(text, add_special_tokens=False).input_ids
+
+
+def test_pieces_of_rules_that_no_other_reader_here_knows(contents):
+    text = "it's 12345 + x..., \n\nyes"
+    assert pieces(contents, "glm4", text) == pieces(contents, "llama3", text)
+    for name in ("refact", "starcoder"):
+        assert pieces(contents, name, text) == pieces(contents, "smollm", text)
+    assert pieces(contents, "falcon", "it's 12345 x..., yes(2)") == [
+        "it", "'", "s", "Ġ", "123", "45", "Ġx", "...,", "Ġyes", "(", "2", ")",
+    ]  # fmt: skip
+
+
 def test_qwen2_composes_and_llama3_takes_whole_pieces(contents):
     qwen = Tokenizer.from_str(contents(pre="qwen2")["tokenizer.json"].decode())
     assert qwen.encode("cafe\u0301").ids == qwen.encode("café").ids
@@ -105,10 +138,10 @@ def test_tokenizers_that_do_not_read_back_are_refused(contents):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"absent": ("tokenizer.ggml.model",)}, "model is missing, expected gpt2: the file has no tokenizer"),
-        ({"changes": {"tokenizer.ggml.model": "llama"}}, "model is 'llama', expected gpt2 (byte-level BPE)"),
+        ({"absent": ("tokenizer.ggml.model",)}, "model is missing, expected gpt2 (byte-level BPE) or llama"),
+        ({"changes": {"tokenizer.ggml.model": "bert"}}, "model is 'bert', expected gpt2 (byte-level BPE) or llama"),
         ({"pre": None}, "pre is missing, expected the rule by which text is split"),
-        ({"pre": "chameleon"}, "pre is 'chameleon', expected a known rule of splitting text: default, "),
+        ({"pre": "chameleon"}, "pre is 'chameleon', expected a known rule of splitting text: command-r, "),
         ({"absent": ("tokenizer.ggml.tokens",)}, "tokens is missing"),
         ({"absent": ("tokenizer.ggml.merges",)}, "merges is missing"),
         ({"changes": {"tokenizer.ggml.merges": ["a b c"]}}, "merges is a list with 'a b c', expected two tokens"),

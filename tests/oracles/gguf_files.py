@@ -1,0 +1,236 @@
+"""A checkpoint of transformers as a GGUF file, with what llama.cpp's converter does to each family's tensors.
+
+Names of tensors are those of the gguf package, which llama.cpp's converter uses too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+
+ARCHITECTURES = {
+    "Phi3": "phi3", "Gemma3": "gemma3", "Olmo": "olmo", "Olmo2": "olmo2", "Olmo3": "olmo2", "Granite": "granite",
+    "Cohere": "command-r", "Cohere2": "cohere2", "Falcon": "falcon", "GPTNeoX": "gptneox", "Glm4": "glm4",
+    "Qwen2Moe": "qwen2moe", "Qwen3Moe": "qwen3moe", "Mixtral": "llama", "SmolLM3": "smollm3", "Qwen2": "qwen2",
+}  # fmt: skip
+"""Prefix of transformers' class -> `general.architecture`."""
+_INTERLEAVED = ("Olmo", "Granite", "Mixtral", "SmolLM3")
+"""Families whose queries and keys the converter brings into the order of neighbouring pairs."""
+_EXPERT = re.compile(r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
+_EXPERT_MATRICES = {
+    "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
+    "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps",
+}  # fmt: skip
+
+
+def write_gguf(
+    directory: Path,
+    path: Path,
+    *,
+    kind: str = "F32",
+    others: Mapping[str, str] | None = None,
+    without: tuple[str, ...] = (),
+) -> Path:
+    """Write the checkpoint in `directory` as the file `path`, its matrices in a type; return the path.
+
+    `others` has the type of matrices with a part in their names. `without` names keys, without the architecture's
+    name, that are left out.
+    """
+    config = json.loads((directory / "config.json").read_text())
+    family = config["architectures"][0].removesuffix("ForCausalLM")
+    architecture = ARCHITECTURES[family]
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in (_keys(config) | _FAMILY_KEYS.get(family, lambda _config: {})(config)).items():
+        if value is not None and key not in without:
+            _add(writer, f"{architecture}.{key}", value)
+    _add_tokenizer(writer, config)
+    number = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
+    for name, values in _tensors(family, config, load_file(directory / "model.safetensors")).items():
+        theirs = name if name.startswith(("blk.", "rope_")) else names.get_name(name, (".weight", ".bias"))
+        assert theirs is not None, name
+        own = next((other for part, other in (others or {}).items() if part in theirs), kind)
+        if values.ndim > 1 and own != "F32" and ".ffn_gate_inp" not in theirs:
+            blocks = gguf.quantize(values, gguf.GGMLQuantizationType[own])
+            writer.add_tensor(theirs, blocks, raw_dtype=gguf.GGMLQuantizationType[own])
+        else:
+            writer.add_tensor(theirs, np.ascontiguousarray(values.squeeze()))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the converter writes of every family."""
+    rotary = config.get("rope_parameters") or {}
+    full = rotary.get("full_attention", rotary)
+    found = {
+        "block_count": config["num_hidden_layers"], "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"], "feed_forward_length": config.get("intermediate_size"),
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config.get("num_key_value_heads"), "rope.freq_base": full.get("rope_theta"),
+        "rope.freq_base_swa": rotary.get("sliding_attention", {}).get("rope_theta"),
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
+        "attention.layer_norm_epsilon": config.get("layer_norm_eps", config.get("layer_norm_epsilon")),
+        "expert_count": config.get("num_local_experts", config.get("num_experts")),
+        "expert_used_count": config.get("num_experts_per_tok"),
+        "attention.key_length": config.get("head_dim"), "attention.value_length": config.get("head_dim"),
+    }  # fmt: skip
+    if full.get("rope_type") in ("linear", "yarn"):
+        found |= {"rope.scaling.type": full["rope_type"], "rope.scaling.factor": full["factor"]}
+    if full.get("rope_type") == "yarn":
+        found |= {
+            "rope.scaling.original_context_length": full["original_max_position_embeddings"],
+            "rope.scaling.yarn_attn_factor": full.get("attention_factor"),
+            "rope.scaling.yarn_beta_fast": full.get("beta_fast"), "rope.scaling.yarn_beta_slow": full.get("beta_slow"),
+        }  # fmt: skip
+    return found
+
+
+def _rotary_channels(config: Mapping[str, Any]) -> int:
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rotary = config.get("rope_parameters") or {}
+    return int(size * rotary.get("partial_rotary_factor", 1.0))
+
+
+def _of_phi3(config: Mapping[str, Any]) -> dict[str, Any]:
+    rotary, longest = config["rope_parameters"], config["max_position_embeddings"]
+    original = config["original_max_position_embeddings"]
+    found = {
+        "rope.dimension_count": _rotary_channels(config), "attention.sliding_window": config["sliding_window"] or 0,
+        "rope.scaling.original_context_length": original, "attention.key_length": None,
+        "attention.value_length": None,
+    }  # fmt: skip
+    if "long_factor" in rotary:
+        found["rope.scaling.attn_factor"] = float(np.sqrt(1 + np.log(longest / original) / np.log(original)))
+    return found
+
+
+def _of_gemma3(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"attention.sliding_window": config["sliding_window"], "attention.sliding_window_pattern": _slides(config)}
+
+
+def _of_olmo3(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"attention.sliding_window": config["sliding_window"], "attention.sliding_window_pattern": _slides(config)}
+
+
+def _slides(config: Mapping[str, Any]) -> list[bool]:
+    return [kind == "sliding_attention" for kind in config["layer_types"]]
+
+
+def _of_granite(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "attention.scale": config["attention_multiplier"], "embedding_scale": config["embedding_multiplier"],
+        "residual_scale": config["residual_multiplier"], "logit_scale": config["logits_scaling"],
+        "vocab_size": config["vocab_size"], "rope.dimension_count": _rotary_channels(config),
+        "attention.key_length": None, "attention.value_length": None,
+    }  # fmt: skip
+
+
+def _of_cohere(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"logit_scale": config["logit_scale"], "rope.scaling.type": "none"}
+
+
+def _of_cohere2(config: Mapping[str, Any]) -> dict[str, Any]:
+    sliding = {"attention.sliding_window": config["sliding_window"], "vocab_size": config["vocab_size"]}
+    return {**_of_cohere(config), **sliding, "rope.dimension_count": _rotary_channels(config)}
+
+
+def _of_falcon(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "context_length": 2048, "tensor_data_layout": "jploski", "feed_forward_length": 4 * config["hidden_size"],
+        "attention.head_count_kv": _falcon_kv_heads(config),
+    }  # fmt: skip
+
+
+def _falcon_kv_heads(config: Mapping[str, Any]) -> int:
+    return config["num_kv_heads"] if config["new_decoder_architecture"] else 1
+
+
+def _of_gpt_neox(config: Mapping[str, Any]) -> dict[str, Any]:
+    channels = int(config["hidden_size"] // config["num_attention_heads"] * 0.25)
+    return {"use_parallel_residual": config["use_parallel_residual"], "rope.dimension_count": channels,
+            "rope.freq_base": None, "attention.head_count_kv": None}  # fmt: skip
+
+
+def _of_experts(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
+    }
+
+
+_FAMILY_KEYS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "Phi3": _of_phi3, "Gemma3": _of_gemma3, "Olmo3": _of_olmo3, "Granite": _of_granite, "Cohere": _of_cohere,
+    "Cohere2": _of_cohere2, "Falcon": _of_falcon, "GPTNeoX": _of_gpt_neox, "Qwen2Moe": _of_experts,
+    "Qwen3Moe": _of_experts, "Olmo": lambda _config: {"attention.layer_norm_epsilon": 1e-5},
+    "Glm4": lambda config: {"rope.dimension_count": _rotary_channels(config)},
+    "SmolLM3": lambda config: {"rope.dimension_count": _rotary_channels(config), "vocab_size": config["vocab_size"]},
+    "Mixtral": lambda config: {"rope.dimension_count": _rotary_channels(config), "vocab_size": config["vocab_size"]},
+}  # fmt: skip
+
+
+def _tensors(family: str, config: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors that the converter writes: experts stacked, rows moved, one added to Gemma's norms."""
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    found: dict[str, np.ndarray] = {}
+    experts: dict[str, list[np.ndarray]] = {}
+    numbers = {name: [int(part) for part in name.split(".") if part.isdigit()] for name in stored}
+    for name in sorted(stored, key=lambda name: numbers[name]):
+        values = stored[name]
+        if (match := _EXPERT.fullmatch(name)) is not None:
+            layer, _, matrix = match.groups()
+            experts.setdefault(f"blk.{layer}.{_EXPERT_MATRICES[matrix]}.weight", []).append(values)
+        elif family in _INTERLEAVED and ".self_attn.q_proj." in name:
+            found[name] = _in_pairs(values, heads)
+        elif family in _INTERLEAVED and ".self_attn.k_proj." in name:
+            found[name] = _in_pairs(values, kv_heads)
+        elif "query_key_value" in name:
+            groups = _falcon_kv_heads(config) if family == "Falcon" else heads
+            found[name] = _apart(values, groups, config["hidden_size"] // heads)
+        elif family == "Gemma3" and name.endswith("norm.weight"):
+            found[name] = values + np.float32(1)
+        elif not (config.get("tie_word_embeddings") and name == "lm_head.weight"):
+            found[name] = values
+    rotary = config.get("rope_parameters") or {}
+    lists = {f"rope_factors_{one}.weight": rotary.get(f"{one}_factor") for one in ("long", "short")}
+    return found | {name: np.stack(each) for name, each in experts.items()} | {
+        name: np.array(factors, np.float32) for name, factors in lists.items() if factors
+    }  # fmt: skip
+
+
+def _in_pairs(values: np.ndarray, heads: int) -> np.ndarray:
+    """Bring rows i and i + D/2 of each head side by side."""
+    halves = values.reshape(heads, 2, -1, *values.shape[1:])
+    return halves.swapaxes(1, 2).reshape(values.shape)
+
+
+def _apart(values: np.ndarray, groups: int, size: int) -> np.ndarray:
+    """Bring a joined matrix, KV head by KV head, into the order of all queries, all keys, all values."""
+    heads = values.reshape(groups, -1, size, *values.shape[1:])
+    parts = (heads[:, :-2], heads[:, -2], heads[:, -1])
+    return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    """A vocabulary as large as the model's, of letters that no text needs."""
+    tokens = [chr(0x21 + number) for number in range(config["vocab_size"] - 1)] + ["AB"]
+    for key, value in {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": ["A B"]}.items():
+        _add(writer, f"tokenizer.ggml.{key}", value)
+    for name, field in (("bos", "bos"), ("eos", "eos"), ("padding", "pad")):
+        _add(writer, f"tokenizer.ggml.{name}_token_id", config[f"{field}_token_id"])
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    kinds.get(type(value), writer.add_array)(key, value)

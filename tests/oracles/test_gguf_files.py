@@ -1,0 +1,197 @@
+"""GGUF files of every family that llama.cpp writes, beside transformers on the checkpoint that they were made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from kvc_trt import Engine, build
+from kvc_trt.errors import InputError
+from kvc_trt.models.family import families
+from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
+from kvc_trt.models.gguf.header import GgufHeader
+from kvc_trt.models.gguf.keys import GgufKeys
+from kvc_trt.models.quantisation import dequantise
+from kvc_trt.models.weights import check_weights
+from tests.oracles.answers import STEPS, answer_of, prompts, reference_logits
+from tests.oracles.family_models import MODELS, written
+from tests.oracles.gguf_files import write_gguf
+
+BAR = 1e-4
+ROUNDED_INPUT = 0.04
+"""Products with matrices in blocks round their input to 8 bits."""
+FILES: dict[str, dict[str, Any]] = {
+    "qwen2": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+                                  "original_max_position_embeddings": 256}},
+    "phi3": {"sliding_window": 900}, "phi3-longrope": {}, "phi4-mini": {}, "olmo": {}, "olmo2": {}, "olmo3": {},
+    "gemma3": {"query_pre_attn_scalar": 16}, "granite": {}, "command-r": {}, "command-r7b-past-its-window": {},
+    "falcon-7b": {}, "falcon-40b": {"bias": False}, "falcon-11b": {}, "gpt-neox": {}, "glm4": {},
+    "gpt-neox-one-after-the-other": {"attention_bias": True, "hidden_act": "gelu"},
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}, "mixtral": {},
+    "qwen2-moe": {"decoder_sparse_step": 1}, "qwen3-moe": {"mlp_only_layers": []},
+}  # fmt: skip
+"""Models of `MODELS` with what differs in a file of llama.cpp: it has no key for the rest."""
+
+
+class Made(NamedTuple):
+    """A file, and transformers' answers to `prompts()` with their logits."""
+
+    path: Path
+    answers: list[list[int]]
+    logits: list[torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+    @cache
+    def asked(name: str) -> Made:
+        directory = tmp_path_factory.mktemp(name)
+        model = written(name, directory / "checkpoint", **FILES[name])
+        answers, logits = zip(*(answer_of(model, prompt) for prompt in prompts()), strict=True)
+        return Made(write_gguf(directory / "checkpoint", directory / "model.gguf"), list(answers), list(logits))
+
+    return asked
+
+
+def test_every_architecture_has_a_file() -> None:
+    """Files of Llama, Mistral, Qwen3 and StarCoder2 are those of tests/models/gguf."""
+    others = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Starcoder2ForCausalLM"}
+    written_here = {f"{MODELS[name][0]}ForCausalLM" for name in FILES}
+    assert written_here == {name for name, one in families().items() if one.gguf is not None} - others
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_reference_has_the_logits_of_transformers(name: str, made: Callable[[str], Made]) -> None:
+    expected = made(name)
+    checkpoint = GgufCheckpoint(expected.path)
+    check_weights(checkpoint.config, checkpoint)
+    for prompt, answer, logits in zip(prompts(), expected.answers, expected.logits, strict=True):
+        found = reference_logits(checkpoint.config, checkpoint, prompt, answer)
+        torch.testing.assert_close(found, logits, rtol=BAR, atol=BAR)
+        assert found.argmax(dim=-1).tolist() == answer
+    assert len({token for answer in expected.answers for token in answer}) > 4  # not one word for ever
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in FILES if name != "phi3-longrope"])
+def test_engines_answer_as_transformers_does(name: str, made: Callable[[str], Made], tmp_path: Path) -> None:
+    expected = made(name)
+    lengths: dict[str, Any] = {"max_input_len": 704, "max_output_len": 32}
+    build(str(expected.path), policy="full", output=tmp_path / "engine", weights="fp32", verify=False, **lengths)
+    with Engine.open(tmp_path / "engine", threads=1) as engine:
+        found = engine.generate([prompt.tolist() for prompt in prompts()], max_new_tokens=STEPS, ignore_eos=True)
+    assert [list(output.token_ids) for output in found] == expected.answers
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("name", ["phi3", "glm4", "falcon-40b", "mixtral", "qwen2-moe"])
+def test_blocks_are_kept_where_rows_are_joined_moved_or_stacked(name: str, kind: str, tmp_path: Path) -> None:
+    written(name, tmp_path / "checkpoint", **FILES[name])
+    checkpoint = GgufCheckpoint(write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", kind=kind))
+    check_weights(checkpoint.config, checkpoint)
+    assert checkpoint.keeps_its_blocks
+    kept = 0
+    for matrix in checkpoint.names():
+        if (bits := checkpoint.block_bits(matrix)) is None:
+            assert matrix.endswith(("norm.weight", "mlp.gate.weight", "expert_gate.weight", ".bias"))
+            continue
+        rows, whole = checkpoint.shape(matrix)[0], checkpoint.read(matrix)
+        for start, stop in ((0, rows), (rows // 3, rows // 2), (rows - 1, rows)):
+            packed, scales, _ = checkpoint.read_blocks(matrix, start, stop)
+            np.testing.assert_array_equal(dequantise(packed, scales, bits), whole[start:stop])
+        kept += 1
+    assert kept >= 6 * checkpoint.config.num_hidden_layers
+
+
+def test_an_engine_keeps_the_blocks_of_experts(tmp_path: Path) -> None:
+    written("qwen3-moe", tmp_path / "checkpoint", **FILES["qwen3-moe"])
+    path = write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", kind="Q8_0")
+    checkpoint, prompt = GgufCheckpoint(path), prompts()[2][:128]
+    lengths: dict[str, Any] = {"max_input_len": 128, "max_output_len": 32}
+    build(str(path), policy="full", output=tmp_path / "engine", weights="keep", verify=False, **lengths)
+    session = onnxruntime.InferenceSession(tmp_path / "engine" / "prefill.onnx", providers=["CPUExecutionProvider"])
+    given = {"input_ids": prompt[None].numpy(), "prompt_lengths": np.array([len(prompt)])}
+    kinds = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
+    feed = {value.name: given[value.name].astype(kinds[value.type]) for value in session.get_inputs()}
+    found = torch.tensor(session.run(["logits"], feed)[0])
+    expected = reference_logits(checkpoint.config, checkpoint, prompt, [0])
+    assert torch.linalg.norm(found - expected) < ROUNDED_INPUT * torch.linalg.norm(expected)
+
+
+def test_experts_of_several_types_are_not_kept(tmp_path: Path) -> None:
+    written("mixtral", tmp_path / "checkpoint")
+    path = write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", kind="Q8_0", others={"ffn_down_exps": "Q4_0"})
+    checkpoint = GgufCheckpoint(path)
+    assert not checkpoint.keeps_its_blocks
+    with pytest.raises(
+        InputError, match=r"experts\.up_proj\.weight is Q8_0, .*expected Q4_0, Q8_0, one for all matrices"
+    ):
+        checkpoint.block_bits("model.layers.0.mlp.experts.up_proj.weight")
+    assert checkpoint.block_bits("model.layers.0.self_attn.q_proj.weight") == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "message"),
+    [
+        ("falcon-11b", "rope.freq_base", "falcon.rope.freq_base is None, expected the base of the rotary embedding"),
+        ("granite", "attention.scale", "granite.attention.scale is None, expected the factor of queries and keys"),
+        ("gemma3", "attention.key_length", "gemma3.attention.key_length is None, expected the width of a head's"),
+        ("phi3-longrope", "rope.dimension_count", "phi3.rope.dimension_count is None, expected the number of channels"),
+        ("qwen2-moe", "expert_used_count", "missing key 'qwen2moe.expert_used_count'"),
+    ],
+)
+def test_a_key_that_nothing_stands_for_is_named(
+    name: str, key: str, message: str, made: Callable[[str], Made], tmp_path: Path
+) -> None:
+    checkpoint = made(name).path.parent / "checkpoint"
+    with pytest.raises(InputError) as caught:
+        GgufCheckpoint(write_gguf(checkpoint, tmp_path / "model.gguf", without=(key,)))
+    assert caught.value.message.startswith(f"{tmp_path / 'model.gguf'}: {message}")
+
+
+def test_a_file_says_which_of_two_models_it_is() -> None:
+    """No key has Gemma 3's scale of attention, nor GPT-NeoX's activation: the shape of the model does."""
+    gemma = families()["Gemma3ForCausalLM"].gguf
+    keys = {"attention.key_length": 128, "embedding_length": 5376, "attention.head_count": 32, "block_count": 62}
+    assert gemma is not None
+    assert gemma.fields(keys_of("gemma3", keys))["query_pre_attn_scalar"] == 168
+    assert gemma.fields(keys_of("gemma3", keys | {"block_count": 48}))["query_pre_attn_scalar"] == 128
+    neox = families()["GPTNeoXForCausalLM"].gguf
+    assert neox is not None
+    assert neox.fields(keys_of("gptneox", {"block_count": 44, "embedding_length": 6144}))["hidden_act"] == "gelu_fast"
+    assert neox.fields(keys_of("gptneox", {"block_count": 36, "embedding_length": 5120}))["hidden_act"] == "gelu"
+
+
+def keys_of(architecture: str, values: dict[str, int]) -> GgufKeys:
+    return GgufKeys(GgufHeader("file", {f"{architecture}.{key}": one for key, one in values.items()}, {}), architecture)
+
+
+THEIRS: dict[str, dict[str, Any]] = {
+    "phi3": {"sliding_window": None},
+    "gemma3": {"num_hidden_layers": 6, "layer_types": [*["sliding_attention"] * 5, "full_attention"],
+               "query_pre_attn_scalar": 256, "head_dim": 256, "rope_parameters": None},
+    "qwen2-moe": {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "decoder_sparse_step": 1},
+    "qwen3-moe": {"moe_intermediate_size": 768, "mlp_only_layers": []},
+}  # fmt: skip
+"""Shapes that transformers gives to every file of these families, where it does not read the file's own."""
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_transformers_reads_the_same_file(name: str, tmp_path: Path) -> None:
+    import transformers
+
+    written(name, tmp_path / "checkpoint", **THEIRS[name])
+    path = write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
+    checkpoint = GgufCheckpoint(path)
+    for prompt in prompts():
+        answer, logits = answer_of(theirs.eval(), prompt)
+        found = reference_logits(checkpoint.config, checkpoint, prompt, answer)
+        torch.testing.assert_close(found, logits, rtol=BAR, atol=BAR)
