@@ -122,6 +122,26 @@ class GenerationConfig(Kind):
         return read_config(self.folder)
 
 
+_WITH_EXPERTS: dict[str, Any] = {
+    "tied": True,
+    "changes": {"expert_count": 2, "expert_used_count": 1},
+    "absent": tuple(f"blk.0.ffn_{name}.weight" for name in ("gate", "up", "down")),
+    "extra": {
+        "blk.0.ffn_gate_inp.weight": np.full((2, 32), 0.1, np.float32),
+        **{f"blk.0.ffn_{name}_exps.weight": np.full((2, 32, 32), 0.1, np.float32) for name in ("gate", "up", "down")},
+    },
+}
+_PIECES: dict[str, Any] = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.scores": [-float(rank) for rank in range(340)],
+}
+_WITH_SCORES: dict[str, Any] = {
+    "pre": None,
+    "absent": (*_WITH_EXPERTS["absent"], "tokenizer.ggml.merges"),
+    "changes": {**_WITH_EXPERTS["changes"], **_PIECES},
+}
+
+
 class Gguf(Kind):
     name = "gguf"
     mutators = (*RAW, *[of_trees(GGUF)] * 10)
@@ -140,6 +160,7 @@ class Gguf(Kind):
                 {"tied": True, "kind": "BF16", "changes": {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}},
             ),
             (of_blocks, {"tied": True, "kind": "Q4_K"}),
+            (small, _WITH_EXPERTS | _WITH_SCORES),
         ]
         found = []
         for number, (sizes, options) in enumerate(lots):
