@@ -19,8 +19,8 @@ from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.reference.decoder import ReferenceDecoder
+from tests.oracles.answers import STEPS, answer_of
 from tests.oracles.family_models import SHAPE, our_config, written
-from tests.oracles.test_families import STEPS, answer_of
 
 WINDOW = 64
 LENGTH = 200
