@@ -66,7 +66,7 @@ def build_configured(
     verify = verify and config.verify
     if verify:
         require_torch("build with --no-verify")
-    if config.layer_budget == "squeeze" and config.layer_budgets is None:
+    if config.layer_budget == "squeeze" and config.layer_budgets is None and config.layer_cosines is None:
         require_torch("--layer-budget squeeze-online", what="--layer-budget squeeze measures layers with PyTorch")
     backend = select_backend(config.backend, config.stored().keys())
     choice = choose_model(config.model, config.checkpoint, config.revision)

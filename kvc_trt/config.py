@@ -86,7 +86,9 @@ class BuildConfig(OwnSchema):
     squeeze_cap: Annotated[float, Field(ge=1, le=LARGEST_CAP)] | None = None
     """squeeze-online: the most that a layer keeps of a prompt, in prompt budgets.  [default: 2]"""
     layer_budgets: list[Positive] | None = None
-    """The measurements of a build with `layer_budget: squeeze`."""
+    """The division that a build with `layer_budget: squeeze` made, one number per layer."""
+    layer_cosines: list[Annotated[float, Field(ge=-1.01, le=1.01)]] | None = None
+    """The measurements that it was made by: the mean cosine around every layer's attention, up to rounding -1 to 1."""
     calibration: str | None = None
     """File with one calibration prompt per line.  [default: questions of the tasks that a shipped model knows]"""
 

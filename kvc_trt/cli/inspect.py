@@ -11,6 +11,7 @@ import click
 
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.text import printing
+from kvc_trt.cli.text.layers import layers_json, layers_text
 from kvc_trt.cli.text.policy import describe_parameters
 from kvc_trt.cli.text.printing import ranges
 from kvc_trt.engine.verification import verifications_of
@@ -24,14 +25,16 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("engine_dir", type=click.Path(path_type=Path))
+@click.option("--layers", is_flag=True, help="Show each layer: attention, cosine and group, budget, slots, bytes.")
 @printing.json_option
-def command(engine_dir: Path, as_json: bool) -> None:
+def command(engine_dir: Path, layers: bool, as_json: bool) -> None:
     """Check every byte of ENGINE_DIR and show what it holds."""
     engine = open_engine(engine_dir, progress=printing.progress())
     if as_json:
-        printing.print_json(_as_json(engine))
+        printing.print_json({**_as_json(engine), **(layers_json(engine) if layers else {})})
     else:
-        printing.show("\n\n".join((_heading(engine), _files(engine), _state(engine))))
+        sections = (_heading(engine), _files(engine), layers_text(engine) if layers else _state(engine))
+        printing.show("\n\n".join(sections))
 
 
 def _heading(engine: EngineDirectory) -> str:

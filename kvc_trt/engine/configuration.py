@@ -19,7 +19,7 @@ from pydantic import FailFast
 from kvc_trt import policies
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.manifest import rebuild_hint, recorded, strict_json
-from kvc_trt.engine.resolution.resolved_build import compute_dtype
+from kvc_trt.engine.resolution.resolved_build import check_cosines, compute_dtype
 from kvc_trt.errors import InputError, describe
 from kvc_trt.graph.state import StateTensor, state_tensors
 from kvc_trt.methods.base.constants import ADDED_LATER
@@ -89,6 +89,7 @@ class EngineConfig:
             raise InputError(f"dtype is {self.model.dtype}, {self.build.weights} weights compute in {computed}")
         policies.named(parameters.policy)
         parameters.check(self.model)
+        check_cosines(self.build, self.model)
         check_length(self.model, parameters.max_sequence_len, parameters.max_output_len)
 
     def to_json(self) -> dict[str, Any]:

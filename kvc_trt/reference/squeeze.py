@@ -49,16 +49,35 @@ def squeeze(cosines: Sequence[float], budget: int, *, share: float, minimum: int
 def unimportant_from(values: Sequence[float]) -> int:
     """Return where the highest of three clusters of ascending `values` begins; len(values) if they cannot be divided.
 
+    Of two distinct values the higher forms the cluster; one value forms none.
+    """
+    return _cuts(values)[1]
+
+
+def groups(cosines: Sequence[float]) -> tuple[int, ...]:
+    """Return the group of every layer: 1 (G1, the lowest cosines) to 3 (G3, the layers that give up cache).
+
+    With two distinct cosines there is no group 2, and with one all layers are of group 1.
+    """
+    ranked = sorted(range(len(cosines)), key=lambda layer: (cosines[layer], layer))
+    middle, highest = _cuts([cosines[layer] for layer in ranked])
+    place = {layer: position for position, layer in enumerate(ranked)}
+    return tuple(1 + (place[layer] >= middle) + (place[layer] >= highest) for layer in range(len(cosines)))
+
+
+def _cuts(values: Sequence[float]) -> tuple[int, int]:
+    """Return where the middle and the highest of three clusters of ascending `values` begin.
+
     The clusters minimise the sum of squared deviations from their means. Cuts are between distinct values only; the
-    first pair of cuts wins a tie. Of two distinct values the higher forms the cluster; one value forms none.
+    first pair of cuts wins a tie. A cluster that there is not begins where the next one does, or at len(values).
     """
     count = len(values)
     cuts = [i for i in range(1, count) if values[i] != values[i - 1]]
     if len(cuts) < 2:
-        return cuts[0] if cuts else count
+        return (cuts[0], cuts[0]) if cuts else (count, count)
     pairs = [(i, j) for place, i in enumerate(cuts) for j in cuts[place + 1 :]]
     deviation = _Deviations(values)
-    return min(pairs, key=lambda pair: deviation(0, pair[0]) + deviation(*pair) + deviation(pair[1], count))[1]
+    return min(pairs, key=lambda pair: deviation(0, pair[0]) + deviation(*pair) + deviation(pair[1], count))
 
 
 class _Deviations:

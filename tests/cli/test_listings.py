@@ -79,6 +79,18 @@ def test_inspect_shows_numbers_files_and_state(tiny_engine, capfd):
     assert "prompts are token ids" in text
 
 
+def test_inspect_shows_layers_and_how_to_get_cosines(tiny_engine, capfd):
+    answer = json_of(capfd, ["inspect", str(tiny_engine), "--layers"])
+    kept, slots = (answer["kv_compression"]["parameters"][name] for name in ("prompt_budget", "capacity"))
+    assert [one["layer"] for one in answer["layers"]] == [0, 1]
+    for one in answer["layers"]:
+        assert (one["cosine"], one["group"]) == (None, None)
+        assert one["caches"] == [{"heads": 2, "budget": kept, "slots": slots}]
+    text = text_of(capfd, ["inspect", str(tiny_engine), "--layers"])
+    assert text.count("--layer-budget squeeze, with a policy that evicts, measures and records them") == 1
+    assert "decode state of one row: " in text
+
+
 def test_inspect_refuses_a_damaged_engine(tiny_engine, capfd):
     with (tiny_engine / "weights.safetensors").open("r+b") as file:
         file.seek(-1, 2)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
 from kvc_trt.policies import resolve
-from kvc_trt.reference.squeeze import squeeze, unimportant_from
+from kvc_trt.reference.squeeze import groups, squeeze, unimportant_from
 from tests.graph.small_models import LLAMA
 
 NO_LIMIT = 10**9
@@ -19,6 +19,19 @@ COSINES = st.lists(st.integers(-64, 64).map(lambda x: x / 64), min_size=1, max_s
 def test_golden_values() -> None:
     found = squeeze(GOLDEN, 100, share=0.35, minimum=1, maximum=NO_LIMIT)
     assert found == ((165, 165, 165, 35, 35, 35, 35, 165), 0)
+
+
+@pytest.mark.parametrize(
+    ("cosines", "expected"),
+    [
+        (GOLDEN, (1, 2, 2, 3, 3, 3, 3, 2)),
+        ([0.2, 0.9, 0.5], (1, 3, 2)),
+        ([0.2, 0.9, 0.2], (1, 3, 1)),
+        ([0.5] * 3, (1, 1, 1)),
+    ],
+)
+def test_groups_of_layers(cosines: list[float], expected: tuple[int, ...]) -> None:
+    assert groups(cosines) == expected
 
 
 def test_the_papers_example() -> None:

@@ -6,10 +6,12 @@ over prompts like those it will serve. Which layers matter depends on the task, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvc_trt import policies
+from kvc_trt.engine.resolution.resolved_build import check_cosines
 from kvc_trt.errors import InputError, describe
 from kvc_trt.files.inputs import read_text_input
 from kvc_trt.methods.base.layer_budget import DEFAULT_SHARE, largest_budget, smallest_budget, uniform_budget
@@ -43,29 +45,39 @@ def calibrated(
 ) -> ResolvedBuild:
     """Return `resolved` with its layer budgets, measured on the reference unless they are already recorded.
 
-    `known` holds what was measured of the same model, and gets what is measured now.
-    Raises InputError for layer budgets without prompts to measure on, and for prompts without layer budgets.
+    Recorded cosines without budgets are divided anew. `known` holds what was measured of the same model, and gets what
+    is measured now. Raises InputError for layer budgets without prompts to measure on, for prompts without layer
+    budgets, and for cosines of another number of layers.
     """
     config = resolved.config
     if config.calibration is not None and config.layer_budget != "squeeze":
         raise InputError("calibration has no use without --layer-budget squeeze", hint="--layer-budget squeeze")
+    check_cosines(config, resolved.model)
     if config.layer_budget != "squeeze" or config.layer_budgets is not None:
         return resolved
-    prompts = _prompts(resolved, source)
-    budgets = measure(resolved, source, prompts, progress, known={} if known is None else known)
-    return resolved.changed(config.model_copy(update={"layer_budgets": budgets}))
+    cosines = config.layer_cosines
+    if cosines is None:
+        prompts = _prompts(resolved, source)
+        cosines = measure(resolved, source, prompts, progress, known={} if known is None else known)
+    budgets = divide(resolved, cosines, progress)
+    return resolved.changed(config.model_copy(update={"layer_budgets": budgets, "layer_cosines": cosines}))
 
 
 def measure(
     resolved: ResolvedBuild, source: ModelSource, prompts: list[list[int]], progress: Progress, *, known: Cosines
-) -> list[int]:
-    """Return the budgets of all layers from the mean cosines over `prompts`; weights are read once, layer by layer."""
-    rule = resolved.parameters
-    key = f"{longest_alike(resolved.model, rule.max_sequence_len)} {prompts}"
+) -> list[float]:
+    """Return the mean cosines of all layers over `prompts`; weights are read once, layer by layer."""
+    key = f"{longest_alike(resolved.model, resolved.parameters.max_sequence_len)} {prompts}"
     if key not in known:
         known[key] = _cosines(resolved, source, prompts, progress)
+    return known[key]
+
+
+def divide(resolved: ResolvedBuild, cosines: Sequence[float], progress: Progress) -> list[int]:
+    """Return the budgets of all layers by their cosines; layers that the policy skips take no part."""
+    rule = resolved.parameters
     found = squeeze(
-        known[key][rule.skip_layers :],
+        cosines[rule.skip_layers :],
         uniform_budget(rule),
         share=resolved.config.squeeze_share or DEFAULT_SHARE,
         minimum=min(smallest_budget(rule), uniform_budget(rule)),

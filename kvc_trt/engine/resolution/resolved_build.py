@@ -11,7 +11,7 @@ from kvc_trt import policies
 from kvc_trt.config import DERIVED_NUMBERS, BuildConfig
 from kvc_trt.engine.resolution.head_pattern import read_head_pattern
 from kvc_trt.engine.resolution.model_choice import ModelChoice
-from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.presets import Recommendation
@@ -111,6 +111,17 @@ def with_defaults(config: BuildConfig, choice: ModelChoice) -> BuildConfig:
 def for_every_policy(config: BuildConfig, choice: ModelChoice) -> BuildConfig:
     """Fill in the defaults that hold whatever the policy: a recommended policy's budget is not among them."""
     return with_defaults(config.model_copy(update={"policy": config.policy}), choice)
+
+
+def check_cosines(config: BuildConfig, model: ModelConfig) -> None:
+    """Raise InputError for recorded cosines of another number of layers, and where nothing is divided by them."""
+    cosines, layers = config.layer_cosines, model.num_hidden_layers
+    if cosines is None:
+        return
+    if config.layer_budget != "squeeze":
+        raise InputError("layer_cosines has no use without --layer-budget squeeze", hint="--layer-budget squeeze")
+    if len(cosines) != layers:
+        raise InputError(f"layer_cosines has {len(cosines)} numbers; expected {layers}, one per layer")
 
 
 def resolve_parameters(config: BuildConfig, model: ModelConfig) -> PolicyParameters:

@@ -1,0 +1,111 @@
+"""The layers of an engine, for `inspect --layers`: what SqueezeAttention's division measured, and what each one keeps.
+
+Groups are those of arXiv 2404.04793, algorithm 1: attention changes the residual stream much in G1 and little in G3,
+whose layers give up cache. Bytes are those of one row's whole decode state.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from kvc_trt.graph.state import cache_heads, cache_sites
+from kvc_trt.reference.squeeze import groups
+from kvc_trt.sizes import readable_size
+from kvc_trt.tables import text_table
+
+if TYPE_CHECKING:
+    from kvc_trt.engine import EngineDirectory
+    from kvc_trt.graph.state import CacheSite
+    from kvc_trt.methods.base.parameters import PolicyParameters
+
+_HEADERS = ("layer", "attention", "cosine", "group", "budget", "slots", "bytes per row")
+_EACH_PROMPT = "each prompt's"
+
+
+def layers_json(engine: EngineDirectory) -> dict[str, Any]:
+    """Return `layers`, one object per layer, and `cosines`, the sentence that says where they are from.
+
+    `cosine` and `group` (1 to 3) are null where nothing was measured, or where a layer takes no part in the division.
+    `budget`, in tokens, is null where a cache keeps everything, keeps the model's window, or has each prompt's budget.
+    """
+    cosines, division = engine.build.layer_cosines, _division(engine)
+    sizes = [0] * engine.model.num_hidden_layers
+    for tensor in engine.state:
+        sizes[tensor.layer] += tensor.bytes_per_row()
+    found = []
+    for layer, sites in groupby(cache_sites(engine.model, engine.parameters), key=lambda site: site.layer):
+        found.append(
+            {
+                "layer": layer,
+                "attention": _attention(engine.parameters, layer),
+                "cosine": None if cosines is None else cosines[layer],
+                "group": division.get(layer),
+                "caches": [_cache(engine, one) for one in sites],
+                "bytes_per_row": sizes[layer],
+            }
+        )
+    return {"layers": found, "cosines": _where_cosines_are(engine)}
+
+
+def layers_text(engine: EngineDirectory) -> str:
+    """Return the table of the layers, and the line about cosines."""
+    found, online = layers_json(engine), engine.parameters.squeeze_share is not None
+    rows = [
+        (
+            str(one["layer"]),
+            one["attention"],
+            _EACH_PROMPT if online else "-" if one["cosine"] is None else f"{one['cosine']:.4f}",
+            "-" if one["group"] is None else f"G{one['group']}",
+            " + ".join(_EACH_PROMPT if online else _tokens(cache["budget"]) for cache in one["caches"]),
+            " + ".join(f"{cache['slots']:,}" for cache in one["caches"]),
+            readable_size(one["bytes_per_row"]),
+        )
+        for one in found["layers"]
+    ]
+    total = readable_size(sum(one["bytes_per_row"] for one in found["layers"]))
+    return f"{text_table(_HEADERS, rows, right=(0, 2, 4, 5, 6))}\ndecode state of one row: {total}\n{found['cosines']}"
+
+
+def _tokens(budget: int | None) -> str:
+    return "all" if budget is None else f"{budget:,}"
+
+
+def _division(engine: EngineDirectory) -> dict[int, int]:
+    """Return the group of every layer that takes part in a division; nothing without cosines."""
+    cosines, skipped = engine.build.layer_cosines, engine.parameters.skip_layers
+    return {} if cosines is None else dict(enumerate(groups(cosines[skipped:]), start=skipped))
+
+
+def _attention(parameters: PolicyParameters, layer: int) -> str:
+    """Return whether the model's own attention of a layer slides."""
+    window = 0 if parameters.layer_windows is None else parameters.layer_windows[layer]
+    return f"sliding, {window:,}" if window else "full"
+
+
+def _cache(engine: EngineDirectory, site: CacheSite) -> dict[str, int | None]:
+    heads, rule = cache_heads(engine.model, site), site.parameters
+    return {"heads": heads, "budget": _budget(rule), "slots": rule.capacity}
+
+
+def _budget(rule: PolicyParameters) -> int | None:
+    """Return the tokens that a cache's policy keeps: of a prompt, or of everything if a step evicts."""
+    if rule.slides or rule.squeeze_share is not None:
+        return None
+    if rule.evicts_while_decoding:
+        return rule.capacity - rule.spare_slots
+    return rule.prompt_budget if rule.eviction.evicts else None
+
+
+def _where_cosines_are(engine: EngineDirectory) -> str:
+    build = engine.build
+    if build.layer_cosines is not None:
+        return "cosines: means over calibration prompts (--layer-budget squeeze); G3 gives cache to G1 and G2"
+    if build.layer_budget == "squeeze-online":
+        return (
+            "cosines and budgets: each prompt's own (--layer-budget squeeze-online), measured in its prefill and not "
+            "recorded"
+        )
+    if build.layer_budget == "squeeze":
+        return "cosines: not recorded; a build with --layer-budget squeeze and without layer_budgets measures them"
+    return "cosines: none; kvc-trt build --layer-budget squeeze, with a policy that evicts, measures and records them"
