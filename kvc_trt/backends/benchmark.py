@@ -114,6 +114,12 @@ class Benchmark(Protocol):
     def watch(self, executor: Any) -> AbstractContextManager[Peak]:
         """Measure the peak memory of a prefill inside the block."""
 
+    def at_rest(self, executor: Any) -> Any:
+        """Return an executor of the same program that holds its weights, and no caches or scratch of earlier steps."""
+
+    def watch_steps(self, executor: Any) -> AbstractContextManager[Peak]:
+        """Measure the peak memory of decode steps inside the block; `before` counts caches that are there already."""
+
     def free_bytes(self) -> int:
         """Return the bytes that are free for caches."""
 

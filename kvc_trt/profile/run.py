@@ -15,6 +15,7 @@ from kvc_trt.backends.registry import benchmark_for
 from kvc_trt.engine.program import engine_program
 from kvc_trt.machine import machine_record, peak_resident_bytes
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.profile.decode_memory import share
 from kvc_trt.profile.engine_weights import engine_weight_bytes
 from kvc_trt.profile.floor import StepCost, ceiling_speedup, floor_seconds
 from kvc_trt.profile.model_size import WeightBytes, cache_itemsize
@@ -53,7 +54,11 @@ def profile_engine(engine: EngineDirectory, request: ProfileRequest, progress: P
         "request_info": _request_info(request),
         "performance": [_pick(row, _PERFORMANCE) for row in rows],
         "streaming_metrics": [_pick(row, _STREAMING, suffix="_ms") for row in rows],
-        "memory": {"rows": memory, "peak_resident_bytes_of_the_whole_profile": peak_resident_bytes()},
+        "memory": {
+            "rows": memory,
+            "decode": decode_memory_rows(sweep.rows),
+            "peak_resident_bytes_of_the_whole_profile": peak_resident_bytes(),
+        },
         "floor": {"copy_bandwidth": _bandwidth(before, after), "rows": [_pick(row, _FLOOR) for row in rows]},
         "operators": [line for side in sweep.operators for line in side.as_json()],
         "rows": rows,
@@ -224,3 +229,39 @@ def memory_rows(rows: Iterable[SweepRow]) -> list[dict[str, Any]]:
         if side is not None
         for line in side.memory
     ]
+
+
+def decode_memory_rows(rows: Iterable[SweepRow]) -> list[dict[str, Any]]:
+    """Return the peak memory of decode steps for every context, batch and side, and its shares of the dense twin's.
+
+    Modelled bytes are those of weights, and of caches with their bounds and other state. A step's own work is in the
+    measured bytes alone.
+    """
+    found = []
+    for row in rows:
+        dense = None if row.dense is None else _decode_bytes(row.dense)
+        for side in (row.engine, row.dense):
+            if side is None:
+                continue
+            own = _decode_bytes(side)
+            shares = {
+                name.replace("bytes", "share_of_dense"): None if dense is None else share(own[name], dense[name])
+                for name in own
+            }
+            identity = {"context": row.context, "batch_size": row.batch, "side": side.name}
+            found.append({**identity, **own, **shares, "measured": side.peak.how})
+    return found
+
+
+def _decode_bytes(side: Side) -> dict[str, int]:
+    (weights,) = (line for line in side.memory if line.kind == "weights")
+    state = [line for line in side.memory if line.kind not in ("weights", "prefill")]
+    modelled, measured = round(sum(one.modelled for one in state)), side.peak.bytes
+    return {
+        "weights_bytes": round(weights.measured),
+        "state_modelled_bytes": modelled,
+        "with_weights_modelled_bytes": round(weights.modelled) + modelled,
+        "state_allocated_bytes": round(sum(one.measured for one in state)),
+        "peak_bytes": measured,
+        "peak_with_weights_bytes": round(weights.measured) + measured,
+    }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvc_trt.backends.benchmark import LARGEST_SHARE_OF_MEMORY, Benchmark, OperatorTime, PartOfRun, Peak
 from kvc_trt.engine.program import engine_program
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.profile.decode_memory import DecodePeak, decode_peak
 from kvc_trt.profile.engine_weights import engine_weight_bytes
 from kvc_trt.profile.model_size import cache_itemsize, prefill_operations
 from kvc_trt.profile.profiled_engine import (
@@ -100,6 +101,8 @@ class Side:
     decode: DecodeTimes
     prefill: PrefillTimes | None
     memory: list[MeasuredMemory]
+    peak: DecodePeak
+    """Peak of decode steps above rest."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,7 @@ class _Sweeper:
         if self._engine not in running:
             return
         request = self._request
+        peaks = [decode_peak(side, batch, context) for side in running]
         runs = [DecodeRun(side, batch, context) for side in running]
         decodes = time_decode(runs, request.steps, request.decode_seconds)
         memory = [standing_memory(side, batch) for side in running]
@@ -168,8 +172,8 @@ class _Sweeper:
         if prefills[0] is not None:
             compaction = self._compaction(context, batch)
         sides = [
-            Side(side.name, side.parameters, times, prefill, lines)
-            for side, times, prefill, lines in zip(running, decodes, prefills, memory, strict=True)
+            Side(side.name, side.parameters, times, prefill, lines, peak)
+            for side, times, prefill, lines, peak in zip(running, decodes, prefills, memory, peaks, strict=True)
         ]
         self.sweep.rows.append(SweepRow(context, batch, sides[0], sides[1] if len(sides) > 1 else None, compaction))
 

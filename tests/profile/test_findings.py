@@ -28,7 +28,7 @@ QUIET = {
     "machine": {},
     "rows": [ROW],
     "floor": {"copy_bandwidth": {"last_level_cache_bytes": 10**6, "beyond_cache": True, "drift_percent": 1.0}},
-    "memory": {"rows": []},
+    "memory": {"rows": [], "decode": []},
     "left_out": [],
 }
 MEMORY = {"context": 1024, "batch_size": 1, "side": "engine", "kind": "cache", "modelled_bytes": 100 << 20}
@@ -68,8 +68,24 @@ def test_rows(change, expected):
 def test_memory_more_than_a_tenth_apart_is_told(kind, measured, told):
     percent = 100 * (measured / MEMORY["modelled_bytes"] - 1)
     line = {**MEMORY, "kind": kind, "measured_bytes": measured, "difference_percent": percent}
-    found = findings({**QUIET, "memory": {"rows": [line]}})
+    found = findings({**QUIET, "memory": {"rows": [line], "decode": []}})
     assert any(f"memory, {kind}" in sentence for sentence in found) is told
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_peak_of_decode_is_told_where_the_twins_is_above_noise(told):
+    peak = {
+        "context": 1024, "batch_size": 1, "side": "engine", "peak_bytes": (100 << 20) if told else (5 << 20),
+        "peak_share_of_dense": 0.4, "peak_with_weights_share_of_dense": 0.9, "state_modelled_share_of_dense": 0.35,
+        "with_weights_modelled_share_of_dense": 0.85,
+    }  # fmt: skip
+    found = findings({**QUIET, "memory": {"rows": [], "decode": [peak]}})
+    sentence = (
+        "decode at 1,024 tokens, batch 1 needs 100.0 MiB beside the weights, 40% of its dense twin's 250.0 MiB "
+        "(modelled: 35%); with the weights 90% (modelled: 85%)"
+    )
+    assert (sentence in found) is told
+    assert any("beside the weights" in one for one in found) is told
 
 
 @pytest.mark.parametrize(("selection", "advised"), [("hybrid", True), ("quest", True), ("streaming-llm", False)])

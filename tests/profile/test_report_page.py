@@ -68,7 +68,10 @@ class _Tables(HTMLParser):
 
 
 def test_every_table_shows_the_figures_of_the_result(result, page):
-    roofline, memory, first_token, steps = _Tables(page).tables
+    roofline, memory, decode_memory, first_token, steps = _Tables(page).tables
+    for shown, row in zip(decode_memory[1:], result["memory"]["decode"], strict=True):
+        assert shown[5] == readable_size(row["peak_bytes"])
+        assert shown[4] == f"{100 * row['state_modelled_share_of_dense']:.0f} %"
     for shown, row in zip(roofline[1:], result["rows"], strict=True):
         reads = readable_size(row["bytes_read_per_step_modelled"])
         figures = [f"{row['floor_ms']:.2f}", f"{row['median_itl_ms']:.2f}", f"{row['percent_of_floor']:.0f} %"]

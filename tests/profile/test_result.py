@@ -74,6 +74,23 @@ def _check_sections(result):
     assert {"noise_percent", "samples"} <= set(result["performance"][0])
     assert {line["kind"] for line in result["memory"]["rows"]} == {"weights", "cache", "page bounds", "prefill"}
     assert result["floor"]["copy_bandwidth"]["median_gb_s"] == 10
+    _check_decode_memory(result)
+
+
+def _check_decode_memory(result):
+    decode = result["memory"]["decode"]
+    for row, peak in zip(result["rows"], decode, strict=True):
+        where = {name: row[name] for name in ("context", "batch_size", "side")}
+        assert where.items() <= peak.items()
+        lines = [line for line in result["memory"]["rows"] if where.items() <= line.items()]
+        of_kind = {line["kind"]: line for line in lines}
+        state = [of_kind[kind] for kind in ("cache", "page bounds") if kind in of_kind]
+        assert peak["state_modelled_bytes"] == sum(line["modelled_bytes"] for line in state)
+        assert peak["state_allocated_bytes"] == sum(line["measured_bytes"] for line in state)
+        assert peak["peak_with_weights_bytes"] == of_kind["weights"]["measured_bytes"] + peak["peak_bytes"]
+    engine, dense = decode[-2:]
+    assert engine["state_modelled_share_of_dense"] == engine["state_modelled_bytes"] / dense["state_modelled_bytes"] < 1
+    assert dense["peak_share_of_dense"] in (1, None)  # None: too small to be seen
 
 
 def _check_files(result, directory):

@@ -6,9 +6,12 @@ import pytest
 
 from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
 from kvc_trt.backends.run_options import RunOptions
+from kvc_trt.backends.torch.benchmark import TorchBenchmark
 from kvc_trt.engine.program import engine_program, twin_program
+from kvc_trt.profile.decode_memory import decode_peak
 from kvc_trt.profile.profiled_engine import DecodeRun, open_profiled
 from kvc_trt.profile.sweep import MeasuredMemory, standing_memory
+from kvc_trt.profile.traffic import cache_bytes
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -22,6 +25,36 @@ def test_modelled_memory_is_what_is_allocated(engine, rows, dense):
     assert all(abs(line.difference_percent) < 1 for line in lines.values())
     state = sum(line.measured for kind, line in lines.items() if kind != "weights")
     assert state == side.executor.state_bytes()
+
+
+ROWS = 128
+"""Enough for caches of 34 MiB, which stand out of what an allocator keeps."""
+
+
+def _peaks(program, benchmark):
+    """Peaks of two measurements of one side, of which the second finds an executor with caches."""
+    side = open_profiled("side", program, benchmark)
+    peaks = [decode_peak(side, ROWS, 512) for _ in range(2)]
+    assert "without mapped files" in peaks[0].how
+    return [peak.bytes for peak in peaks]
+
+
+@pytest.mark.parametrize("torch", [False, True])
+def test_the_peak_of_decode_is_caches_and_what_a_step_works_in(engine, torch):
+    program = twin_program(engine)
+    options = RunOptions(threads=1)
+    benchmark = TorchBenchmark(engine, options) if torch else OnnxRuntimeBenchmark(options, "float32")
+    caches = ROWS * cache_bytes(program.model, program.parameters, 4).total
+    assert caches > 32 << 20
+    for peak in _peaks(program, benchmark):
+        assert caches - (4 << 20) < peak < 2 * caches  # steps of every row attend to all of a cache, and copy none
+
+
+def test_an_executor_that_holds_caches_is_measured_from_none(engine):
+    side = open_profiled("side", twin_program(engine), OnnxRuntimeBenchmark(RunOptions(threads=1), "float32"))
+    held = DecodeRun(side, ROWS, 512)
+    assert decode_peak(side, 1, 512).bytes < 16 << 20
+    assert held.step_seconds() > 0
 
 
 def test_differences_in_percent():

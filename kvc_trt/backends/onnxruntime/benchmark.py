@@ -103,6 +103,17 @@ class OnnxRuntimeBenchmark(Benchmark):
         return watch_memory()
 
     @override
+    def at_rest(self, executor: Any) -> Any:
+        """Open the program again: a session keeps the memory of its largest step."""
+        opened = self.open(executor.program)
+        assert opened.decode_session is not None
+        return opened
+
+    @override
+    def watch_steps(self, executor: Any) -> AbstractContextManager[Peak]:
+        return watch_memory(mapped=False)
+
+    @override
     def free_bytes(self) -> int:
         import psutil
 

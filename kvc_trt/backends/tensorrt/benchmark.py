@@ -77,6 +77,20 @@ class TensorRtBenchmark(Benchmark):
         yield Peak(0, executor.prefill_bytes(), "memory set aside for activations, and the state it returns")
 
     @override
+    def at_rest(self, executor: TensorRtExecutor) -> TensorRtExecutor:
+        """Free everything of the executor itself but its plans: to build them again takes minutes."""
+        executor.release()
+        return executor
+
+    @contextmanager
+    @override
+    def watch_steps(self, executor: TensorRtExecutor) -> Iterator[Peak]:
+        """Report the device's memory in use, which counts other processes too; steps allocate nothing."""
+        peak = Peak(_used_memory(), how="the device's memory in use above rest, as its driver counts it")
+        yield peak
+        peak.highest = _used_memory()
+
+    @override
     def free_bytes(self) -> int:
         return free_memory()[0]
 
@@ -117,3 +131,8 @@ class TensorRtBenchmark(Benchmark):
     @cached_property
     def _tools(self) -> Toolkit:
         return open_toolkit(self._engine)
+
+
+def _used_memory() -> int:
+    free, total = free_memory()
+    return total - free

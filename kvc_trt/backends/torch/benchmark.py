@@ -140,6 +140,17 @@ class TorchBenchmark(Benchmark):
         """Report PyTorch's count on a GPU, the process's resident memory on a CPU."""
         return self._watch_allocator() if self._on_gpu else watch_memory()
 
+    @override
+    def at_rest(self, executor: TorchExecutor) -> TorchExecutor:
+        """Free the caches of the executor itself, whose weights are those of every other."""
+        executor.allocate(0)
+        return executor
+
+    @override
+    def watch_steps(self, executor: TorchExecutor) -> AbstractContextManager[Peak]:
+        """Report PyTorch's count on a GPU, the process's resident memory on a CPU."""
+        return self._watch_allocator() if self._on_gpu else watch_memory(mapped=False)
+
     @contextmanager
     def _watch_allocator(self) -> Iterator[Peak]:
         torch.cuda.empty_cache()

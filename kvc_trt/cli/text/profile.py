@@ -14,12 +14,17 @@ from kvc_trt.tables import terminal_columns
 
 WIDTH = 120
 """Findings wrap here, on a wider terminal too."""
+SHARE = "share_of_dense"
+"""In the names of figures, in place of `bytes`."""
 Result = Mapping[str, Any]
 
 
 def profile_text(result: Result) -> str:
     """Return head, decode, first token, memory and findings, each an aligned table."""
-    sections = (_bandwidth(result), _decode(result), _first_token(result), _memory(result), findings_text(result))
+    sections = (
+        _bandwidth(result), _decode(result), _decode_memory(result), _first_token(result), _memory(result),
+        findings_text(result),
+    )  # fmt: skip
     return "\n\n".join(section for section in sections if section)
 
 
@@ -66,6 +71,32 @@ def _decode(result: Result) -> str:
     )  # fmt: skip
     heading = "decode, one step (measured; cache filled synthetically; read/step, floor and ceiling modelled)"
     return section(heading, headers, rows, left=(2,))
+
+
+def _decode_memory(result: Result) -> str:
+    """Return the peak of decode steps beside the bytes of a step and its time, and what these are of the twin's."""
+    rows = []
+    for step, peak in zip(result["rows"], result["memory"]["decode"], strict=True):
+        whole = step["side"] == "dense"
+        figures = ("state_modelled_bytes", "peak_bytes", "peak_with_weights_bytes")
+        sizes = [
+            cell
+            for name in figures
+            for cell in (readable_size(peak[name]), "" if whole else _percent(peak[name.replace("bytes", SHARE)]))
+        ]
+        traffic = readable_size(step["cache_bytes_read_per_step_modelled"])
+        milliseconds_of_step = f"{step['median_itl_ms']:.3f}"
+        rows.append([f"{step['context']:,}", step["batch_size"], step["side"], *sizes, traffic, milliseconds_of_step])
+    headers = (
+        "context", "batch", "side", "modelled", "of dense", "peak", "of dense", "with weights", "of dense",
+        "cache read/step", "ms p50",
+    )  # fmt: skip
+    if not rows:
+        return ""
+    text = section(
+        "memory of decode: peak of steps (measured) and caches with bounds (modelled)", headers, rows, left=(2,)
+    )
+    return f"{text}\npeak measured as {result['memory']['decode'][0]['measured']}; weights: size of their file"
 
 
 def _first_token(result: Result) -> str:
@@ -129,6 +160,10 @@ def _bullet(sentence: str) -> str:
     return textwrap.fill(
         sentence, min(WIDTH, terminal_columns()), initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
     )
+
+
+def _percent(part: float | None) -> str:
+    return "" if part is None else f"{part:.0%}"
 
 
 def _times(factor: float | None) -> str:

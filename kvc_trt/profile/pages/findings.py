@@ -26,6 +26,7 @@ def findings(result: Result) -> list[str]:
         _speed(result),
         _floor(result),
         _compaction(rows),
+        _decode_memory(result["memory"]["decode"]),
         _memory(result),
         _noise(rows),
         result["left_out"],
@@ -112,6 +113,23 @@ def _compaction(rows: list[dict[str, Any]]) -> Iterator[str]:
                 f"compaction at {_where(row)}: {row['compaction_ms']:.1f} ms by its nodes, but prefill takes "
                 f"{difference:+.1f} ms against the dense twin"
             )
+
+
+def _decode_memory(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Say what the largest row's steps need of what the twin's need, if that can be told from noise."""
+    engine = [row for row in rows if row["side"] == "engine" and row["peak_share_of_dense"] is not None]
+    if not engine:
+        return
+    top = max(engine, key=lambda row: (row["context"], row["batch_size"]))
+    whole = top["peak_bytes"] / top["peak_share_of_dense"] if top["peak_share_of_dense"] else 0.0
+    if whole > RESIDENT_RESOLUTION:
+        yield (
+            f"decode at {_where(top)} needs {readable_size(top['peak_bytes'])} beside the weights, "
+            f"{top['peak_share_of_dense']:.0%} of its dense twin's {readable_size(whole)} "
+            f"(modelled: {top['state_modelled_share_of_dense']:.0%}); with the weights "
+            f"{top['peak_with_weights_share_of_dense']:.0%} "
+            f"(modelled: {top['with_weights_modelled_share_of_dense']:.0%})"
+        )
 
 
 def _memory(result: Result) -> Iterator[str]:

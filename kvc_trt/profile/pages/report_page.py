@@ -45,6 +45,7 @@ def html_bytes(result: Result) -> bytes:
         roofline=_roofline(result),
         operators=_operators(result),
         memory=_memory(result),
+        decode_memory=_decode_memory(result),
         peak=readable_size(result["memory"]["peak_resident_bytes_of_the_whole_profile"]),
         first_token=_first_token(result["rows"]),
         rows=result["rows"],
@@ -163,6 +164,16 @@ def _memory(result: Result) -> dict[str, Any] | None:
         "colours": _KINDS,
         "lines": chosen,
     }
+
+
+def _decode_memory(result: Result) -> list[tuple[Row, Row]]:
+    """Return the rows, each with its peak memory of decode steps."""
+    peaks = {_key(peak): peak for peak in result["memory"]["decode"]}
+    return [(row, peaks[_key(row)]) for row in result["rows"]]
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return row["context"], row["batch_size"], row["side"]
 
 
 def _first_token(rows: Iterable[Row]) -> list[Row]:
