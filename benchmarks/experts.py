@@ -182,6 +182,23 @@ def report(row: dict[str, Any]) -> None:
             )
 
 
+def write(row: dict[str, Any], tokens: int) -> None:
+    """Beside the rows of other weights that were measured before, each with the commit that it ran at."""
+    shape, path, native = SIDES["dense"], store.recorded_path("experts"), native_operators()
+    earlier = store.read(path)["rows"] if path.exists() else []
+    result = {
+        "model": f"{shape.num_hidden_layers} layers, hidden {shape.hidden_size}, "
+        f"{shape.num_attention_heads}/{shape.num_key_value_heads} heads of {shape.head_size}, random weights",
+        "feed_forward": f"dense {shape.intermediate_size}; {COUNT} experts of {shape.intermediate_size // CHOSEN}, "
+        f"{CHOSEN} of a token",
+        "prompt_tokens": tokens,
+        "native": None if native is None else native.instructions,
+        "bars": BARS,
+        "rows": [*(one for one in earlier if one["weights"] != row["weights"]), row],
+    }
+    print(store.write_result("experts", result))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", nargs="+", default=["fp32", "int4"])
@@ -190,24 +207,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--write", action="store_true", help="store the figures in benchmarks/results/")
     arguments = parser.parse_args()
-    native = native_operators()
-    rows = []
     for weights in arguments.weights:
-        rows.append(measure(weights, arguments.rounds, arguments.threads, arguments.tokens))
-        report(rows[-1])
-    if arguments.write:
-        shape = SIDES["dense"]
-        result = {
-            "model": f"{shape.num_hidden_layers} layers, hidden {shape.hidden_size}, "
-            f"{shape.num_attention_heads}/{shape.num_key_value_heads} heads of {shape.head_size}, random weights",
-            "feed_forward": f"dense {shape.intermediate_size}; {COUNT} experts of {shape.intermediate_size // CHOSEN}, "
-            f"{CHOSEN} of a token",
-            "prompt_tokens": arguments.tokens,
-            "native": None if native is None else native.instructions,
-            "bars": BARS,
-            "rows": rows,
-        }
-        print(store.write_result("experts", result))
+        row = measure(weights, arguments.rounds, arguments.threads, arguments.tokens)
+        report(row)
+        if arguments.write:
+            write(row, arguments.tokens)
 
 
 if __name__ == "__main__":
