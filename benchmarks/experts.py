@@ -1,6 +1,6 @@
 """What experts cost beside a dense model of the same active parameters: steps, and prefills of 2,048 tokens, in turns.
 
-    python -m benchmarks.experts --write                     # fp32 and int4: ten minutes of two cores, 3 GB of disk
+    python -m benchmarks.experts --write                     # fp32 and int4: four minutes of one core, 3 GB of disk
     python -m benchmarks.experts --weights int4 --rounds 3
 
 Both models are in memory at once. Each round has one prefill of each, then steps of each in bursts that alternate; who
