@@ -33,8 +33,8 @@ NAME, COMMAND = "own_tokens", "python -m benchmarks.studies.two_stages.own_token
 LENGTH, NEEDLES, CONTINUED = 2048, 6, 96
 PAGE, KEPT = 4, 816
 """Kept tokens that are whole pages; a few more are kept beside."""
-RECENT = (0, 1, 16)
-"""Last tokens that are always read."""
+RECENT = (0, 1, 4, 16)
+"""Last tokens that are always read; 4 are at least a page of every setting."""
 HALF = "half"
 
 
@@ -176,15 +176,15 @@ def split(measured: Sequence[Mapping[str, Any]], field: str, *, begins: bool) ->
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=NEEDLES, help="needles, and as many texts")
+    parser.add_argument("--count", type=int, default=NEEDLES, help="needles, and half as many texts")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     record = machine.record()
     model = open_study_model(MODEL, LENGTH + CONTINUED + 64)
     config = model.decoder.config
     found: dict[str, list[list[dict[str, Any]]]] = {"needles": [], "texts": []}
-    for index in range(options.count):
-        for kind, measured in (("needles", needle), ("texts", text)):
+    for kind, measured, count in (("needles", needle, options.count), ("texts", text, options.count // 2)):
+        for index in range(count):
             found[kind].append(measured(model, index))
             store.write_result(NAME, {
                 "machine": record, "model": model.name, "checkpoint": model.fingerprint,
