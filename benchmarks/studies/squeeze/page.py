@@ -48,14 +48,30 @@ SQUEEZED, UNIFORM, FULL = "squeeze-online 20 %", "uniform 30 %", "whole cache"
 def page(records: Sequence[Record]) -> Written:
     """Write the page, of the longest prompts that were measured."""
     answers = of_kind(records, part=ANSWERS)
-    if not answers or len(of_kind(records, part=STEPS)) + len(of_kind(records, part=COST)) < len(BATCHES + COST_TOKENS):
-        raise SystemExit(
-            f"error: figures of engines or answers are missing; python -m benchmarks.studies {NAME} goes on"
-        )
+    if not answers:
+        raise SystemExit(f"error: no answers were measured yet; python -m benchmarks.studies {NAME} goes on")
     answers = of_kind(answers, length=max(one["key"]["length"] for one in answers))
     head = answers[0]["key"]
     counts = {kind: len(of_kind(answers, kind=kind)) for kind in (*TEXTS, NEEDLE)}
-    findings = [_saved(answers), _better(answers), _needles(answers), _throughput(records), _cost(records)]
+    findings = [_saved(answers), _better(answers), _needles(answers)]
+    sections = []
+    if len(of_kind(records, part=STEPS)) == len(BATCHES):
+        findings.append(_throughput(records))
+        sections += _speed_section(records)
+    if len(of_kind(records, part=COST)) == len(COST_TOKENS):
+        findings.append(_cost(records))
+        sections += _cost_section(records)
+    missing = [
+        what
+        for part, what in (
+            (STEPS, "steps over batches (tables 3 and 9)"),
+            (COST, "the cost in a prefill (tables 4 and 5)"),
+        )
+        if len(of_kind(records, part=part)) < len(BATCHES if part == STEPS else COST_TOKENS)
+    ]
+    if missing:
+        again = f"`python -m benchmarks.studies {NAME}` goes on with that."
+        sections.append(paragraph(f"Not measured yet: {', '.join(missing)}. {again}"))
     parts = [
         "# Study: a budget divided between layers",
         written_by(f"python -m benchmarks.studies {NAME}"),
@@ -73,9 +89,9 @@ def page(records: Sequence[Record]) -> Written:
         plot(image(NAME, "budgets"), STUDY.path),
         _budgets_table(answers),
         paragraph(
-            "Budgets are shares of the prompt, on average over layers. Under `sliding-window` the first tokens go as "
-            "soon as the text behind the prompt exceeds the budget, even one of 100 %, and with them what most heads "
-            "attend to."
+            "Budgets are shares of the prompt, on average over layers. Under `sliding-window` the first tokens go once "
+            "prompt and text exceed the budget, even one of 100 %, and most heads attend to them. Important layers of "
+            "a divided cache have room for the whole text, first tokens included, at budgets well below 100 %."
         ),
         "## The smallest budget for equal answers (table 2)",
         _equal_table(answers),
@@ -89,13 +105,7 @@ def page(records: Sequence[Record]) -> Written:
             "Needles lie evenly over the prompt. A policy of windows finds one where it has kept the place, so its "
             "line follows the budget; a divided budget gives some layers a longer window and others a shorter one."
         ),
-        "## Throughput (tables 3 and 9)",
-        _steps_table(records),
-        paragraph(
-            "Tokens of all rows per second of the processor, means and 95 % intervals, measured with caches of a "
-            f"prompt of {engines.HALFWAY:,} tokens, as many as the whole cache holds in the middle of the paper's "
-            f"{engines.PROMPT} + {engines.ANSWER:,} tokens; budgets are shares of {engines.PROMPT} tokens."
-        ),
+        "## Rows that fit",
         _rows_table(records),
         paragraph(
             "Rows that fit beside the weights in a given memory, by the count of [plan](../../plan.md), not measured: "
@@ -104,18 +114,11 @@ def page(records: Sequence[Record]) -> Written:
             "last row counts what its budgets fill, which is all that an engine with `squeeze` takes: its layers have "
             "the sizes of a calibration."
         ),
-        "## The cost in a prefill (tables 4 and 5)",
-        _cost_table(records),
-        paragraph(
-            "Seconds of the processor. The prefills are those of `streaming-llm` engines in turns, with the median "
-            "of pairs and the least and the largest. Cosines are those of all layers, in PyTorch on streams of that "
-            "size; the division is the graph's operator, in ONNX Runtime's own profile, and the reference's. The paper "
-            "has 0.68 ms for the cosine of a layer and 1 ms for k-means, of 636 ms, on a GPU."
-        ),
+        *sections,
         "## How it was measured",
         paragraph(
             f"{head['model']}, 32-bit floats; prompts with what follows have {head['length']} tokens, "
-            f"{FOLLOWING} of them behind the prompt: {counts[SUMMARY]} true summaries of logs "
+            f"up to {FOLLOWING} of them behind the prompt: {counts[SUMMARY]} true summaries of logs "
             f"([log-summary](../../tasks.md)), {counts[MANUAL]} pieces of Python's documentation, and "
             f"{counts[NEEDLE]} needles ([{head['task']}](../../tasks.md)). The prompt is read exactly, and its caches "
             "are cut afterwards; the text behind it is then fed token by token under each cache "
@@ -130,6 +133,31 @@ def page(records: Sequence[Record]) -> Written:
         image(NAME, "needles"): _needles_plot(answers),
     }
     return Written("\n\n".join(parts) + "\n", images)
+
+
+def _speed_section(records: Sequence[Record]) -> list[str]:
+    return [
+        "## Throughput (tables 3 and 9)",
+        _steps_table(records),
+        paragraph(
+            "Tokens of all rows per second of the processor, means and 95 % intervals, measured with caches of a "
+            f"prompt of {engines.HALFWAY:,} tokens, as many as the whole cache holds in the middle of the paper's "
+            f"{engines.PROMPT} + {engines.ANSWER:,} tokens; budgets are shares of {engines.PROMPT} tokens."
+        ),
+    ]
+
+
+def _cost_section(records: Sequence[Record]) -> list[str]:
+    return [
+        "## The cost in a prefill (tables 4 and 5)",
+        _cost_table(records),
+        paragraph(
+            "Seconds of the processor. The prefills are those of `streaming-llm` engines in turns, with the median "
+            "of pairs and the least and the largest. Cosines are those of all layers, in PyTorch on streams of that "
+            "size; the division is the graph's operator, in ONNX Runtime's own profile, and the reference's. The paper "
+            "has 0.68 ms for the cosine of a layer and 1 ms for k-means, of 636 ms, on a GPU."
+        ),
+    ]
 
 
 def curves(answers: Sequence[Record], kind: str, policy: str, division: str) -> Curves:
@@ -153,16 +181,20 @@ def _signed(one: Estimate) -> str:
 
 def _saved(answers: Sequence[Record]) -> Finding:
     said, conditions = [], []
-    for policy in POLICIES:
-        without, divided = (curves(answers, SUMMARY, policy, one) for one in (WITHOUT, WITH))
-        found = budget_as_good(SHARES, without, divided, BASELINE)
-        conditions.append(found.high is not None and found.high < BASELINE)
-        said.append(f"`{policy}` {found.percent()}")
+    for kind in TEXTS:
+        found = {
+            policy: budget_as_good(
+                SHARES, *(curves(answers, kind, policy, one) for one in (WITHOUT, WITH)), budget=BASELINE
+            )
+            for policy in POLICIES
+        }
+        conditions += [one.high is not None and one.high < BASELINE for one in found.values()]
+        said.append(f"on a {kind} " + ", ".join(f"`{policy}` {one.percent()}" for policy, one in found.items()))
     return Finding(
         "A divided cache of 20 % answers as well as an undivided one of 30 % (Mistral-7B, sliding window); 20 % for "
         "60 % (GPT-NeoX-20B, H2O), 30 % for 40 % (Llama2-70B, StreamingLLM; table 2)",
-        f"as near to the whole cache as {100 * BASELINE:.0f} % undivided, on summaries: " + ", ".join(said),
-        len(of_kind(answers, kind=SUMMARY)),
+        f"as near to the whole cache as {100 * BASELINE:.0f} % undivided: " + "; ".join(said),
+        min(len(of_kind(answers, kind=kind)) for kind in TEXTS),
         verdict(*conditions),
     )
 
