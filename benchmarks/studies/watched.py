@@ -125,7 +125,9 @@ class WatchedDecoder(ReferenceDecoder):
         for place, seen in enumerate(branch.caches.seen(layer, Following(query, keys))):
             old = tables if seen.kept is None else [gather_rows(one, seen.kept) for one in tables]
             both = zip(old, (keys[place], ours[place]), strict=True)
-            outputs.append(_attend(query[place], *(torch.cat([a, b.transpose(0, 1)], 1) for a, b in both), seen.mask))
+            tables_of = [torch.cat([a, b.transpose(0, 1)], 1) for a, b in both]
+            read = _attend(query[place], *tables_of, seen.mask)
+            outputs.append(read if seen.unread is None else _with_mean(read, tables_of[1], seen.unread))
         return self._feed_forward(index, weights, streams, self._after_attention(weights, streams, torch.cat(outputs)))
 
 
@@ -139,6 +141,14 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor
     logits = (grouped @ keys.transpose(1, 2) / math.sqrt(size)).reshape(heads, new, total)
     attention = torch.softmax(logits.masked_fill(~seen, -torch.inf), dim=-1)
     return (attention.reshape(len(keys), -1, total) @ values).reshape(heads, new, size).transpose(0, 1)
+
+
+def _with_mean(read: Tensor, values: Tensor, unread: Tensor) -> Tensor:
+    """Give the mean of the values before each of M tokens its share: read [M,H,D], values [G,T,D], unread [H,M]."""
+    (new, heads, _), total = read.shape, values.shape[1]
+    means = values.cumsum(dim=1)[:, total - new :] / torch.arange(total - new + 1, total + 1)[:, None]
+    share = unread.T[..., None]
+    return (1 - share) * read + share * means.transpose(0, 1).repeat_interleave(heads // len(values), dim=1)
 
 
 @dataclass(frozen=True)
@@ -164,6 +174,8 @@ class Seen:
     """It broadcasts to [H,M,B+M], for B tokens of the prompt and the M."""
     kept: Tensor | None = None
     """[G,B]: the positions of these B tokens in the prompt; None if they are all."""
+    unread: Tensor | None = None
+    """[H,M]: the share of attention that the mean of all values gets; None if it gets none."""
 
 
 class Caches(Protocol):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from kvc_trt.errors import InputError, VerificationFailed
 from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.kernels import use_library
 from kvc_trt.progress import NullProgress, Progress
+from kvc_trt.reference.threads import torch_threads
 from kvc_trt.verify.checks import Check, Rung, at_most
 from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.plan import CODES, CONTROLS, RUNGS, Plan, make_plan
@@ -56,8 +57,8 @@ def verify(
     `level` is quick, full, or one rung (ops, codes, logits, tokens, retrieval); `steps` and `samples` override its
     sizes; `checkpoint` is a Hugging Face directory or GGUF file with the unquantised weights. A backend that calls
     kernels takes those of library `kernels` (None: KVC_TRT_KERNELS, the package's own, or the reference on the CPU).
-    The number of threads follows from the model's size, not from the options. A failed check is in the report, not
-    raised. Raises InputError for a request that cannot be right.
+    The number of threads follows from the model's size, not from the options, and PyTorch's also from what else runs. A
+    failed check is in the report, not raised. Raises InputError for a request that cannot be right.
     """
     backend = options.backend or registry.runner(engine.backend)
     if kernels is not None and not registry.backend(backend).calls_kernels:
@@ -81,12 +82,11 @@ def verify(
             checkpoint_directory=directory,
         )
         report = _empty_report(tested)
-        with _torch_threads(plan.threads):
-            for name in (*RUNGS, *CONTROLS):
-                if name in (*plan.rungs, *plan.controls):
-                    report.rungs.append(_climb(name, tested))
-                elif level in ("quick", "full") and (name != CODES or tested.has_codes):
-                    report.left_out.append(_left_out(name, plan))
+        for name in (*RUNGS, *CONTROLS):
+            if name in (*plan.rungs, *plan.controls):
+                report.rungs.append(_climb(name, tested))
+            elif level in ("quick", "full") and (name != CODES or tested.has_codes):
+                report.left_out.append(_left_out(name, plan))
     report.seconds = time.monotonic() - started
     return report
 
@@ -120,22 +120,10 @@ def _empty_report(tested: EngineUnderTest) -> Report:
     )
 
 
-@contextlib.contextmanager
-def _torch_threads(threads: int | None) -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _climb(name: str, tested: EngineUnderTest) -> Rung:
     rung = Rung(name)
     started = time.monotonic()
-    with tested.progress.task(f"verify: {name}", None):
+    with torch_threads(tested.plan.threads), tested.progress.task(f"verify: {name}", None):
         try:
             _STEPS[name](tested, rung)
         except VerificationFailed as error:

@@ -17,13 +17,20 @@ def forms(some):
     return [one.settings.get("kv_cache", "auto") for one in some]
 
 
-@pytest.mark.parametrize(("every", "budgets"), [(divergence.variants(), 1), (answers.compared(), len(answers.BUDGETS))])
-def test_every_method_is_compared_in_every_format_with_the_whole_cache_first(every, budgets):
+def test_every_method_is_asked_in_every_format_with_the_whole_cache_first():
+    every = answers.compared()
     assert every[0] == Variant("full", None)
     assert forms(one for one in every if one.name == "full") == list(CACHE_FORMATS)
     others = (len(METHODS) - 1) * len(CACHE_FORMATS)
-    assert len(every) == len(set(every)) == len(CACHE_FORMATS) + others * budgets
+    assert len(every) == len(set(every)) == len(CACHE_FORMATS) + others * len(answers.BUDGETS)
     assert {split(one.policy) for one in every} == set(product(METHODS, CACHE_FORMATS))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_followed_in_every_format(method):
+    every = divergence.variants(method)
+    assert forms(every) == list(CACHE_FORMATS)
+    assert {split(one.policy)[0] for one in every} == {method}
 
 
 def test_pieces_of_plain_text_continue_with_their_own_tokens():

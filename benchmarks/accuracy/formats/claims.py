@@ -15,9 +15,10 @@ from benchmarks.accuracy.formats.losses import (
     open_with,
     pooled,
 )
-from benchmarks.accuracy.formats.methods import METHODS, split
+from benchmarks.accuracy.formats.methods import split
 from benchmarks.accuracy.formats.recorded import OPENVINO, Formats, peers
 from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered, Group, methods
+from benchmarks.accuracy.smollm2.stages import SAMPLES
 from benchmarks.page import bullet, paragraph, span
 from kvc_trt.accuracy.cell import on_answered
 from kvc_trt.accuracy.pages.paired import CHANCE, higher_and_lower, holm, sign_test
@@ -34,11 +35,10 @@ FORMATS = tuple(form for form in CACHE_FORMATS if form != AUTO)
 
 def costs(found: Formats) -> Iterator[str]:
     """What each format costs beside fp32, and what speaks against it as the default."""
-    asked = min(len(cell.scores) for cell in found.answered.cells if cell.side == OURS)
     yield paragraph(
-        f"**What a format costs** beside the same cache in fp32: points of {asked} questions a group, a mean over all "
-        "methods and budgets for each question, with 95 % intervals over the questions; nats a token of a summary; "
-        "divergence in nats a token along plain text, the same way."
+        "**What a format costs** beside the same cache in fp32: points, a mean over all methods and budgets for each "
+        "of n questions, with 95 % intervals over the questions; nats a token of a summary; divergence in nats a token "
+        "along plain text, the same way."
     )
     lines = []
     for form in FORMATS:
@@ -49,8 +49,8 @@ def costs(found: Formats) -> Iterator[str]:
     yield paragraph(
         f"**As a default** a format must exclude a loss of {100 * LARGEST_LOSS:.0f} points in every group (in nats: "
         f"of {LARGEST_DIVERGENCE:g}) and diverge by at most {LARGEST_DIVERGENCE:g} nats a token under every method. Of "
-        f"one method at one budget, {asked} questions without any difference leave a loss of "
-        f"{100 * open_with(asked):.1f} points open (Wilson); {enough_questions()} would exclude "
+        f"one method at one budget, {SAMPLES} questions without any difference leave a loss of "
+        f"{100 * open_with(SAMPLES):.1f} points open (Wilson); {enough_questions()} would exclude "
         f"{100 * LARGEST_LOSS:.0f}. So intervals are those of all methods together, and what a single one loses beyond "
         "chance is named."
     )
@@ -62,19 +62,19 @@ def _loss(found: Formats, group: Group, form: str) -> str:
     if loss is None:
         return ""
     if in_nats(found, group):
-        return f"{group.short} {loss.value:+.4f} nats [{loss.low:+.4f}, {loss.high:+.4f}]"
-    return f"{group.short} {100 * loss.value:+.1f} [{100 * loss.low:+.1f}, {100 * loss.high:+.1f}]"
+        return f"{group.short} {loss.value:+.4f} nats [{loss.low:+.4f}, {loss.high:+.4f}], n {loss.count}"
+    return f"{group.short} {100 * loss.value:+.1f} [{100 * loss.low:+.1f}, {100 * loss.high:+.1f}], n {loss.count}"
 
 
 def _divergences(found: Formats, form: str) -> str:
-    whole = [divergence(found, length, BASELINE, form) for length in found.lengths]
-    others = [divergence(found, length, name, form).value for length in found.lengths for name in METHODS[1:]]
-    figures = ", ".join(f"{one.value:.4f} [{one.low:.4f}, {one.high:.4f}]" for one in whole)
-    lengths = ", ".join(f"{length:,}" for length in found.lengths)
-    return (
-        f"the whole cache diverges by {figures} at {lengths} tokens, the other methods' by "
-        f"{span(f'{one:.4f}' for one in sorted(others))}"
-    )
+    means = {one: divergence(found, *one, form) for one in found.followed}
+    whole = [
+        f"{one.value:.4f} [{one.low:.4f}, {one.high:.4f}] at {length:,} tokens (n {one.count})"
+        for (length, method), one in means.items() if method == BASELINE
+    ]  # fmt: skip
+    others = sorted(one.value for (_, method), one in means.items() if method != BASELINE)
+    said = f"the whole cache diverges by {', '.join(whole)}"
+    return said + (f", other methods' by {span(f'{one:.4f}' for one in others)}" if others else "")
 
 
 def _verdict(found: Formats, form: str) -> str:

@@ -5,9 +5,10 @@
 A prompt is a piece of the Python language's own documentation, which is part of every Python (`pydoc_data.topics`). Its
 next 256 tokens are fed one by one to the whole cache and to each other one, and their distributions of the next token
 are compared (`kvc_trt.accuracy.faithfulness`): with the whole cache, and with the same method's cache as it is, which
-is what the format alone changes. One prefill serves all caches. All lengths are asked a few prompts before any is asked
-more. Writes benchmarks/results/formats-divergence.json after every few prompts; a run goes on where the last one of the
-same commit and machine stopped.
+is what the format alone changes. One prefill serves all caches of a method. The whole cache comes first, in every
+format, and then one method after another; of each, all lengths are asked a few prompts before any is asked more. Writes
+benchmarks/results/formats-divergence.json after every few prompts; a run goes on where the last one of the same commit
+and machine stopped.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -43,14 +45,14 @@ LENGTHS = (2048, 4096, 8192)
 CONTINUED = 256
 PROMPTS = 8
 BUDGET = 512
-TOGETHER = 4
+TOGETHER = 2
 """Prompts after which the result is written."""
 WHOLE = Variant(BASELINE, None)
 
 
-def variants() -> list[Variant]:
-    """Return every method in every format, the whole fp32 cache first."""
-    return [Variant.of(name, BUDGET) for name in in_every_format(METHODS)]
+def variants(method: str) -> list[Variant]:
+    """Return a method in every format, as it is first."""
+    return [Variant.of(name, BUDGET) for name in in_every_format([method])]
 
 
 def plain_text() -> str:
@@ -71,60 +73,58 @@ def questions(model: PolicyEngines, length: int, count: int) -> list[Question]:
 
 
 def measure(model: PolicyEngines, result: Growing, lengths: Sequence[int], count: int, until: float | None) -> None:
-    """Add what the result lacks, some prompts of one length at a time."""
-    known = {(one["length"], one["prompt"]) for one in result.data["prompts"]}
+    """Add what the result lacks, some prompts of one length and one method at a time."""
+    known = {(one["method"], one["length"], one["prompt"]) for one in result.data["prompts"]}
     asked = {length: questions(model, length, count) for length in lengths}
-    with progress_on().task("prompts", count * len(lengths)) as advance:
-        for first in range(0, count, TOGETHER):
-            for length in lengths:
-                some = range(first, min(first + TOGETHER, count))
-                if (length, first) not in known:
-                    if until is not None and time.monotonic() >= until:
-                        return
-                    result.data["prompts"] += _compared(model, asked[length], some, length)
-                    result.write()
-                advance(len(some))
+    with progress_on().task("prompts", count * len(lengths) * len(METHODS)) as advance:
+        for method, first, length in product(METHODS, range(0, count, TOGETHER), lengths):
+            some = range(first, min(first + TOGETHER, count))
+            if (method, length, first) not in known:
+                if until is not None and time.monotonic() >= until:
+                    return
+                result.data["prompts"] += _compared(model, method, asked[length], some, length)
+                result.write()
+            advance(len(some))
 
 
-def _compared(model: PolicyEngines, asked: Sequence[Question], some: range, length: int) -> list[dict[str, Any]]:
-    """Return one record per prompt: every cache's figures, in the order of `variants`."""
+def _compared(
+    model: PolicyEngines, method: str, asked: Sequence[Question], some: range, length: int
+) -> list[dict[str, Any]]:
+    """Return one record per prompt: the figures of a method's cache in every format."""
     given, room = [asked[place] for place in some], Room(length - CONTINUED, CONTINUED)
-    model.announce(variants(), room)
-    texts = _Texts(model, room, given, _along(model, WHOLE, room, given)[1])
+    own, *others = variants(method)
+    model.announce(list(dict.fromkeys([WHOLE, own, *others])), room)
+    whole = _along(model, WHOLE, room, given)
+    exact = whole if own == WHOLE else _along(model, own, room, given)
+
+    def figures(one: Variant) -> list[dict[str, Any]]:
+        return _figures(_along(model, one, room, given), whole[1], exact[1])
+
     with ThreadPoolExecutor(model.workers) as pool:
-        found = [one for method in pool.map(texts.compared, METHODS) for one in method]
+        found = [_figures(exact, whole[1], exact[1]), *pool.map(figures, others)]
     return [
         {
-            "length": length, "prompt": place, "tokens": hashlib.sha256(str(one).encode()).hexdigest()[:12],
+            "method": method, "length": length, "prompt": place,
+            "tokens": hashlib.sha256(str(one).encode()).hexdigest()[:12],
             "caches": [cache[number] for cache in found],
         }
         for number, (place, one) in enumerate(zip(some, given, strict=True))
     ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Texts:
-    """Some texts, and the whole cache's logits along them."""
-
-    model: PolicyEngines
-    room: Room
-    given: Sequence[Question]
-    whole: Sequence[NDArray[np.float32]]
-
-    def compared(self, method: str) -> list[list[dict[str, Any]]]:
-        """Return the figures of a method's caches, a list per format with one entry per text."""
-        found = []
-        own: Sequence[NDArray[np.float32]] = ()
-        for name in in_every_format([method]):
-            size, logits = _along(self.model, Variant.of(name, BUDGET), self.room, self.given)
-            own = own or logits
-            figures = [asdict(compare(*pair)) for pair in zip(self.whole, logits, strict=True)]
-            changed = [compare(*pair) for pair in zip(own, logits, strict=True)]
-            found.append([
-                {"row_bytes": size, **one, "divergence_from_own": alone.divergence, "equal_to_own": alone.equal}
-                for one, alone in zip(figures, changed, strict=True)
-            ])  # fmt: skip
-        return found
+def _figures(
+    cache: tuple[int, Sequence[NDArray[np.float32]]],
+    whole: Sequence[NDArray[np.float32]],
+    exact: Sequence[NDArray[np.float32]],
+) -> list[dict[str, Any]]:
+    """Compare a cache's logits along some texts with the whole fp32 cache's, and with its method's in fp32."""
+    size, logits = cache
+    found = []
+    for one, of_whole, of_own in zip(logits, whole, exact, strict=True):
+        alone = compare(of_own, one)
+        figures = {"row_bytes": size, **asdict(compare(of_whole, one))}
+        found.append({**figures, "divergence_from_own": alone.divergence, "equal_to_own": alone.equal})
+    return found
 
 
 def _along(
@@ -150,7 +150,7 @@ def main() -> None:
     until = None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
     asked = {
         "model": arguments.model, "prompts_of_a_length": arguments.prompts,
-        "variants": [asdict(one) for one in variants()],
+        "variants": {method: [asdict(one) for one in variants(method)] for method in METHODS},
     }  # fmt: skip
     result = Growing.open(NAME, {**asked, "prompts": []}, fresh=arguments.fresh)
     if any(result.data[name] != value for name, value in asked.items()):

@@ -112,13 +112,14 @@ def against(found: Formats, form: str) -> Iterator[str]:
             for one in alone(found, group, form):
                 if one.worse:
                     yield f"{group.short}: `{one.own.method}`, {one.own.point}, is worse in it beyond chance"
-    if not found.lengths:
-        yield "the divergence was not measured"
-    for method in METHODS if found.lengths else ():
-        largest = max((divergence(found, length, method, form).value, length) for length in found.lengths)
-        if largest[0] > LARGEST_DIVERGENCE:
-            what = "the whole cache" if method == BASELINE else f"`{method}`"
-            yield f"{what} diverges by {largest[0]:.3f} nats a token at {largest[1]:,} tokens"
+    for method in METHODS:
+        what = "the whole cache" if method == BASELINE else f"`{method}`"
+        means = [(divergence(found, *one, form).value, one[0]) for one in found.followed if one[1] == method]
+        largest, length = max(means, default=(0.0, 0))
+        if not means:
+            yield f"the divergence of {what} was not measured"
+        elif largest > LARGEST_DIVERGENCE:
+            yield f"{what} diverges by {largest:.3f} nats a token at {length:,} tokens"
 
 
 def in_nats(found: Formats, group: Group) -> bool:

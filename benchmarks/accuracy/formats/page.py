@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from benchmarks.accuracy.formats import answers, divergence
 from benchmarks.accuracy.formats.claims import at_equal_bytes, costs, smallest
 from benchmarks.accuracy.formats.figure import over_bytes
-from benchmarks.accuracy.formats.methods import METHODS, in_format, split
+from benchmarks.accuracy.formats.methods import in_format, split
 from benchmarks.accuracy.formats.recorded import OPENVINO, Formats, caches, peers, recorded
 from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered
 from benchmarks.page import DOCS, IMAGES, Marks, cells, measured_by, paragraph, plot, table
@@ -116,7 +116,7 @@ def _figure(found: Formats, cell: Answered | None) -> str:
 
 def _diverged(found: Formats, length: int, method: str, form: str) -> str:
     values = found.divergences(length, method, form).from_whole
-    return f"{sum(values) / len(values):.4f}"
+    return f"{sum(values) / len(values):.4f}" if values else "-"
 
 
 def sidecar(found: Formats) -> str:
@@ -141,18 +141,16 @@ def _answer_rows(found: Formats) -> Iterator[tuple[object, ...]]:
 
 
 def _divergence_rows(found: Formats) -> Iterator[tuple[object, ...]]:
-    for length in found.lengths:
-        for method in METHODS:
-            point = BASELINE if method == BASELINE else f"budget {divergence.BUDGET}"
-            for form in CACHE_FORMATS:
-                one = found.divergences(length, method, form)
-                count = len(one.from_whole)
-                means = (sum(values) / count for values in (one.from_whole, one.from_own))
-                mean, own = means
-                yield (
-                    OURS, "divergence", "plain text", None, length, None, method, form, point, one.row_bytes, count,
-                    mean, None, None, mean, own,
-                )  # fmt: skip
+    for length, method in found.followed:
+        point = BASELINE if method == BASELINE else f"budget {divergence.BUDGET}"
+        for form in CACHE_FORMATS:
+            one = found.divergences(length, method, form)
+            count = len(one.from_whole)
+            mean, own = (sum(values) / count for values in (one.from_whole, one.from_own))
+            yield (
+                OURS, "divergence", "plain text", None, length, None, method, form, point, one.row_bytes, count,
+                mean, None, None, mean, own,
+            )  # fmt: skip
 
 
 def _head(found: Formats) -> str:

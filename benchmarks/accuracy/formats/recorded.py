@@ -13,7 +13,7 @@ from benchmarks.accuracy.formats.methods import METHODS, in_format
 from benchmarks.accuracy.kvpress import answers as kvpress
 from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered, Comparison, Group, read
 from benchmarks.accuracy.smollm2.grid import MODEL
-from kvc_trt.accuracy.grid import Variant
+from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.models.presets import load_preset
 from kvc_trt.policies import BASELINE
 
@@ -88,12 +88,19 @@ class Formats:
         """Lengths of the texts along which divergences are known."""
         return sorted({one["length"] for one in self.diverged.get("prompts", ())})
 
+    @property
+    def followed(self) -> list[tuple[int, str]]:
+        """Lengths and methods of which divergences are known."""
+        known = {(one["length"], one["method"]) for one in self.diverged.get("prompts", ())}
+        return [(length, method) for length in self.lengths for method in METHODS if (length, method) in known]
+
     def divergences(self, length: int, method: str, form: str) -> Divergences:
-        """The figures of one cache along all texts of a length."""
-        place = divergence.variants().index(Variant.of(in_format(method, form), divergence.BUDGET))
-        found = [one["caches"][place] for one in self.diverged["prompts"] if one["length"] == length]
+        """The figures of one cache along all texts of a length; none where it was not asked."""
+        place, prompts = list(CACHE_FORMATS).index(form), self.diverged.get("prompts", ())
+        found = [one["caches"][place] for one in prompts if (one["method"], one["length"]) == (method, length)]
         names = ("divergence", "divergence_from_own", "equal")
-        return Divergences(found[0]["row_bytes"], *(tuple(one[name] for one in found) for name in names))
+        size = found[0]["row_bytes"] if found else 0
+        return Divergences(size, *(tuple(one[name] for one in found) for name in names))
 
 
 def caches() -> list[tuple[str, int | None]]:

@@ -7,14 +7,15 @@ are as many bytes as a pair. So a page of p tokens adds 1/p pair to each.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvc_trt import policies
+from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 
 FirstRule = Literal["votes", "tova", "all"]
-SecondRule = Literal["all", "exact", "hybrid"]
+SecondRule = Literal["all", "exact", "hybrid", "sparq"]
 
 MEMORIES = (256, 512, 1024)
 """Pairs that a KV head stores of the prompt, bounds included."""
@@ -22,6 +23,10 @@ BUDGETS = (128, 256)
 """Token budgets of the policies as they are derived: pairs that a step reads."""
 OUTPUT = 64
 """Tokens of answers that policies leave room for."""
+LONGEST = 8064
+"""Tokens of the longest prompt of an engine that also gets shorter ones."""
+RECENT = 1
+"""Last tokens that a step of a cell *recent* reads in any case."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,13 @@ class Second:
     """Stage 2: which tokens of those a step reads."""
 
     rule: SecondRule = "all"
-    """hybrid: algorithm 2; exact: the best by exact attention, an oracle."""
+    """hybrid: algorithm 2; sparq: every key on some channels; exact: the best by exact attention, an oracle."""
     page: int = 1
     channels: int = 0
     read: int = 0
     """Tokens that a step attends to."""
+    recent: int = 0
+    """Last tokens that every step reads, its own among them; `read` counts them."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +78,9 @@ class Cell:
 
     @property
     def stored(self) -> int:
-        """Pairs that a KV head stores, bounds included."""
-        return self.kept + (-(-self.kept // self.second.page) if self.second.rule == "hybrid" else 0)
+        """Pairs that a KV head stores, bounds included, or SparQ's second copy of the keys."""
+        beside = {"hybrid": -(-self.kept // self.second.page), "sparq": -(-self.kept // 2)}
+        return self.kept + beside.get(self.second.rule, 0)
 
     def read(self, head_size: int) -> float:
         """Pairs that a step reads of them: bounds of the chosen channels, and what is attended."""
@@ -80,7 +88,8 @@ class Cell:
         if second.rule == "all":
             return self.kept
         scored = self.kept if second.rule == "exact" else pages * second.channels / head_size
-        return scored / 2 + second.read
+        mean_value = 0.5 if second.rule == "sparq" else 0
+        return scored / 2 + mean_value + second.read
 
 
 WIDE, PUBLISHED = First("votes", 32, 17), First("votes", 32, 63)
@@ -95,10 +104,18 @@ TOGETHER = ((WIDE, HALF), (PUBLISHED, HALF), (PUBLISHED, QUARTER), (PUBLISHED, D
 def cells(config: ModelConfig, length: int) -> list[Cell]:
     """All cells for prompts of about `length` tokens of a model."""
     found = [Cell(one, memory, size=memory) for memory in MEMORIES for one in ALONE]
-    found += [_divided(first, share, memory, config.head_size) for memory in MEMORIES for first, share in TOGETHER]
+    for memory in MEMORIES:
+        for first, share in TOGETHER:
+            own = _divided(first, share, memory, config.head_size)
+            found += [own, recent(own)]
     for budget in BUDGETS:
         found += _derived(config, length, budget)
     return found
+
+
+def recent(cell: Cell) -> Cell:
+    """Return the cell whose steps read their own token, or more of the last ones, in any case."""
+    return replace(cell, second=replace(cell.second, recent=RECENT), setting=f"{cell.setting}, recent")
 
 
 def _divided(first: First, share: str, memory: int, head_size: int) -> Cell:
@@ -116,18 +133,42 @@ def _divided(first: First, share: str, memory: int, head_size: int) -> Cell:
 
 
 def _derived(config: ModelConfig, length: int, budget: int) -> Iterator[Cell]:
-    """Yield RocketKV as the policy derives it, its stages one by one, and stage 2 alone."""
-    rules = {
-        name: policies.resolve(name, model=config, token_budget=budget, max_input_len=length, max_output_len=OUTPUT)
-        for name in ("rocketkv", "hybrid", "quest-matched")
-    }
-    rule = rules["rocketkv"]
-    own = Second("hybrid", rule.page_size, rule.top_r, rule.top_k)
-    yield Cell(PUBLISHED, rule.prompt_budget, own, "rocketkv", budget)
-    yield Cell(PUBLISHED, rule.prompt_budget, Second("exact", read=rule.top_k), "rocketkv", budget)
-    yield Cell(PUBLISHED, rule.prompt_budget, Second(), "rocketkv", budget)
-    yield Cell(WIDE, rule.prompt_budget, own, "rocketkv", budget)
+    """Yield RocketKV as the policy derives it, its stages one by one, ways to select alone, and other divisions."""
+
+    def resolved(name: str, longest: int = length, **numbers: bool) -> PolicyParameters:
+        return policies.resolve(
+            name, model=config, token_budget=budget, max_input_len=longest, max_output_len=OUTPUT, **numbers
+        )
+
+    rule = resolved("rocketkv")
+    own = Cell(PUBLISHED, rule.prompt_budget, _by_pages(rule), "rocketkv", budget)
+    yield own
+    yield replace(own, second=Second("exact", read=rule.top_k))
+    yield replace(own, second=Second())
+    yield replace(own, first=WIDE)
+    yield recent(own)
+    yield recent(replace(own, first=WIDE))
     for name in ("hybrid", "quest-matched"):
-        rule = rules[name]
-        yield Cell(First(), length, Second("hybrid", rule.page_size, rule.top_r, rule.top_k), name, budget)
+        selecting = Cell(First(), length, _by_pages(resolved(name)), name, budget)
+        yield selecting
+        yield recent(selecting)
+    rule = resolved("sparq")
+    sparq = Second("sparq", channels=rule.top_r, read=rule.top_k + 1, recent=1)
+    yield Cell(First(), length, sparq, "sparq", budget)
     yield Cell(First(), length, Second("exact", read=budget), "exact-topk-group", budget)
+    longest = min(LONGEST, config.max_position_embeddings - OUTPUT)
+    for name in ("rocketkv", "rocketkv-v1"):
+        for by_length in (True, False):
+            rule = resolved(name, longest, by_length=by_length)
+            setting = f"{name}, {BY_LENGTH if by_length else ALIKE}"
+            yield recent(Cell(PUBLISHED, min(length, rule.kept_of(length)), _by_pages(rule), setting, budget))
+    rule = resolved("rocketkv-v1")
+    yield recent(Cell(PUBLISHED, rule.prompt_budget, _by_pages(rule), "rocketkv-v1", budget))
+
+
+BY_LENGTH, ALIKE = "by length", "all alike"
+"""Settings of an engine for longer prompts: what it keeps of a shorter one."""
+
+
+def _by_pages(rule: PolicyParameters) -> Second:
+    return Second("hybrid", rule.page_size, rule.top_r, rule.top_k)

@@ -64,11 +64,39 @@ def read(second: Second, query: Tensor, keys: Tensor, kept: int) -> Tensor:
     if second.rule == "exact":
         logits = grouped @ keys[:, None].transpose(2, 3) / math.sqrt(query.shape[-1])
         scores = torch.softmax(logits.masked_fill(~visible, -torch.inf), dim=-1).sum(dim=1)
-        return _best(scores.masked_fill(~visible, -torch.inf), second.read) & visible
-    scores = _page_scores(second, grouped, keys, kept)
-    by_token = scores.repeat_interleave(second.page, dim=-1)[..., :total].masked_fill(~visible, -torch.inf)
-    attention = torch.softmax(by_token, dim=-1).mean(dim=1)
-    return _best(attention.masked_fill(~visible, -torch.inf), second.read) & visible
+    elif second.rule == "sparq":
+        scores = _token_scores(second, grouped, keys).sum(dim=1)
+    else:
+        of_pages = _page_scores(second, grouped, keys, kept)
+        by_token = of_pages.repeat_interleave(second.page, dim=-1)[..., :total].masked_fill(~visible, -torch.inf)
+        scores = torch.softmax(by_token, dim=-1).mean(dim=1)
+    scores = scores.masked_fill(_newest(second, kept, steps, total), torch.inf)
+    return _best(scores.masked_fill(~visible, -torch.inf), second.read) & visible
+
+
+def unread(second: Second, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor | None:
+    """Return the share of attention [H,M] that SparQ's scores leave to what is not read; None for other rules.
+
+    query [M,H,D], keys [G,B+M,D], mask [G,M,B+M] is what is read."""
+    if second.rule != "sparq":
+        return None
+    (steps, heads, size), (groups, total) = query.shape, keys.shape[:2]
+    grouped = query.transpose(0, 1).reshape(groups, -1, steps, size)
+    visible = torch.arange(total) <= total - steps + torch.arange(steps)[:, None]
+    weights = torch.softmax(_token_scores(second, grouped, keys).masked_fill(~visible, -torch.inf), dim=-1)
+    return 1 - (weights * mask[:, None]).sum(dim=-1).reshape(heads, steps)
+
+
+def _newest(second: Second, kept: int, steps: int, total: int) -> Tensor:
+    """Mark the last `second.recent` tokens that each step sees, its own among them: [M,B+M]."""
+    return torch.arange(total) > kept + torch.arange(steps)[:, None] - second.recent
+
+
+def _token_scores(second: Second, grouped: Tensor, keys: Tensor) -> Tensor:
+    """Score tokens on the channels where the group's |q| is largest: [G,g,M,D] -> [G,g,M,B+M]."""
+    channels = _best(grouped.abs().sum(dim=1), second.channels)[:, None]
+    part = grouped * channels
+    return part @ keys[:, None].transpose(2, 3) / temperature(part, grouped)[..., None]
 
 
 def _best(scores: Tensor, count: int) -> Tensor:

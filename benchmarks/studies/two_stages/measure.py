@@ -19,7 +19,7 @@ from benchmarks.studies.pooling.measure import found
 from benchmarks.studies.records import Records
 from benchmarks.studies.study import Run, measure_lacking
 from benchmarks.studies.two_stages.cells import OUTPUT, Cell, cells
-from benchmarks.studies.two_stages.choices import Prompt, read
+from benchmarks.studies.two_stages.choices import Prompt, read, unread
 from benchmarks.studies.watched import Branch, Following, Seen, StudyModel, WatchedLayer, open_study_model
 from kvc_trt.reference.selection import gather_rows
 from kvc_trt.tasks.framing import FramedIds
@@ -50,6 +50,7 @@ class Staged:
         """Count from the step `first` on: those before feed the question."""
         self._cells, self._first, self._layers = of, first, 0
         self._sums = torch.zeros(len(of), 4)
+        self._own = torch.zeros(len(of), 0)
 
     @property
     def count(self) -> int:
@@ -61,9 +62,16 @@ class Staged:
         """For each cell: attention kept and read, best tokens kept and read, means over layers."""
         return (self._sums / self._layers).tolist()
 
+    @property
+    def own(self) -> list[list[float]]:
+        """For each cell and step: the share of KV heads, of all layers, that read the step's own token."""
+        return (self._own / self._layers).tolist()
+
     def seen(self, layer: WatchedLayer, following: Following) -> Iterator[Seen]:
         """Return what each cache sees; layers follow each other."""
         self._layers += 1
+        if self._layers == 1:
+            self._own = torch.zeros(len(self._cells), following.new)
         prompt, new, n = Prompt(layer), following.new, layer.keys.shape[1]
         visible = torch.arange(n + new) <= torch.arange(n, n + new)[:, None]
         yield Seen(visible)
@@ -74,9 +82,10 @@ class Staged:
             kept = prompt.kept(cell.first, cell.kept)
             together = torch.cat([gather_rows(layer.keys, kept), keys[place]], dim=1)
             mask = read(cell.second, query[place], together, kept.shape[1])
+            self._own[place - 1] += mask[:, :, kept.shape[1] :].diagonal(dim1=1, dim2=2).float().mean(dim=0)
             self._sums[place - 1] += counted(whole, kept, mask[:, self._first :, : kept.shape[1]], best)
-            every = kept.shape[1] == n
-            yield Seen(mask.repeat_interleave(layer.query.shape[0] // len(mask), dim=0), None if every else kept)
+            every, share = kept.shape[1] == n, unread(cell.second, query[place], together, mask)
+            yield Seen(mask.repeat_interleave(layer.query.shape[0] // len(mask), dim=0), None if every else kept, share)
 
     def _attention(self, layer: WatchedLayer, query: Tensor, keys: Tensor, visible: Tensor) -> Tensor:
         """Return the whole cache's attention [G,g,M',n] to the prompt but its first tokens, from the answer on."""

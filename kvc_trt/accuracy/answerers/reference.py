@@ -88,17 +88,13 @@ class ReferenceAnswerer:
 
     def answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
         """Greedy answers; a tie takes the lowest id, as a session does. InputError for a second question."""
-        import torch
+        from kvc_trt.reference.threads import torch_threads
 
         if any(question.turn_ids for question in questions):
             raise InputError(f"{self.parameters.policy} has no engine, and second questions are asked of engines")
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads_for(self._decoder.config) or before)
-        try:
+        with torch_threads(threads_for(self._decoder.config)):
             rows = batches(questions, self._rows)
             return [answer for some in rows for answer in self._answer(some, max_new_tokens)]
-        finally:
-            torch.set_num_threads(before)
 
     def surprise(self, questions: Sequence[Question]) -> list[float]:
         """InputError: continuations are fed to engines alone."""
