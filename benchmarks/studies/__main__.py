@@ -13,16 +13,18 @@ import time
 
 import torch
 
+from benchmarks.studies.drafts import page as drafts
 from benchmarks.studies.hit_rates import page as hit_rates
 from benchmarks.studies.layer_importance import page as layer_importance
 from benchmarks.studies.pooling import page as pooling
 from benchmarks.studies.records import Records, recorded
+from benchmarks.studies.squeeze import page as squeeze
 from benchmarks.studies.study import MODEL, Run, Study
 from benchmarks.studies.two_stages import page as two_stages
 from kvc_trt.files.atomic import write_whole
 
 STUDIES: dict[str, Study] = {
-    one.name: one for one in (hit_rates.STUDY, layer_importance.STUDY, pooling.STUDY, two_stages.STUDY)
+    one.STUDY.name: one.STUDY for one in (hit_rates, layer_importance, pooling, squeeze, two_stages, drafts)
 }
 
 

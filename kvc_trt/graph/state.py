@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from kvc_trt.errors import InputError
 from kvc_trt.methods.base.graph_context import of_token
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.cache_formats import INT4
@@ -66,8 +67,26 @@ class CacheSite:
     """The policy parameters of this cache."""
 
 
+def check_layers(config: ModelConfig) -> None:
+    """Raise InputError for parts of layers that only the reference computes."""
+    linear, layers = config.linear_layers, config.num_hidden_layers
+    parts = [f"{len(linear)} of {layers} layers are linear (Gated DeltaNet)"] if linear else []
+    if any(one.gated for one in config.description.attention):
+        parts.append("attention is gated")
+    if parts:
+        raise InputError(
+            f"{config.architecture}: {' and '.join(parts)}, expected attention to tokens without a gate: no backend "
+            "has such layers, and only the reference computes them",
+            hint="docs/models.md has the models that build",
+        )
+
+
 def cache_sites(config: ModelConfig, parameters: PolicyParameters) -> tuple[CacheSite, ...]:
-    """Return every cache of an engine, in the order of the rows of `cache_lengths`."""
+    """Return every cache of an engine, in the order of the rows of `cache_lengths`.
+
+    InputError for a model with parts that no engine computes (`check_layers`).
+    """
+    check_layers(config)
     sites: list[CacheSite] = []
     for layer in range(config.num_hidden_layers):
         groups = parameters.groups(layer)

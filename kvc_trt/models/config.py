@@ -62,6 +62,36 @@ RotaryScaling: TypeAlias = RopeScaling | Yarn | LongRope
 
 
 @dataclass(frozen=True)
+class Linear:
+    """Gated DeltaNet (Yang et al., arXiv 2412.06464): a layer whose state does not grow with the tokens it has seen.
+
+    A causal convolution over the last `kernel` tokens, channel by channel, makes queries, keys and values; the state
+    of a head maps keys to values. Consecutive value heads share a key head.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    kernel: int
+
+    @property
+    def keys(self) -> int:
+        """Channels of all keys, and of all queries."""
+        return self.key_heads * self.key_size
+
+    @property
+    def values(self) -> int:
+        """Channels of all values."""
+        return self.value_heads * self.value_size
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+
+@dataclass(frozen=True)
 class Attention:
     """The attention of one layer, over the tokens up to its own."""
 
@@ -71,6 +101,10 @@ class Attention:
     """False: queries and keys do not depend on positions (NoPE, Kazemnejad et al., arXiv 2305.19466)."""
     rotary_base: float | None = None
     """The base of a sliding layer whose positions are not scaled; None: base and scaling are the model's."""
+    gated: bool = False
+    """True: what attention gives is multiplied by the sigmoid of a product of what it reads, channel by channel."""
+    linear: Linear | None = None
+    """In place of attention over tokens; the other fields then mean nothing."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +241,11 @@ class ModelConfig:
         """Return the experts of a layer; None if its feed-forward block is dense."""
         experts = self.description.experts
         return None if experts is None or layer in experts.dense_layers else experts
+
+    @property
+    def linear_layers(self) -> tuple[int, ...]:
+        """The layers whose state does not grow with the sequence (`Attention.linear`), in order."""
+        return tuple(i for i in range(self.num_hidden_layers) if self.attention(i).linear is not None)
 
     @property
     def rotary_bases(self) -> tuple[float, ...]:

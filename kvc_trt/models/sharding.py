@@ -133,6 +133,10 @@ def _problem(model: ModelConfig, ranks: int) -> str | None:
     heads, kv_heads, inner = model.num_attention_heads, model.num_key_value_heads, model.intermediate_size
     if model.description.experts is not None:
         return "feed-forward blocks of experts are not divided among ranks"
+    if model.linear_layers:
+        return "linear layers (Gated DeltaNet) are not divided among ranks"
+    if any(one.gated for one in model.description.attention):
+        return "gates of attention's result are not divided among ranks"
     if model.rotary_bases:
         return "sliding layers with a rotary base of their own are not divided among ranks"
     if model.description.feed_forward.bias:

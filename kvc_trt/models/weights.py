@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.models.config import Experts, ModelConfig
+from kvc_trt.models.config import Experts, Linear, ModelConfig
 
 Array = NDArray[Any]
 FLOAT_DTYPES = ("float32", "float16", "bfloat16")
@@ -27,12 +27,23 @@ POSITIONS = "model.embed_positions.weight"
 """The vectors of positions [positions,hidden], where they are learned."""
 ROUTER, SHARED_EXPERT, SHARED_GATE = "mlp.gate.weight", "mlp.shared_expert", "mlp.shared_expert_gate.weight"
 """The router [experts,hidden]; the expert that reads every token, and the row whose product is its sigmoid's input."""
+ATTENTION_GATE = "self_attn.gate_proj"
+"""The matrix of the gate of attention's result (`Attention.gated`)."""
+LINEAR = "linear_attn"
+"""The part of a layer that is linear (`Attention.linear`)."""
+LINEAR_INPUTS = tuple(f"{LINEAR}.{name}_proj" for name in "qkvzba")
+"""Its matrices: queries, keys and values before the convolution, the gate of its result, and of each value head the
+input of the sigmoid that writes and the one of the decay."""
+LINEAR_OUTPUT, LINEAR_NORM = f"{LINEAR}.out_proj", f"{LINEAR}.norm.weight"
+CONVOLUTION, DECAY, DECAY_BIAS = f"{LINEAR}.conv1d.weight", f"{LINEAR}.A_log", f"{LINEAR}.dt_bias"
+"""The convolution [channels,1,kernel] of queries, then keys, then values; logarithm and bias of each head's decay."""
 EXPERT_MATRICES = tuple(f"mlp.experts.{projection}_proj.weight" for projection in ("gate", "up", "down"))
 """The matrices of all experts of a layer, one expert's rows under those of the one before."""
 
-# Tensors that some exporters store although they follow from the configuration.
+# Tensors that some exporters store although they follow from the configuration, and those of layers that predict the
+# tokens after the next one, on which no logits depend.
 _HARMLESS = re.compile(
-    r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*\.(self_attn|attention)\.(bias|masked_bias)"
+    r"mtp\..*|(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*\.(self_attn|attention)\.(bias|masked_bias)"
 )
 
 
@@ -87,22 +98,14 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _layer_tensors(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
-    hidden, description = config.hidden_size, config.description
-    query, key = config.num_attention_heads * config.head_size, config.num_key_value_heads * config.head_size
-    norms = description.norms
+    hidden, norms, attention = config.hidden_size, config.description.norms, config.attention(layer)
     tensors: dict[str, tuple[int, ...]] = {}
     if norms.reads_norm:
         tensors |= _norm(config, "input_layernorm", hidden)
-    for projection, width in (("q_proj", query), ("k_proj", key), ("v_proj", key)):
-        tensors[f"self_attn.{projection}.weight"] = (width, hidden)
-        if config.qkv_bias:
-            tensors[f"self_attn.{projection}.bias"] = (width,)
-    if config.qk_norm:
-        for name, width in (("q", query), ("k", key)):
-            tensors[f"self_attn.{name}_norm.weight"] = (config.head_size if norms.heads == "each" else width,)
-    tensors["self_attn.o_proj.weight"] = (hidden, query)
-    if config.output_bias:
-        tensors["self_attn.o_proj.bias"] = (hidden,)
+    if attention.linear is None:
+        tensors |= _attention_tensors(config, gated=attention.gated)
+    else:
+        tensors |= _linear_tensors(attention.linear, hidden)
     if norms.adds_norm:
         tensors |= _norm(config, ATTENTION_RESULT_NORM, hidden)
     if norms.reads_norm and norms.place != "shared":
@@ -112,6 +115,41 @@ def _layer_tensors(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]
     if norms.adds_norm:
         tensors |= _norm(config, FEED_FORWARD_RESULT_NORM, hidden)
     return tensors
+
+
+def _attention_tensors(config: ModelConfig, *, gated: bool) -> dict[str, tuple[int, ...]]:
+    hidden, norms = config.hidden_size, config.description.norms
+    query, key = config.num_attention_heads * config.head_size, config.num_key_value_heads * config.head_size
+    tensors: dict[str, tuple[int, ...]] = {}
+    for projection, width in (("q_proj", query), ("k_proj", key), ("v_proj", key)):
+        tensors[f"self_attn.{projection}.weight"] = (width, hidden)
+        if config.qkv_bias:
+            tensors[f"self_attn.{projection}.bias"] = (width,)
+    if gated:
+        tensors[f"{ATTENTION_GATE}.weight"] = (query, hidden)
+        if config.qkv_bias:
+            tensors[f"{ATTENTION_GATE}.bias"] = (query,)
+    if config.qk_norm:
+        for name, width in (("q", query), ("k", key)):
+            tensors[f"self_attn.{name}_norm.weight"] = (config.head_size if norms.heads == "each" else width,)
+    tensors["self_attn.o_proj.weight"] = (hidden, query)
+    if config.output_bias:
+        tensors["self_attn.o_proj.bias"] = (hidden,)
+    return tensors
+
+
+def _linear_tensors(part: Linear, hidden: int) -> dict[str, tuple[int, ...]]:
+    widths = part.keys, part.keys, part.values, part.values, part.value_heads, part.value_heads
+    tensors: dict[str, tuple[int, ...]] = {
+        f"{name}.weight": (width, hidden) for name, width in zip(LINEAR_INPUTS, widths, strict=True)
+    }
+    return tensors | {
+        CONVOLUTION: (part.channels, 1, part.kernel),
+        DECAY: (part.value_heads,),
+        DECAY_BIAS: (part.value_heads,),
+        LINEAR_NORM: (part.value_size,),
+        f"{LINEAR_OUTPUT}.weight": (hidden, part.values),
+    }
 
 
 def _feed_forward_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:

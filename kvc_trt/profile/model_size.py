@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.models.weights import POSITIONS, expected_tensors
+from kvc_trt.models.weights import DECAY, DECAY_BIAS, POSITIONS, expected_tensors
 from kvc_trt.profile.floor import StepCost
 
 QUANTISATION_BLOCK = 32
@@ -69,7 +69,7 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
     sizes = {name: math.prod(shape) for name, shape in expected_tensors(model).items()}
     embedding = sizes.pop(_EMBEDDING)
     lm_head, positions = sizes.pop(_LM_HEAD, embedding), sizes.pop(POSITIONS, 0)
-    vectors = sum(size for name, size in sizes.items() if name.endswith(("norm.weight", ".bias")))
+    vectors = sum(size for name, size in sizes.items() if name.endswith(("norm.weight", ".bias", DECAY, DECAY_BIAS)))
     experts, part = sum(size for name, size in sizes.items() if ".mlp.experts." in name), model.description.experts
     linear = sum(sizes.values()) - vectors - experts
     share = 0.0 if part is None else part.chosen / part.count

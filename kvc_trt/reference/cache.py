@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
 
+from kvc_trt.reference.linear import LinearState
 from kvc_trt.reference.selection import gather_rows
 
 
@@ -63,9 +64,11 @@ class ReferenceCache:
     """The state of a decoding batch, which `decode` updates in place."""
 
     caches: list[LayerCache]
-    """One cache per layer, or several in a row if a layer's KV heads form several groups."""
+    """One cache per layer, several in a row if a layer's KV heads form several groups, none of a linear layer."""
     positions: Tensor
     """int64 [B]: the logical position of each row's next token."""
+    linear: dict[int, LinearState] = field(default_factory=dict)
+    """The state of each linear layer."""
 
 
 class Selection(NamedTuple):

@@ -15,13 +15,20 @@ from torch import Tensor
 
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.rope import query_scale
-from kvc_trt.models.weights import ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM, POSITIONS, WeightSource
+from kvc_trt.models.weights import (
+    ATTENTION_GATE,
+    ATTENTION_RESULT_NORM,
+    FEED_FORWARD_RESULT_NORM,
+    POSITIONS,
+    WeightSource,
+)
 from kvc_trt.reference import checks
 from kvc_trt.reference.cache import LayerCache, ReferenceCache
 from kvc_trt.reference.caching import LayerCaches, Projected, ReadBack
 from kvc_trt.reference.dense import causal_attention
 from kvc_trt.reference.experts import mixed
 from kvc_trt.reference.layers import DecoderWeights, Rotary, Weights, layer_norm, linear, mlp, rms_norm
+from kvc_trt.reference.linear import LinearState, linear_attention
 from kvc_trt.reference.rules import Method, Rule
 from kvc_trt.reference.squeeze import squeeze
 
@@ -78,12 +85,14 @@ class ReferenceDecoder:
         rows = checks.lengths("prompt_lengths", prompt_lengths, input_ids.shape[0], 1, longest)
         hidden = [self._embed(input_ids[b, :n], torch.arange(n)) for b, n in enumerate(rows)]
         self._set_prompt_budgets(input_ids, prompt_lengths)
-        caches = [
-            cache
-            for index in range(self.config.num_hidden_layers)
-            for cache in self._prefill_layer(index, self._weights.layer(index), hidden, prompt_lengths)
-        ]
-        cache = ReferenceCache(caches, prompt_lengths.to(torch.int64).clone())
+        cache = ReferenceCache([], prompt_lengths.to(torch.int64).clone())
+        for index in range(self.config.num_hidden_layers):
+            weights, part = self._weights.layer(index), self.config.attention(index).linear
+            if part is None:
+                cache.caches += self._prefill_layer(index, weights, hidden, prompt_lengths)
+            else:
+                cache.linear[index] = LinearState.empty(part, len(rows), self.dtype)
+                hidden = self._linear_layer(index, weights, hidden, cache.linear[index])
         return self._logits(torch.stack([x[-1] for x in hidden])), cache
 
     @torch.inference_mode()
@@ -98,6 +107,10 @@ class ReferenceDecoder:
         hidden = self._embed(tokens, cache.positions)
         rest = iter(cache.caches)
         for index in layers:
+            if index in cache.linear:
+                one_each = list(hidden[:, None])
+                hidden = torch.cat(self._linear_layer(index, self._weights.layer(index), one_each, cache.linear[index]))
+                continue
             caches = [next(rest) for _ in self.parameters.groups(index)]
             hidden = self._decode_layer(index, self._weights.layer(index), hidden, cache.positions, caches)
         cache.positions = cache.positions + 1
@@ -120,6 +133,9 @@ class ReferenceDecoder:
         rest = iter(cache.caches)
         for index in range(self.config.num_hidden_layers):
             weights, caches = self._weights.layer(index), [next(rest) for _ in self.parameters.groups(index)]
+            if index in cache.linear:
+                hidden = self._linear_layer(index, weights, hidden, cache.linear[index])
+                continue
             projected = [
                 self._project(index, weights, x, start + torch.arange(len(x)))
                 for x, start in zip(hidden, starts, strict=True)
@@ -225,9 +241,24 @@ class ReferenceDecoder:
             return rms_norm(x, weight, self.config.norm_epsilon)
         return rms_norm(x.reshape(len(x), -1, self.config.head_size), weight, self.config.norm_epsilon).flatten(1)
 
+    def _linear_layer(self, index: int, weights: Weights, hidden: list[Tensor], state: LinearState) -> list[Tensor]:
+        """Pass the residual streams [n,hidden] of all rows through a linear layer, which changes its state in place."""
+        part = self.config.attention(index).linear
+        assert part is not None
+        read = [self._read(weights, "input_layernorm", x) for x in hidden]
+        updates = linear_attention(weights, part, read, state, self.config.norm_epsilon)
+        return [
+            self._feed_forward(index, weights, x, x + self._added(weights, ATTENTION_RESULT_NORM, update))
+            for x, update in zip(hidden, updates, strict=True)
+        ]
+
     def _after_attention(self, weights: Weights, hidden: Tensor, attention: Tensor) -> Tensor:
-        """Add attention [N,H,D] to the residual stream [N,hidden] through the output projection."""
-        update = self._product(weights, "self_attn.o_proj", attention.flatten(1))
+        """Add attention [N,H,D] to the residual stream [N,hidden] through its gate and the output projection."""
+        flat = attention.flatten(1)
+        if f"{ATTENTION_GATE}.weight" in weights:
+            gate = self._product(weights, ATTENTION_GATE, self._read(weights, "input_layernorm", hidden))
+            flat = flat * torch.sigmoid(gate)
+        update = self._product(weights, "self_attn.o_proj", flat)
         return hidden + self._added(weights, ATTENTION_RESULT_NORM, update)
 
     def _feed_forward(self, index: int, weights: Weights, before: Tensor, hidden: Tensor) -> Tensor:

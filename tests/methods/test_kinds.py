@@ -31,6 +31,7 @@ PUBLIC_FIELDS = (
     "layer_budgets", "sinks", "recent", "positions", "per_query_head", "reallocate", "retrieval_heads", "squeeze_share",
     "future_positions", "max_conversation_len", "fp8_bounds", "kv_cache", "by_length",
     "long_prompt", "short_pool_kernel", "pool_kind", "prompt_share", "squeeze_cap", "layer_windows",
+    "linear_layers",
 )  # fmt: skip
 
 

@@ -308,3 +308,22 @@ def test_learned_positions_end_where_the_checkpoint_ends() -> None:
     check_length(model, model.max_position_embeddings, 32)
     with pytest.raises(InputError, match="1025 tokens together; OPTForCausalLM has learned the vectors of 1024"):
         check_length(model, model.max_position_embeddings + 1, 32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"linear_num_value_heads": 3}, "linear_num_value_heads is 3, expected a multiple of linear_num_key_heads"),
+        ({"layer_types": ["linear_attention"] * 4}, "layer_types has no full_attention"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 names, expected one for each of 4 layers"),
+    ],
+)
+def test_linear_layers_that_do_not_fit_are_refused(changes: dict[str, object], words: str) -> None:
+    fields = json.loads(their_config("qwen3.5").to_json_string())
+    with pytest.raises(InputError, match=words):
+        parse_config({**fields, **changes}, "config.json")
+
+
+def test_latent_attention_is_refused_with_its_reason() -> None:
+    with pytest.raises(InputError, match=r"DeepseekV3ForCausalLM.* kv_lora_rank 512.*\(MLA\) caches one latent"):
+        parse_config({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512}, "config.json")

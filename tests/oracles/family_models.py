@@ -21,6 +21,10 @@ LONGROPE = {
     "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0 + 0.1 * pair for pair in range(8)],
     "long_factor": [2.0 + 3.0 * pair for pair in range(8)],
 }  # fmt: skip
+LINEAR_SHAPE = {
+    "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 8,
+}  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}),
@@ -114,6 +118,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 32,
         },
     ),
+    "qwen3-next": (
+        "Qwen3Next",
+        {
+            **LINEAR_SHAPE,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+    ),
+    "qwen3.5": ("Qwen3_5", {**LINEAR_SHAPE, "linear_num_value_heads": 2}),
     "qwen3-moe": (
         "Qwen3Moe",
         {
@@ -131,8 +146,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def config_class(prefix: str) -> str:
-    """Return the name of transformers' class of configurations of a model; plain Gemma3Config has an image part."""
-    return "Gemma3TextConfig" if prefix == "Gemma3" else f"{prefix}Config"
+    """Return transformers' class of configurations of a model; the plain ones of Gemma3 and Qwen3_5 have images."""
+    return f"{prefix}TextConfig" if prefix in ("Gemma3", "Qwen3_5") else f"{prefix}Config"
 
 
 def their_config(name: str, **other: Any) -> Any:
@@ -151,6 +166,12 @@ def our_config(name: str) -> ModelConfig:
     return parse_config(json.loads(their_config(name).to_json_string()), name)
 
 
+def _adds_one(name: str, parameter_name: str) -> bool:
+    """Return whether a norm multiplies by one more than its weight."""
+    of_result = "linear_attn" in parameter_name
+    return name.startswith(("gemma", "qwen3-next", "qwen3.5")) and not of_result
+
+
 def written(name: str, directory: Path, **other: Any) -> Any:
     """Write the checkpoint `name` of `MODELS` into a directory; return transformers' model of it.
 
@@ -166,7 +187,7 @@ def written(name: str, directory: Path, **other: Any) -> Any:
     for parameter_name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             of_norm = any(part in parameter_name for part in ("norm", "ln_"))
-            of_norm &= not name.startswith("gemma")  # whose norms multiply by one more than their weight
+            of_norm &= not _adds_one(name, parameter_name)
             centre = 1.0 if of_norm and parameter_name.endswith("weight") else 0.0
             parameter.data.normal_(centre, 0.1, generator=generator)
         else:  # softmaxes are far from uniform

@@ -11,12 +11,16 @@ import pytest
 import torch
 
 from kvc_trt import Engine, build
+from kvc_trt.errors import InputError
 from kvc_trt.models.formats import open_checkpoint, weights_of
 from kvc_trt.models.weights import check_weights
 from tests.oracles.answers import STEPS, answer_of, prompts, reference_logits
 from tests.oracles.family_models import LONGROPE, MODELS, our_config, written
 
 BAR = 1e-4
+LINEAR = [name for name in MODELS if our_config(name).linear_layers]
+BUILT = [name for name in MODELS if name not in LINEAR]
+"""The models that engines compute; the reference computes the others too."""
 ROOM: dict[str, Any] = {"max_output_len": 32, "verify": False}
 
 
@@ -58,7 +62,14 @@ def test_the_reference_has_the_logits_of_transformers(name: str, oracle: Callabl
     assert len({token for answer in expected.answers for token in answer}) > 4  # not one word for ever
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_layers_are_refused_by_name(name: str, oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"3 of 4 layers are linear .* and attention is gated"):
+        build(str(oracle(name).path), output=tmp_path / "engine", max_input_len=704, **ROOM)
+    assert not (tmp_path / "engine").exists()
+
+
+@pytest.mark.parametrize("name", BUILT)
 def test_engines_answer_as_transformers_does(name: str, oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
     """With LongRoPE an engine has the factors of its longest sequence, as a model has of which both lists are long."""
     expected, answers = oracle(name), oracle(name).answers
@@ -75,7 +86,7 @@ def test_engines_answer_as_transformers_does(name: str, oracle: Callable[[str], 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", BUILT)
 def test_a_compressed_cache_is_that_of_the_reference(
     name: str, oracle: Callable[[str], Oracle], tmp_path: Path
 ) -> None:

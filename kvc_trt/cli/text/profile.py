@@ -96,7 +96,8 @@ def _decode_memory(result: Result) -> str:
     text = section(
         "memory of decode: peak of steps (measured) and caches with bounds (modelled)", headers, rows, left=(2,)
     )
-    return f"{text}\npeak measured as {result['memory']['decode'][0]['measured']}; weights: size of their file"
+    weights = next(line["measured"] for line in result["memory"]["rows"] if line["kind"] == "weights")
+    return f"{text}\npeak measured as {result['memory']['decode'][0]['measured']}; weights: {weights}"
 
 
 def _first_token(result: Result) -> str:

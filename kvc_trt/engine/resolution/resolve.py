@@ -15,6 +15,7 @@ from kvc_trt.engine.resolution.model_choice import ModelChoice, ModelSource
 from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, compute_dtype, with_defaults
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
+from kvc_trt.graph.state import check_layers
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.models.formats import is_path
@@ -34,6 +35,7 @@ def resolve(
     `recorded` are the parameters of an engine whose configuration is replayed unchanged; they take precedence over
     the numbers that this version derives.
     """
+    check_layers(choice.config)
     config = with_defaults(config, choice)
     config = config.model_copy(update={"backend": backend})
     draft = ResolvedBuild(config, choice.config)

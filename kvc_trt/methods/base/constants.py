@@ -31,6 +31,7 @@ ADDED_LATER = frozenset(
     (
         "future_positions", "max_conversation_len", "fp8_bounds", "kv_cache", "by_length", "long_prompt",
         "short_pool_kernel", "pool_kind", "prompt_share", "squeeze_cap", "layer_windows",
+        "linear_layers",
     )
 )  # fmt: skip
 """Fields that engines built earlier do not record; they mean their defaults there."""
@@ -107,6 +108,8 @@ class Constants:
     """If layer budgets are set per prompt: the most that a layer may keep, in prompt budgets."""
     layer_windows: Annotated[tuple[Count, ...], Field(max_length=1024)] | None = None
     """If some layers of the model slide: the window of each of these, 0 for those that the policy compresses."""
+    linear_layers: Annotated[tuple[Count, ...], Field(max_length=1024)] = ()
+    """The layers of the model that have no cache of tokens (`Attention.linear`)."""
 
     @property
     def cache_format(self) -> CacheFormat:

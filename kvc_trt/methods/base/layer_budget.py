@@ -54,16 +54,25 @@ def with_layer_budget(parameters: PolicyParameters, inputs: PolicyInputs) -> Pol
     return replace(parameters, layer_budgets=_checked(budgets, parameters, inputs))
 
 
-def with_layer_windows(parameters: PolicyParameters, inputs: PolicyInputs) -> PolicyParameters:
-    """Return `parameters` with the windows of the model's sliding layers; InputError if the policy divides a budget.
+def with_layer_kinds(parameters: PolicyParameters, inputs: PolicyInputs) -> PolicyParameters:
+    """Return `parameters` with the windows of the model's sliding layers, and with its linear layers.
 
-    A division among layers would count the sliding ones, to which no budget is given.
+    InputError if the policy divides a budget: a division among layers would count those to which none is given.
     """
+    linear, layers = inputs.model.linear_layers, inputs.model.num_hidden_layers
+    if linear:
+        _check_undivided(parameters, inputs, f"{len(linear)} of {layers} are linear", "")
     windows = inputs.model.windows(parameters.max_sequence_len)
-    if windows is None:
-        return parameters
-    longest = min(filter(None, windows))
-    shorter = f", or sequences of at most {longest} tokens" if inputs.model.windows(longest) is None else ""
+    if windows is not None:
+        longest = min(filter(None, windows))
+        shorter = f", or sequences of at most {longest} tokens" if inputs.model.windows(longest) is None else ""
+        sliding = f"{sum(map(bool, windows))} of {layers} slide in sequences of {parameters.max_sequence_len} tokens"
+        _check_undivided(parameters, inputs, sliding, shorter)
+    return replace(parameters, layer_windows=windows, linear_layers=linear)
+
+
+def _check_undivided(parameters: PolicyParameters, inputs: PolicyInputs, others: str, way_out: str) -> None:
+    """Raise InputError if the policy divides a budget; `others` says which layers get none of it."""
     kind = inputs.choice("layer_budget", "uniform")
     divides = {
         f"--layer-budget {kind}": kind != "uniform",
@@ -71,12 +80,7 @@ def with_layer_windows(parameters: PolicyParameters, inputs: PolicyInputs) -> Po
     }
     for what, divided in divides.items():
         if divided:
-            raise InputError(
-                f"{what} divides a budget among all layers, and {sum(map(bool, windows))} of {len(windows)} slide in "
-                f"sequences of {parameters.max_sequence_len} tokens",
-                hint=f"another policy{shorter}",
-            )
-    return replace(parameters, layer_windows=windows)
+            raise InputError(f"{what} divides a budget among all layers, and {others}", hint=f"another policy{way_out}")
 
 
 def uniform_budget(parameters: PolicyParameters) -> int:

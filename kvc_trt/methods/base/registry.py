@@ -12,7 +12,7 @@ from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.discovery import objects
 from kvc_trt.methods.base.inputs import OVERRIDES, PolicyInputs, check_inputs, check_integer
-from kvc_trt.methods.base.layer_budget import SETTINGS, with_layer_budget, with_layer_windows
+from kvc_trt.methods.base.layer_budget import SETTINGS, with_layer_budget, with_layer_kinds
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.base.prompt_eviction import PromptEviction
@@ -65,7 +65,7 @@ def resolve(
     tokens, share = tokens_of(token_budget, max_input_len), share_of(token_budget)
     inputs = PolicyInputs(policy, model, tokens, max_input_len, max_output_len, entry.split or split, given, share)
     check_inputs(inputs)
-    return with_layer_windows(with_layer_budget(entry.resolve(inputs), inputs), inputs)
+    return with_layer_kinds(with_layer_budget(entry.resolve(inputs), inputs), inputs)
 
 
 def _setting(name: str) -> str:

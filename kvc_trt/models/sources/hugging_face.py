@@ -136,6 +136,12 @@ def _family_of(mapping: Mapping[str, Any], source: str, spelling: Mapping[str, s
     found, known = validated(_Architecture, mapping, source, spelling=spelling).architectures, families()
     if len(found) != 1 or found[0] not in known:
         name = spelling.get("architectures", "architectures")
+        if mapping.get("kv_lora_rank") is not None:
+            raise InputError(
+                f"{source}: {name} is {describe(found)} with kv_lora_rank {describe(mapping['kv_lora_rank'])}, "
+                "expected keys and values by head: multi-head latent attention (MLA) caches one latent vector of all "
+                "heads, and policies choose by the keys of each"
+            )
         classes = ", ".join(one.removesuffix(_SUFFIX) for one in known)
         raise InputError(f"{source}: {name} is {describe(found)}, expected {_SUFFIX} behind one of {classes}")
     return known[found[0]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.accuracy.smollm2 import choosing, grid
+from benchmarks.accuracy.smollm2 import choices, choosing, grid
 from benchmarks.accuracy.smollm2.cells import OURS, Comparison
 from benchmarks.accuracy.smollm2.page import recorded
 from benchmarks.accuracy.smollm2.stages import LONGEST_ANSWERS
@@ -17,46 +17,46 @@ def found() -> Comparison:
 
 
 def test_the_page_is_that_of_its_results(found: Comparison) -> None:
-    assert choosing.MARKS.inside(choosing.PAGE) == choosing.measured(found)
+    assert choosing.MARKS.inside(choosing.PAGE) == choosing.measured(found, choosing.timed())
 
 
-@pytest.mark.parametrize("use", choosing.USES)
+@pytest.mark.parametrize("use", choices.USES)
 def test_no_smaller_cache_keeps_as_much(found: Comparison, use: str) -> None:
-    groups = choosing.USES[use]
-    taken = choosing.choice(found, groups)
+    groups = choices.USES[use]
+    taken = choices.choice(found, groups)
     limit = min(full.stored for group in groups if (full := found.full(group)))
     if taken is not None:
         cells = [found.cell(OURS, group, taken.policy, f"budget {taken.token_budget}") for group in groups]
-        assert all(cell is not None and choosing.good_enough(found, cell) for cell in cells)
+        assert all(cell is not None and choices.good_enough(found, cell) for cell in cells)
         limit = max(cell.stored for cell in cells if cell)
     for other in found.of(OURS, groups[0]):
         cells = [found.cell(OURS, group, other.method, other.point) for group in groups]
         if all(cell is not None and cell.stored < limit for cell in cells):
-            assert not all(choosing.good_enough(found, cell) for cell in cells if cell)
+            assert not all(choices.good_enough(found, cell) for cell in cells if cell)
 
 
 def test_every_figure_is_of_as_many_questions(found: Comparison) -> None:
-    cells = [cell for groups in choosing.USES.values() for group in groups for cell in found.of(OURS, group)]
-    assert {len(cell.scores) for cell in cells} == {choosing.SAMPLES}
+    cells = [cell for groups in choices.USES.values() for group in groups for cell in found.of(OURS, group)]
+    assert {len(cell.scores) for cell in cells} == {choices.SAMPLES}
 
 
 def test_bytes_by_plan_are_those_of_the_engines_that_answered(found: Comparison) -> None:
     """Today's engines keep the place of every slot as well, for turns: 4 bytes beside 512 of a slot's key and value."""
-    for policy in choosing.BESIDE:
-        for group in (choosing.ONE, choosing.LONG):
+    for policy in choices.BESIDE:
+        for group in (choices.ONE, choices.LONG):
             cell = found.cell(OURS, group, policy, "budget 256")
             assert cell is not None
-            row = choosing.Row(choosing.Variant(policy, 256), group)
-            assert row.mebibytes * choosing.MIB == pytest.approx(cell.stored, rel=0.02)
+            row = choices.Row.of(choices.Variant(policy, 256), group)
+            assert row.mebibytes * choices.MIB == pytest.approx(cell.stored, rel=0.02)
 
 
 def test_the_preset_recommends_what_the_answers_choose(found: Comparison) -> None:
     """A budget pays for the answer too, so a prompt kept as many tokens less."""
-    taken = choosing.choice(found, choosing.USES["any of these: through the template, plain, among, long"])
+    taken = choices.choice(found, choices.USES["any of these: through the template, plain, among, long"])
     assert taken is not None
     assert taken.token_budget is not None
     recommended = load_preset(grid.MODEL).recommended
     assert recommended is not None
     assert (recommended.policy, {"pool_kernel": recommended.pool_kernel}) == (taken.name, taken.settings)
-    kept = taken.token_budget - LONGEST_ANSWERS[choosing.ONE.task]
+    kept = taken.token_budget - LONGEST_ANSWERS[choices.ONE.task]
     assert kept <= recommended.prompt_budget <= taken.token_budget
