@@ -42,11 +42,11 @@ def _heading(engine: EngineDirectory) -> str:
     commit = f", commit {checkpoint.commit}" if checkpoint.commit else ""
     lines = (
         f"{engine.path}: intact, built by kvc-trt {engine.manifest.version} for {engine.backend}",
-        f"model   {engine.build.model}: {model.architecture}, {model.num_hidden_layers} layers, "
+        f"model      {engine.build.model}: {model.architecture}, {model.num_hidden_layers} layers, "
         f"{model.num_attention_heads} heads on {model.num_key_value_heads} KV heads of {model.head_size}, "
         f"{engine.build.weights} weights, computes in {model.dtype}",
-        f"source  {checkpoint.source}{commit}",
-        f"policy  {engine.parameters.policy}, token budget {engine.parameters.token_budget}: "
+        f"source     {checkpoint.source}{commit}",
+        f"policy     {engine.parameters.policy}, token budget {engine.parameters.token_budget}: "
         f"{describe_parameters(engine.parameters)}",
         f"tokenizer  {_tokenizer(engine)}",
         *_verifications(engine),
@@ -57,12 +57,12 @@ def _heading(engine: EngineDirectory) -> str:
 def _verifications(engine: EngineDirectory) -> Iterable[str]:
     found = verifications_of(engine)
     if not found:
-        yield f"verified  not as it is here: kvc-trt verify {engine.path}"
+        yield f"verified   not as it is here: kvc-trt verify {engine.path}"
     for one in found:
         sizes = {"samples": one.samples, "steps": one.steps}
         given = ", ".join([f"seed {one.seed}", *(f"{size} {name}" for name, size in sizes.items() if size is not None)])
         verdict = "passed" if one.passed else "FAILED"
-        yield f"verified  {one.level}: {verdict} on {one.run_by}, {given}; {one.time}, kvc-trt {one.version}"
+        yield f"verified   {one.level}: {verdict} on {one.run_by}, {given}; {one.time}, kvc-trt {one.version}"
 
 
 def _tokenizer(engine: EngineDirectory) -> str:

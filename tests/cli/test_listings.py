@@ -108,7 +108,7 @@ def test_inspect_of_a_strangers_engine_controls_no_terminal(tiny_engine, capfd):
     reseal(tiny_engine, checkpoint={**manifest["checkpoint"], "source": source})
     directory = tiny_engine.rename(tiny_engine.with_name("engine\x1b[2J\nintact"))
     text = text_of(capfd, ["inspect", str(directory)])
-    assert r"source  a model\x1b]0;title\x07\ntokenizer  \u202eyes" in text
+    assert r"source     a model\x1b]0;title\x07\ntokenizer  \u202eyes" in text
     assert all(line.isprintable() for line in text.split("\n"))
     assert len([line for line in text.split("\n") if line.startswith("tokenizer")]) == 1
     assert json_of(capfd, ["inspect", str(directory)])["checkpoint"]["source"] == source
