@@ -51,7 +51,7 @@ def _distinct_layers(model: ModelConfig, parameters: PolicyParameters) -> tuple[
     A search for a budget counts a row's bytes hundreds of times.
     """
     by_layer = parameters.layer_budgets, parameters.retrieval_heads, parameters.layer_windows
-    alike = not parameters.skip_layers and all(one is None for one in by_layer)
+    alike = not (parameters.skip_layers or parameters.linear_layers) and all(one is None for one in by_layer)
     return (replace(model, num_hidden_layers=1), model.num_hidden_layers) if alike else (model, 1)
 
 

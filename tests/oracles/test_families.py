@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kvc_trt import Engine, build
+from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError
 from kvc_trt.models.formats import open_checkpoint, weights_of
 from kvc_trt.models.weights import check_weights
@@ -63,10 +64,14 @@ def test_the_reference_has_the_logits_of_transformers(name: str, oracle: Callabl
 
 
 @pytest.mark.parametrize("name", LINEAR)
-def test_linear_layers_are_refused_by_name(name: str, oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
+def test_linear_layers_are_refused_by_name(
+    name: str, oracle: Callable[[str], Oracle], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(InputError, match=r"3 of 4 layers are linear .* and attention is gated"):
         build(str(oracle(name).path), output=tmp_path / "engine", max_input_len=704, **ROOM)
     assert not (tmp_path / "engine").exists()
+    assert run(["plan", "--model", str(oracle(name).path), "--max-input-len", "704"]) == 2
+    assert "3 of 4 layers are linear" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", BUILT)
