@@ -21,7 +21,7 @@ import torch
 from benchmarks import machine, store
 from benchmarks.page import paragraph, table
 from benchmarks.studies import texts
-from benchmarks.studies.findings import Estimate
+from benchmarks.studies.findings import ENOUGH, Estimate
 from benchmarks.studies.study import MODEL
 from benchmarks.studies.two_stages.cells import BUDGETS, OUTPUT, PUBLISHED, Cell, Second
 from benchmarks.studies.two_stages.measure import Staged, asked, depth_of
@@ -99,32 +99,53 @@ def section() -> str:
     """Write the part of the page."""
     found = store.recorded(NAME, COMMAND)
     needles, of_texts = found["needles"], found["texts"]
-    return "\n\n".join([
+    parts = [
         "## Whether a step reads its own token",
         paragraph(
-            "Hybrid attention ranks the newest page like any other. Bounds of a page of one fresh token are that "
-            "token's key, those of a full page promise more than any key of it holds. So steps may leave their own "
-            "token out, most of all where it begins a page; which tokens of an answer do follows from how many tokens "
-            "of the prompt are kept. *Recent* is how many last tokens are read in any case, within the tokens that a "
-            f"step attends to. *Half* keeps {KEPT} tokens and a few beyond whole pages of {PAGE}, scores pages on half "
-            "of the channels and reads half of the tokens; the other settings are the policy's own. "
-            f"{len(needles[0]['measured'])} needles in about {LENGTH:,} tokens, asked for in the prompt: the mean over "
-            f"settings is {_change(_less(needles))}."
+            "Hybrid attention ranks the newest page like any other. Bounds of a page of few fresh tokens are near "
+            "these tokens' keys, those of a full page promise more than any key of it holds. So steps leave out their "
+            "own token, and those just before it, most of all where a page begins; which tokens of an answer begin one "
+            "follows from how many tokens of the prompt are kept. *Recent* is how many last tokens are read in any "
+            "case, within the tokens that a step attends to; policies, as the paper, read none. *Half* keeps "
+            f"{KEPT} tokens and a few beyond whole pages of {PAGE}, scores pages on half of the channels and reads "
+            f"half of the tokens; the other settings are the policy's own. {_count(needles)} needles in about "
+            f"{LENGTH:,} tokens, asked for in the prompt: the mean over settings is {_change(_less(needles))}. "
+            f"{_worst(needles)}"
         ),
-        table(
-            ("setting", "kept beyond whole pages", *HEADS, *(f"recent {recent}: nats" for recent in RECENT)),
-            _shown(needles),
-        ),
-        paragraph(
-            f"Plain text, {len(of_texts[0]['measured'])} pieces of Python's manual: {CONTINUED} tokens follow a prompt "
-            f"of {LENGTH:,}. The mean over settings is {_change(_less(of_texts))}."
-        ),
-        table(
-            ("setting", "kept beyond whole pages", *HEADS, *(f"recent {recent}: nats" for recent in RECENT)),
-            _shown(of_texts),
-        ),
-        paragraph(f"`{COMMAND}`, commit {found['machine']['commit']}."),
-    ])  # fmt: skip
+        _table(needles),
+    ]
+    if of_texts and _count(of_texts):
+        parts += [
+            paragraph(
+                f"Plain text, {_count(of_texts)} pieces of Python's manual: {CONTINUED} tokens follow a prompt of "
+                f"{LENGTH:,}. The mean over settings is {_change(_less(of_texts))}."
+            ),
+            _table(of_texts),
+        ]
+    commit = found["machine"]["commit"]
+    warning = "" if _count(needles) >= ENOUGH else f" With fewer than {ENOUGH} of a kind intervals are too narrow."
+    return "\n\n".join([*parts, paragraph(f"`{COMMAND}`, commit {commit}.{warning}")])
+
+
+def _count(rows: Sequence[Mapping[str, Any]]) -> int:
+    return len(rows[0]["measured"])
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    return table(
+        ("setting", "kept beyond whole pages", *HEADS, *(f"recent {recent}: nats" for recent in RECENT)), _shown(rows)
+    )
+
+
+def _worst(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Write what the setting that loses most loses with each number of last tokens."""
+    worst = max((one for one in rows if not one["recent"]), key=lambda one: statistics.fmean(_means(one)))
+    own = {one["recent"]: one for one in rows if all(one[name] == worst[name] for name in ("setting", "beyond"))}
+    nats = {recent: Estimate.of(_means(own[recent])) for recent in RECENT}
+    said = ", ".join(
+        f"{one.mean:.3f} ({one.low:.3f} to {one.high:.3f}) with recent {recent}" for recent, one in nats.items()
+    )
+    return f"Most is lost by *{worst['setting']}* with {worst['beyond']} tokens beyond whole pages: {said}."
 
 
 HEADS = ("own token read where it begins a page, %", "elsewhere, %", "nats where it begins a page", "elsewhere")

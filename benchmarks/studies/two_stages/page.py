@@ -11,7 +11,7 @@ from benchmarks.studies.figures import LineAxes, Panel, Stack, lines, stacked
 from benchmarks.studies.findings import Estimate, Finding, overview, verdict
 from benchmarks.studies.records import Record, measured_on
 from benchmarks.studies.study import Study, Written, image
-from benchmarks.studies.two_stages import lengths, remainders
+from benchmarks.studies.two_stages import lengths, own_token, remainders
 from benchmarks.studies.two_stages.cells import BUDGETS, HALF, MEMORIES, PUBLISHED, WIDE, Cell, First, Second
 from benchmarks.studies.two_stages.measure import BEHIND, BEST, FIELDS, IN, NAME, SINKS, TASK, measure
 
@@ -109,6 +109,7 @@ def page(records: Sequence[Record]) -> Written:
         ),
         _cells_table(both),
         remainders.section(),
+        own_token.section(),
         "## By length",
         _by_length(records),
         lengths.section(),

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.studies.records import Records
 from benchmarks.studies.study import Run
-from benchmarks.studies.two_stages import measure, remainders
+from benchmarks.studies.two_stages import measure, own_token, remainders
 from benchmarks.studies.two_stages.cells import PUBLISHED, Cell, First, Second, cells
 from benchmarks.studies.two_stages.lengths import Step, first_length
 from benchmarks.studies.two_stages.measure import Staged, counted, divergence
@@ -129,6 +129,28 @@ def test_remainders_are_those_that_the_page_speaks_of():
     assert {one.kept for one in of.values()} & set(remainders.KEPT) == {819}
     [same] = [one for one in of.values() if one.kept == 819]
     assert remainders.cell(819, SMALL.head_size).second == same.second
+
+
+def test_settings_of_own_tokens_are_whole_pages_and_a_few_tokens_more():
+    of = own_token.cells(SMALL, remainders=True)
+    assert {one.size for one in of if one.setting == own_token.HALF} == {0, 1, 2, 3}
+    assert all(one.kept % one.second.page == one.size for one in of)
+    assert all(one.second.recent <= one.second.read for one in of)
+    assert {one.size for one in own_token.cells(SMALL, remainders=False)} == {0}
+
+
+def test_own_tokens_are_read_in_any_case_or_as_their_pages_score(watched):
+    staged = Staged([Cell(First(), 40, Second("hybrid", 4, 16, 8, recent)) for recent in (0, 1)], 0)
+    watched.along(TEXT, FOLLOWING, staged)
+    by_score, every = staged.own
+    assert every == [1.0] * 8
+    assert 0 <= min(by_score) < 1
+
+
+def test_steps_are_told_apart_by_their_place_by_hand():
+    of = [{"nats": [0.1, 0.4, 0.2], "slots": [3, 0, 1]}, {"nats": [0.5], "slots": [0]}]
+    assert own_token.split(of, "nats", begins=True) == [0.4, 0.5]
+    assert own_token.split(of, "nats", begins=False) == [0.1, 0.2]
 
 
 @pytest.fixture(scope="module")
