@@ -52,7 +52,7 @@ def costs(found: Formats) -> Iterator[str]:
         f"one method at one budget, {SAMPLES} questions without any difference leave a loss of "
         f"{100 * open_with(SAMPLES):.1f} points open (Wilson); {enough_questions()} would exclude "
         f"{100 * LARGEST_LOSS:.0f}. So intervals are those of all methods together, and what a single one loses beyond "
-        "chance is named."
+        f"chance is named. Fewer than {SAMPLES} questions decide nothing."
     )
     yield "\n".join(_verdict(found, form) for form in FORMATS)
 

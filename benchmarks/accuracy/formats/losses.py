@@ -2,7 +2,8 @@
 
 The rule: in every group of questions the 95 % interval of the loss, question by question, excludes more than
 LARGEST_LOSS, and the mean divergence is at most LARGEST_DIVERGENCE. A group whose score is a likelihood has no points;
-its interval excludes a loss of more than LARGEST_DIVERGENCE.
+its interval excludes a loss of more than LARGEST_DIVERGENCE. Fewer questions than SAMPLES decide nothing: an interval
+of a handful is narrower than what it stands for.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from benchmarks.accuracy.formats.methods import METHODS
 from benchmarks.accuracy.formats.recorded import Formats
 from benchmarks.accuracy.smollm2.cells import Answered, Group
+from benchmarks.accuracy.smollm2.stages import SAMPLES
 from kvc_trt.accuracy.cell import interval
 from kvc_trt.accuracy.faithfulness import bootstrap_interval
 from kvc_trt.accuracy.pages.paired import CHANCE, higher_and_lower, holm, sign_test
@@ -103,7 +105,10 @@ def against(found: Formats, form: str) -> Iterator[str]:
         loss = pooled(found, group, form)
         if loss is None:
             yield f"{group.short}: not asked"
-        elif in_nats(found, group):
+            continue
+        if loss.count < SAMPLES:
+            yield f"{group.short}: {loss.count} of {SAMPLES} questions were asked"
+        if in_nats(found, group):
             if loss.high > LARGEST_DIVERGENCE:
                 yield f"{group.short}: a loss of up to {loss.high:.3f} nats is not excluded"
         else:

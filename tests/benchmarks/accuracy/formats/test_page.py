@@ -91,6 +91,13 @@ def test_less_likely_summaries_and_divergence_speak_against_a_format(tmp_path):
     assert len(said) == len(METHODS)
 
 
+def test_few_questions_decide_nothing(tmp_path):
+    few = {(PLACE["task"], method, "int8", budget): RIGHT[:8] for method, budget in caches()}
+    found = write(tmp_path, few)
+    assert pooled(found, NEEDLES, "int8").count == 8
+    assert "one needle: 8 of 64 questions were asked" in list(against(found, "int8"))
+
+
 def test_without_divergences_no_format_can_be_the_default(tmp_path):
     said = list(against(write(tmp_path, diverged=None), "int8"))
     assert said[0] == "the divergence of the whole cache was not measured"
