@@ -7,19 +7,33 @@ from functools import cache
 from hypothesis import strategies as st
 from onnx import FunctionProto
 
-from kvc_trt.models.config import Experts
+from kvc_trt.models.config import ClampedGate, Experts
 from kvc_trt.models.quantisation import BLOCK
-from kvc_trt.operators.experts import EXPERTS, QUANTISED_EXPERTS
+from kvc_trt.operators.experts import (
+    CLAMPED_EXPERTS,
+    EXPERTS,
+    GATE_GAIN,
+    GATE_LIMIT,
+    QUANTISED_CLAMPED_EXPERTS,
+    QUANTISED_EXPERTS,
+)
 from kvc_trt.operators.shapes import HeadShape, Layout
 from kvc_trt.verify.rungs.expert_operators import ExpertCase
 
 BITS = (None, 4, 8)
 
 
+CLAMPED = (None, ClampedGate(0.7, 1.702))
+"""The gate of SwiGLU, and a clamped one whose limit many numbers of a case exceed."""
+
+
 @cache
-def body_of(bits: int | None) -> FunctionProto:
+def body_of(bits: int | None, clamped: ClampedGate | None = None) -> FunctionProto:
     """The body of the operator on matrices of floats (None), or of 4 or 8 bits."""
-    return (EXPERTS if bits is None else QUANTISED_EXPERTS).body(Layout(HeadShape(4, 2, 16)))
+    if clamped is None:
+        return (EXPERTS if bits is None else QUANTISED_EXPERTS).body(Layout(HeadShape(4, 2, 16)))
+    layout = Layout(HeadShape(4, 2, 16), numbers={GATE_LIMIT: clamped.limit, GATE_GAIN: clamped.gain})
+    return (CLAMPED_EXPERTS if bits is None else QUANTISED_CLAMPED_EXPERTS).body(layout)
 
 
 def numbers_of(case: ExpertCase) -> dict[str, int]:

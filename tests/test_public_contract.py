@@ -20,17 +20,18 @@ from kvc_trt.models.presets import load_preset
 SIGNATURES = {
     policies.resolve: "policy, *, model, token_budget, max_input_len, max_output_len, split='adaptive', **overrides",
     reference.append: "keys, values, page_min, page_max, lengths, k_new, v_new, *, page_size, fp8=False",
-    reference.compact: "q_window, keys, values, prompt_lengths, *, prompt_budget, pool_kernel, pool_kind='max'",
-    reference.dense_attention: "query, keys, values, lengths",
+    reference.compact: "q_window, keys, values, prompt_lengths, *, prompt_budget, pool_kernel, pool_kind='max', "
+    "softmax=Softmax(cap=None, sinks=None)",
+    reference.dense_attention: "query, keys, values, lengths, *, softmax=Softmax(cap=None, sinks=None)",
     reference.exact_topk: "query, keys, values, lengths, *, top_k, dense_until=0, per_query_head=True",
     reference.heavy_hitter_attention: "query, keys, values, lengths, scores, *, heavy, recent",
     reference.hybrid_attention: "query, keys, values, lengths, page_min, page_max, *, page_size, top_r, top_k, "
-    "token_budget=None, dense_until=None, select='tokens', force_recent=0",
+    "token_budget=None, dense_until=None, select='tokens', force_recent=0, softmax=Softmax(cap=None, sinks=None)",
     reference.keep_heavy_hitters: "queries, keys, values, prompt_lengths, *, heavy, recent",
     reference.keep_recent: "keys, values, prompt_lengths, *, slots, sinks",
     reference.page_bounds: "keys, lengths, page_size, *, fp8=False",
     reference.quest_attention: "query, keys, values, lengths, page_min, page_max, *, page_size, top_k, "
-    "token_budget=0, dense_until=None",
+    "token_budget=0, dense_until=None, softmax=Softmax(cap=None, sinks=None)",
     reference.sparq_attention: "query, keys, values, lengths, *, top_r, top_k, token_budget=0, dense_until=None, "
     "reallocate=True",
     reference.store: "values, *, format",

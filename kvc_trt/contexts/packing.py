@@ -136,10 +136,15 @@ def recorded(parameters: PolicyParameters) -> dict[str, Any]:
 
 
 def recorded_model(model: ModelConfig) -> dict[str, Any]:
-    """Return what tells models apart, without a description of Llama's parts, which the first contexts did not know."""
+    """Return what tells models apart, without a description of Llama's parts, which the first contexts did not know.
+
+    Nor did later ones know all parts of a description: those are left out where there are none."""
     fields = dataclasses.asdict(model)
     if model.description == Description():
         del fields["description"]
+    else:
+        for name in (name for name, value in model.description.later_parts.items() if not value):
+            del fields["description"][name]
     return fields
 
 

@@ -4,7 +4,8 @@ Inputs are values of these names, L the layer: `query_rows.L` [B,S,H*D], `querie
 [B,G,S,D], `plain_queries.L` [B,S,H,D] and `plain_keys.L` (before the rotary embedding) of a prompt or a turn;
 `query.L` [B,H,D], `key.L`, `value.L` [B,G,D], `plain_query.L`, `plain_key.L` of a step; `prompt_lengths`, or `lengths`
 of a turn [B]; `positions` [B]; `cache_lengths` [caches,B]; the tables `cosine` and `sine` of the rotary embedding
-[positions,D/2]; and every state tensor. Outputs have the names of an engine's graphs.
+[positions,D/2]; `model.layers.L.self_attn.sinks` [H] where attention has sinks; and every state tensor. Outputs have
+the names of an engine's graphs.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from kvc_trt.methods.base.graph_context import Angles, DecodeBatch, PromptBatch,
 from kvc_trt.methods.base.registry import operators
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.emitter import Emitter, Value
+from kvc_trt.operators.schema import SOFTMAX
 from kvc_trt.operators.shapes import size
 
 if TYPE_CHECKING:
@@ -116,7 +118,8 @@ class CacheGraphs:
 def called_operators(nodes: Sequence[NodeProto]) -> list[Operator]:
     """Return the operators of ours that nodes call, one for each call."""
     known = operators()
-    return [known[node.op_type] for node in nodes if node.domain == KVC_DOMAIN]
+    calls = [(node.op_type, {one.name: one.i for one in node.attribute}) for node in nodes if node.domain == KVC_DOMAIN]
+    return [known[name].with_softmax(numbers.get(SOFTMAX.name, 0)) for name, numbers in calls]
 
 
 def _written(layer: int, write: Callable[[Emitter], None]) -> Sequence[NodeProto]:

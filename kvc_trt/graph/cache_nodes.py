@@ -21,10 +21,12 @@ from kvc_trt.methods.base.graph_context import (
     TurnBatch,
     TurnLayer,
     of_token,
+    softmax_of,
 )
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators.emitter import Emitter, Value
+from kvc_trt.operators.experts import GATE_GAIN, GATE_LIMIT
 from kvc_trt.operators.shapes import HeadShape, Layout, count_to
 
 
@@ -153,8 +155,11 @@ def layout_of(config: ModelConfig, rule: PolicyParameters, dtype: str) -> Layout
         "squeeze_share": rule.squeeze_share or 0.0,
         "short_pool_kernel": rule.short_pool_kernel,
     }
+    if (gate := config.description.clamped_gate) is not None:
+        numbers |= {GATE_LIMIT: gate.limit, GATE_GAIN: gate.gain}
     shape, form = _head_shape(config, rule), rule.cache_format
-    return Layout(shape, capacity, pages, dtype, rule.fp8_bounds, numbers, form, rule.by_length)
+    softmax = softmax_of(config)
+    return Layout(shape, capacity, pages, dtype, rule.fp8_bounds, numbers, form, rule.by_length, softmax)
 
 
 def _head_shape(config: ModelConfig, parameters: PolicyParameters) -> HeadShape:

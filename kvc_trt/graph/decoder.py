@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from kvc_trt.graph.cache_nodes import Projected, attend_token, store_prompt, take_turn
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
-from kvc_trt.methods.base.graph_context import DecodeBatch, PromptBatch, TurnBatch, by_head
+from kvc_trt.methods.base.graph_context import DecodeBatch, PromptBatch, TurnBatch, by_head, softmax_of
 from kvc_trt.models.rope import query_scale
 from kvc_trt.models.weights import ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.attention.sliding_attention import SLIDING_ATTENTION
 from kvc_trt.operators.emitter import Value
+from kvc_trt.operators.schema import SOFTMAX
 
 
 def prefill_layer(
@@ -26,13 +27,15 @@ def prefill_layer(
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
     normed = _read(layers, x, f"{name}.input_layernorm")
     made = _projected(layers, batch, normed, sites[0].layer)
-    inputs = {"q": made.queries, "k": made.keys, "v": made.values}
+    inputs = {"q": made.queries, "k": made.keys, "v": made.values, **layers.sinks(sites[0].layer)}
     rule = sites[0].parameters
+    code = softmax_of(config).code
+    numbers = {SOFTMAX.name: code} if code else {}
     if rule.slides:
         named = {"o": f"attended_over_prompt.{sites[0].name}"}
-        attended = SLIDING_ATTENTION.call(emit, inputs, named, window=rule.capacity)["o"]
+        attended = SLIDING_ATTENTION.call(emit, inputs, named, window=rule.capacity, **numbers)["o"]
     else:
-        attended = PREFILL_ATTENTION.call(emit, inputs)["o"]
+        attended = PREFILL_ATTENTION.call(emit, inputs, None, **numbers)["o"]
     store_prompt(emit, config, batch, made, sites, turns=turns)
     return _finished(layers, x, normed, attended, name)
 
@@ -45,6 +48,7 @@ def extend_layer(layers: Layers, batch: TurnBatch, x: Value, sites: Sequence[Cac
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
     normed = _read(layers, x, f"{name}.input_layernorm")
     made = _projected(layers, batch, normed, sites[0].layer)
+    layers.sinks(sites[0].layer)  # which the nodes of its caches read
     attended = take_turn(emit, config, batch, made, sites, stored)
     return _finished(layers, x, normed, attended, name)[0]
 
@@ -130,6 +134,7 @@ def _attend(layers: Layers, batch: DecodeBatch, normed: Value, name: str, sites:
     """Return attention of each token over all caches of a layer, [T,H,D], heads in the model's order."""
     emit = layers.emit
     made, plain = _project(layers, batch, normed, sites[0].layer)
+    layers.sinks(sites[0].layer)  # which the nodes of its caches read
     lengths = [emit.Gather(batch.cache_lengths, site.cache) for site in sites]
     if batch.tokens == 1:
         return attend_token(emit, layers.config, batch, (*made, plain), name, sites, lengths)

@@ -21,10 +21,26 @@ from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.quantisation import BLOCK
 from kvc_trt.models.rope import query_scale
 from kvc_trt.models.sources.fp8 import FP8
-from kvc_trt.models.weights import EXPERT_MATRICES, POSITIONS, ROUTER, SHARED_EXPERT, SHARED_GATE
+from kvc_trt.models.weights import (
+    EXPERT_BIASES,
+    EXPERT_MATRICES,
+    POSITIONS,
+    ROUTER,
+    ROUTER_BIAS,
+    SHARED_EXPERT,
+    SHARED_GATE,
+    SINKS,
+)
 from kvc_trt.operators.emitter import Emitter, Value
-from kvc_trt.operators.experts import EXPERTS, MATRICES, QUANTISED_EXPERTS
+from kvc_trt.operators.experts import (
+    CLAMPED_EXPERTS,
+    EXPERTS,
+    MATRICES,
+    QUANTISED_CLAMPED_EXPERTS,
+    QUANTISED_EXPERTS,
+)
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
+from kvc_trt.operators.softmax import SINK_LOGITS, SoftmaxForm
 
 ELEMENT_TYPES = {
     "float32": TensorProto.FLOAT,
@@ -112,15 +128,22 @@ class Layers:
         names = [f"{layer}.{name}" for name in EXPERT_MATRICES]
         inputs = {"x": x, "router": self._tensor(f"{layer}.{ROUTER}")}
         numbers = {"chosen": experts.chosen, "normalised": int(experts.normalised)}
+        clamped = self.config.description.clamped_gate is not None
+        if clamped:
+            biases = zip(MATRICES, EXPERT_BIASES, strict=True)
+            inputs |= {f"{matrix}_bias": self._by_expert(f"{layer}.{name}") for matrix, name in biases}
+            inputs["router_bias"] = self._tensor(f"{layer}.{ROUTER_BIAS}")
         if names[0] + PACKED in self.weights:
             parts = {"packed": PACKED, "scales": SCALES}
             for matrix, name in zip(MATRICES, names, strict=True):
                 inputs |= {f"{matrix}_{part}": self._by_expert(name + end) for part, end in parts.items()}
             stored = {"bits": self._bits(names[0]), "block": BLOCK}
-            update = QUANTISED_EXPERTS.call(self.emit, inputs, None, **numbers, **stored)["y"]
+            operator = QUANTISED_CLAMPED_EXPERTS if clamped else QUANTISED_EXPERTS
+            update = operator.call(self.emit, inputs, None, **numbers, **stored)["y"]
         else:
             inputs |= {matrix: self._by_expert(name) for matrix, name in zip(MATRICES, names, strict=True)}
-            update = EXPERTS.call(self.emit, inputs, None, **numbers)["y"]
+            operator = CLAMPED_EXPERTS if clamped else EXPERTS
+            update = operator.call(self.emit, inputs, None, **numbers)["y"]
         return str(self.emit.Add(update, self._shared_expert(x, layer))) if experts.shared_size else update
 
     def _shared_expert(self, x: Value, layer: str) -> Value:
@@ -153,7 +176,8 @@ class Layers:
         logits = self._multiply(normed, [HEAD if own else EMBEDDING], [])
         logits = str(self.emit.Cast(logits, to=TensorProto.FLOAT))
         scale = self.config.description.logit_scale
-        return logits if scale == 1 else str(self.emit.Mul(logits, np.float32(scale)))
+        logits = logits if scale == 1 else str(self.emit.Mul(logits, np.float32(scale)))
+        return SoftmaxForm(self.config.description.logit_softcap).capped(self.emit, logits)
 
     def norm_heads(self, x: Value, name: str) -> Value:
         """Apply the norm of queries or keys to `x` [B,S,heads*D], head by head or over all of them."""
@@ -162,6 +186,12 @@ class Layers:
         split = self.emit.Reshape(x, [0, 0, -1, self.config.head_size])
         normed = self.emit.RMSNormalization(split, self._tensor(name), axis=-1, epsilon=self.config.norm_epsilon)
         return str(self.emit.Reshape(normed, [0, 0, -1]))
+
+    def sinks(self, layer: int) -> dict[str, Value]:
+        """Return the sinks of a layer's query heads by the name of an operator's input; nothing if there are none."""
+        if not self.config.description.attention_sinks:
+            return {}
+        return {SINK_LOGITS: self._tensor(f"model.layers.{layer}.{SINKS}")}
 
     def scale_queries(self, x: Value, layer: int) -> Value:
         """Multiply queries `x` [B,S,H*D] by what a layer's attention wants beyond 1/sqrt(D)."""

@@ -103,11 +103,14 @@ def submodel(
 ) -> ModelProto:
     """Return a model of some nodes, with those of the whole model's function bodies that they use.
 
-    Attention over the prompt gets its present body: that of an older engine takes all queries or none.
+    Attention over the prompt gets its present body: that of an older engine takes all queries or none. Bodies whose
+    softmax has a cap or sinks are younger.
     """
     nodes = list(nodes)
     functions = [
-        PREFILL_ATTENTION.body(Layout(HeadShape(None, None, 0))) if body.name == PREFILL_ATTENTION.name else body
+        PREFILL_ATTENTION.body(Layout(HeadShape(None, None, 0)))
+        if body.name == PREFILL_ATTENTION.name and not body.attribute
+        else body
         for body in _called(whole, nodes)
     ]
     return helper.make_model(

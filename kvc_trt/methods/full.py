@@ -30,6 +30,7 @@ class Nothing(PromptEviction):
 
     name = "none"
     evicts = False
+    any_softmax = True
     turn = (
         "Nothing is evicted: the tokens of a turn are appended, the cache grows, and a turn that finds no free slots "
         "is refused."
@@ -55,11 +56,13 @@ class Dense(DecodeSelection):
     """Attend to everything cached; also used in skipped layers and by policies that only evict prompt tokens."""
 
     name = "dense"
+    any_softmax = True
     operators = (DENSE_ATTENTION,)
 
     @override
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        return reference.Selection(reference.dense_attention(query, cache.keys, cache.values, cache.lengths))
+        tables = cache.keys, cache.values, cache.lengths
+        return reference.Selection(reference.dense_attention(query, *tables, softmax=cache.softmax))
 
     @override
     def decode(self, step: StepLayer) -> str:

@@ -30,6 +30,7 @@ from kvc_trt.methods.base.prompt_eviction import PromptEviction
 from kvc_trt.methods.base.rocketkv_budget import default_channels, default_page_size
 from kvc_trt.methods.full import NOTHING
 from kvc_trt.methods.rankings.channels import MOST_CHANNEL_CHOICES, OnChannels, possible_channels
+from kvc_trt.methods.rankings.exact_softmax import capped, sink_logits, slope_of_cap
 from kvc_trt.methods.rankings.pages import bounds_of_pages, steps_of_bounds, together
 from kvc_trt.methods.rankings.ranking import ChosenList, Step, StepRanking, few
 from kvc_trt.methods.rankings.rounding import (
@@ -44,6 +45,7 @@ from kvc_trt.methods.rankings.rounding import (
     outside_tolerance,
 )
 from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.reference.softmax import PLAIN, Softmax
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,7 +88,8 @@ class ByPages(StepRanking):
             return broken
         query, keys = inputs.queries_of(chosen), inputs.keys_of(chosen)
         choices = possible_choices(query, self.top_r, slack)
-        problems = (self.scores(query, keys, choice, slack).unexplained(chosen.taken) for choice in choices)
+        softmax = inputs.softmax_of(chosen)
+        problems = (self.scores(query, keys, choice, slack, softmax).unexplained(chosen.taken) for choice in choices)
         return chosen.instead("read", _first_unless_explained(problems))
 
     def explain_on_equal_inputs(self, inputs: Step, chosen: ChosenList, *, truncates: bool) -> str | None:
@@ -95,10 +98,13 @@ class ByPages(StepRanking):
             return broken
         query, keys = inputs.queries_of(chosen), inputs.keys_of(chosen)
         choices = channel_choices(query, self.top_r)
-        problems = (self._outside_tolerance(query, keys, choice, chosen.taken, truncates) for choice in choices)
+        given = chosen.taken, truncates, inputs.softmax_of(chosen)
+        problems = (self._outside_tolerance(query, keys, choice, *given) for choice in choices)
         return chosen.instead("read", _first_unless_explained(problems, "the query is not a number"))
 
-    def scores(self, query: Float64, keys: Float64, choice: ChannelChoice, slack: float) -> BoundedScores:
+    def scores(
+        self, query: Float64, keys: Float64, choice: ChannelChoice, slack: float, softmax: Softmax = PLAIN
+    ) -> BoundedScores:
         """Score the tokens [m] of one KV head by their pages (RocketKV, stage 2): query [g, D], keys [m, D].
 
         A head's score of page p is exp(s(p)) over the sum of exp(s) of all tokens, where s = q.b / T and b is the
@@ -109,6 +115,8 @@ class ByPages(StepRanking):
         - by the keys: U(p) + sum of A(j) U(j), with U = |q / T on the channels| sqrt(sum of f^2 over the page's keys):
           a maximum moves on each channel by no more than some key of the page does. Bounds in fp8 may move by a step of
           fp8: U is then the sum over the channels of |q / T| times how far the rounded bound moves (`steps_of_bounds`);
+        - a cap of logits divides these moves by what it flattens there (at most: the keys' moves are left as they are),
+          and a sink is part of the sum that does not move;
         - and the logarithm of a mean of exponentials exceeds their mean exponent by at most half the largest's square.
         """
         starts = np.arange(0, len(keys), self.page_size)
@@ -121,13 +129,16 @@ class ByPages(StepRanking):
         if self.fp8_bounds:
             least_off, most_off = steps_of_bounds(used, starts, keys_off)
             steps = np.where(choice.take_maximum, most_off, least_off)
-        for q, e in zip(query, off_by(query, slack), strict=True):
+        sinks = np.broadcast_to(sink_logits(softmax), len(query))
+        for q, e, sink in zip(query, off_by(query, slack), sinks, strict=True):
             head = OnChannels(q, choice.channels)
             logits = head.logits(bound)
-            score = np.exp(logits - logits.max())
-            score /= score @ sizes
-            share = score * sizes
-            by_query = e * head.slopes(bound - share @ bound, logits - share @ logits)
+            seen, slope = capped(logits, softmax), slope_of_cap(logits, softmax)
+            highest = max(seen.max(), sink)
+            score = np.exp(seen - highest)
+            score /= score @ sizes + np.exp(sink - highest)
+            share, steep, moved = score * sizes, slope[:, None] * bound, slope * logits
+            by_query = e * head.slopes(steep - share @ steep, moved - share @ moved)
             by_keys = np.linalg.norm(head.direction) * keys_off if steps is None else steps @ np.abs(head.direction)
             moves = by_query + by_keys + share @ by_keys + (by_query + by_keys).max() ** 2 / 2
             moves = np.minimum(moves, LARGEST_EXPONENT)
@@ -146,10 +157,10 @@ class ByPages(StepRanking):
         return f"pages {few(pages[cut])} are cut, at most one may be" if cut.sum() > 1 else None
 
     def _outside_tolerance(
-        self, query: Float64, keys: Float64, choice: ChannelChoice, taken: Int64, truncates: bool
+        self, query: Float64, keys: Float64, choice: ChannelChoice, taken: Int64, truncates: bool, softmax: Softmax
     ) -> str | None:
         """Return why `taken` are not the best tokens under these scores up to near-ties; None if they are."""
-        scores = page_scores(query, keys, self.page_size, choice, fp8_bounds=self.fp8_bounds)
+        scores = page_scores(query, keys, self.page_size, choice, fp8_bounds=self.fp8_bounds, softmax=softmax)
         weight = np.repeat(scores.token_weight, self.page_size)[: len(keys)]
         order = np.lexsort((np.arange(weight.size), -weight))
         best = np.sort(order[: taken.size])
@@ -248,8 +259,9 @@ def _sign_choices(query: Float64, channels: Int64) -> Iterator[ChannelChoice]:
 
 
 def page_scores(
-    query: Float64, keys: Float64, page_size: int, choice: ChannelChoice, *, fp8_bounds: bool = False
-) -> PageScores:
+    query: Float64, keys: Float64, page_size: int, choice: ChannelChoice, *, fp8_bounds: bool = False,
+    softmax: Softmax = PLAIN,
+) -> PageScores:  # fmt: skip
     """Score the pages of one KV head exactly (RocketKV, stage 2): query [g, D]; keys [m, D] with the current one."""
     starts = np.arange(0, len(keys), page_size)
     sizes = np.minimum(page_size, len(keys) - starts)
@@ -262,9 +274,10 @@ def page_scores(
     coverage = np.where((total > 0) & (part > 0), part / np.where(total > 0, total, 1), 1.0)
     temperature = np.sqrt(keys.shape[1] * coverage)[:, None]
 
-    logits = q @ bound.T / temperature
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
-    weights /= (weights * sizes).sum(-1, keepdims=True)
+    logits, sinks = capped(q @ bound.T / temperature, softmax), sink_logits(softmax)[:, None]
+    highest = np.maximum(logits.max(-1, keepdims=True), sinks)
+    weights = np.exp(logits - highest)
+    weights /= (weights * sizes).sum(-1, keepdims=True) + np.exp(sinks - highest)
     magnitude = float((np.abs(q) @ np.abs(bound).T / temperature).max())
     return PageScores(weights.mean(0), magnitude, choice.channels.size, lost_to_underflow(len(query)))
 
@@ -273,6 +286,7 @@ class BestOfPages(DecodeSelection):
     """Select the best tokens by the bounds of their pages on the query's largest channels."""
 
     name = "hybrid"
+    any_softmax = True
     operators = (HYBRID_ATTENTION,)
     reads_a_part = True
 
@@ -283,7 +297,7 @@ class BestOfPages(DecodeSelection):
         read = reference.hybrid_attention(
             query, cache.keys, cache.values, cache.lengths, cache.page_min, cache.page_max,
             page_size=rule.page_size, top_r=rule.top_r, top_k=rule.top_k,
-            token_budget=rule.token_budget, dense_until=rule.dense_until,
+            token_budget=rule.token_budget, dense_until=rule.dense_until, softmax=cache.softmax,
         )  # fmt: skip
         return reference.Selection(*read)
 

@@ -59,6 +59,7 @@ class DistinctKeys(ScoredEviction):
     """Keep the keys that point away from the others, one list per KV head."""
 
     name = "keydiff"
+    any_softmax = True
     operators = (COMPACT_KEYDIFF,)
     operator_of_stored = COMPACT_KEYDIFF_OF_TURN
     turn = "Stored and new tokens compete for the prompt budget: the keys that differ most from all of them stay."

@@ -84,6 +84,7 @@ class PagesPerQueryHead(DecodeSelection):
     """Select the pages with the highest bounds for each query head, and the newest page."""
 
     name = "quest"
+    any_softmax = True
     operators = (QUEST_ATTENTION,)
     reads_a_part = True
 
@@ -94,6 +95,7 @@ class PagesPerQueryHead(DecodeSelection):
         read = reference.quest_attention(
             query, cache.keys, cache.values, cache.lengths, cache.page_min, cache.page_max,
             page_size=rule.page_size, top_k=rule.top_k, token_budget=rule.token_budget, dense_until=rule.dense_until,
+            softmax=cache.softmax,
         )  # fmt: skip
         return reference.Selection(*read)
 

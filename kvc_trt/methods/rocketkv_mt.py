@@ -18,7 +18,7 @@ tokens).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from typing_extensions import override
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from kvc_trt.methods.base.graph_context import TurnLayer
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
+    from kvc_trt.reference.rules import PromptQueries
 
 WINDOW = 128
 WHOLE = (
@@ -56,6 +57,7 @@ class AdmittedAnew(PromptEviction):
     """Keep every token beside the cache that steps read, and admit to that what the last queries attend to."""
 
     name = "admitted-per-turn"
+    any_softmax = True
     operators = None
     keeps_whole = True
     turn = (
@@ -64,8 +66,12 @@ class AdmittedAnew(PromptEviction):
     )
 
     @override
+    def observe(self, queries: PromptQueries, prompt_lengths: torch.Tensor, rule: Constants) -> Any:
+        return queries.observed
+
+    @override
     def compact(
-        self, observed: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, prompt_lengths: torch.Tensor,
+        self, observed: Any, keys: torch.Tensor, values: torch.Tensor, prompt_lengths: torch.Tensor,
         rule: Constants,
     ) -> Compacted:  # fmt: skip
         """Admit what SnapKV++ keeps of a prompt."""

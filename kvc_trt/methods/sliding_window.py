@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from typing_extensions import override
@@ -21,7 +21,7 @@ from typing_extensions import override
 from kvc_trt import reference
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs
-from kvc_trt.methods.base.isolated_runs import Array, Found, RunnableAlone, TurnCase, TurnRun, float32
+from kvc_trt.methods.base.isolated_runs import Array, Found, RunnableAlone, TurnCase, TurnRun, float32, sinks_of
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.policy import Policy
 from kvc_trt.methods.streaming_llm import FIRST_AND_LAST, RING, FirstAndLast, keep_recent
@@ -58,10 +58,11 @@ def _run_turn(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found
         before = case.cache_lengths + turned
         stored = np.minimum(before, rule.capacity)
         both = replace(case, cache_lengths=stored).joined(1)
-        (result,) = operator.run(q=case.q, k=both.k, v=both.v, cache_lengths=before)
+        (result,) = operator.run(q=case.q, k=both.k, v=both.v, cache_lengths=before, **sinks_of(case))
         keys, values = (float32(_in_order(table, before, rule.capacity)) for table in (both.k, both.v))
         used, new = torch.from_numpy(stored), torch.from_numpy(case.lengths)
-        expected = reference.extend_attention(float32(case.q), keys, values, used, new, window=rule.capacity).numpy()
+        given: dict[str, Any] = {"window": rule.capacity, "softmax": case.softmax}
+        expected = reference.extend_attention(float32(case.q), keys, values, used, new, **given).numpy()
         real = (np.arange(case.q.shape[2]) < case.lengths[:, None])[:, None, :, None]
         found += Found(computed=((np.where(real, result, 0).astype(result.dtype), expected),))
     return found

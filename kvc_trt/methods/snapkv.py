@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from kvc_trt import reference
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.graph_context import PromptLayer, TurnLayer, repeat_heads
 from kvc_trt.methods.base.inputs import EVERY_POLICY, EVICTION, PolicyInputs
@@ -35,23 +36,30 @@ if TYPE_CHECKING:
 
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
+    from kvc_trt.reference.rules import PromptQueries
 
 
 class ObservedPerQueryHead(PromptEviction):
     """Keep what the last queries attend to most, with one list and one cache per query head."""
 
     name = "snapkv"
+    any_softmax = True
     operators = None
     turn = OBSERVED_ATTENTION.turn
     turn_state = OBSERVED_ATTENTION.turn_state
     cache_per_query_head = True
 
     @override
+    def observe(self, queries: PromptQueries, prompt_lengths: Tensor, rule: Constants) -> Any:
+        return queries.observed
+
+    @override
     def compact(
-        self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
+        self, observed: Any, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        """observed [B,H,W,D], keys, values [B,G,S,D] -> keys and values [B,H,C,D], one list per query head."""
-        shared = observed.shape[1] // keys.shape[1]
+        """observed: queries [B,H,W,D]; keys, values [B,G,S,D] -> keys and values [B,H,C,D], one list per query head."""
+        queries = observed.queries if isinstance(observed, reference.Observed) else observed
+        shared = queries.shape[1] // keys.shape[1]
         keys, values = (table.repeat_interleave(shared, dim=1) for table in (keys, values))
         return OBSERVED_ATTENTION.compact(observed, keys, values, prompt_lengths, rule)
 

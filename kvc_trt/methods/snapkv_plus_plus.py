@@ -51,17 +51,20 @@ from kvc_trt.methods.base.rocketkv_budget import (
 )
 from kvc_trt.methods.base.scored_eviction import ScoredEviction, checked_prompt_budget
 from kvc_trt.methods.full import DENSE
+from kvc_trt.methods.rankings.exact_softmax import capped, sink_logits
 from kvc_trt.methods.rankings.ranking import ChosenList, PromptRanking, Prompts
 from kvc_trt.methods.rankings.rounding import Float64, Magnitude, lost_to_underflow, outside_tolerance
 from kvc_trt.operators.compaction.compact import COMPACT, COMPACT_AVERAGE, COMPACT_AVERAGE_TURN, COMPACT_TURN
 from kvc_trt.operators.compaction.ranked import COMPACT_AVERAGE_RANKED, COMPACT_RANKED, TRIM
 from kvc_trt.operators.schema import Operator
+from kvc_trt.reference.softmax import PLAIN, Softmax
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
+    from kvc_trt.reference.rules import PromptQueries
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,8 @@ class ByWindow(PromptRanking):
         extra, missing = chosen.extra, chosen.missing
         (queries,) = prompts.observed_by(chosen)
         kernel = self.short_pool_kernel if prompts.tokens_of(chosen) < self.long_prompt else self.pool_kernel
-        scores = window_scores(queries, prompts.keys_of(chosen), kernel, self.pool_kind)
+        softmax = prompts.softmax_of(chosen)
+        scores = window_scores(queries, prompts.keys_of(chosen), kernel, self.pool_kind, softmax)
         if max(extra.max(), missing.max()) >= scores.pooled.size:
             return f"the window must be kept, {missing.max()} is not"
         tolerance = scores.allowed(truncates=truncates, slack=slack)
@@ -134,20 +138,25 @@ def _contenders(scores: WindowScores, position: int, tolerance: float, kernel: i
     return {first + int(j) for j in np.flatnonzero(near)}
 
 
-def window_scores(q_window: Float64, keys: Float64, pool_kernel: int, pool_kind: PoolKind = "max") -> WindowScores:
+def window_scores(
+    q_window: Float64, keys: Float64, pool_kernel: int, pool_kind: PoolKind = "max", softmax: Softmax = PLAIN
+) -> WindowScores:
     """Score the prompt of one KV head exactly (RocketKV, stage 1).
 
     q_window [g, W, D]: the last W queries of the group; keys [n, D]: the row's prompt, padding removed.
-    Queries before position 0 (a prompt shorter than the window) are dropped.
+    Queries before position 0 (a prompt shorter than the window) are dropped. Neither a cap of logits nor sinks [g] move
+    a logit or a sum of weights by more than the products move.
     """
     n, head_size = keys.shape
     window = min(q_window.shape[1], n)
     queries = q_window[:, q_window.shape[1] - window :]
 
-    logits = queries @ keys.T / np.sqrt(head_size)
+    logits = capped(queries @ keys.T / np.sqrt(head_size), softmax)
     future = np.arange(n) > (n - window + np.arange(window))[:, None]
-    weights = np.exp(np.where(future, -np.inf, logits - np.where(future, -np.inf, logits).max(-1, keepdims=True)))
-    weights /= weights.sum(-1, keepdims=True)
+    masked, sinks = np.where(future, -np.inf, logits), sink_logits(softmax)
+    highest = np.maximum(masked.max(-1), sinks[:, None])[:, :, None]
+    weights = np.exp(masked - highest)
+    weights /= weights.sum(-1, keepdims=True) + np.exp(sinks[:, None, None] - highest)
     summed = weights[:, :, : n - window].sum(axis=(0, 1))
 
     magnitude = float((np.abs(queries) @ np.abs(keys).T).max() / np.sqrt(head_size))
@@ -169,6 +178,7 @@ class ObservedAttention(ScoredEviction):
     """Keep what the last queries attend to most, one list per KV head."""
 
     name = "snapkv++"
+    any_softmax = True
     operators = (COMPACT,)
     operator_of_turn = COMPACT_TURN
     turn = "Stored and new tokens compete for the prompt budget: the last queries of the turn vote, as after a prompt."
@@ -183,10 +193,16 @@ class ObservedAttention(ScoredEviction):
         return COMPACT_TURN if rule.pool_kind == "max" else COMPACT_AVERAGE_TURN
 
     @override
+    def observe(self, queries: PromptQueries, prompt_lengths: Tensor, rule: Constants) -> Any:
+        return queries.observed
+
+    @override
     def compact(
-        self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
+        self, observed: Any, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
         numbers = _numbers(rule, prompt_lengths, rule.kept_of)
+        if isinstance(observed, reference.Observed):
+            observed, numbers["softmax"] = observed
         return reference.compact(observed, keys, values, prompt_lengths, **numbers)
 
     @override
@@ -202,7 +218,7 @@ class ObservedAttention(ScoredEviction):
     def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
         return reference.compact_turn(
             turn.queries[:, :, -rule.window :], turn.keys, turn.values, turn.lengths, turn.new_lengths,
-            **_numbers(rule, turn.positions, rule.kept_after),
+            **_numbers(rule, turn.positions, rule.kept_after), softmax=turn.softmax,
         )  # fmt: skip
 
     @override
@@ -296,9 +312,11 @@ def _kept(case: PromptCase, rule: Constants, budget: int | Array, indices: Array
     inputs = float32(case.q_window), float32(case.k), float32(case.v), torch.from_numpy(case.prompt_lengths)
     budgets = budget if isinstance(budget, int) else torch.from_numpy(budget)
     kernels = torch.tensor([rule.pool_kernel_of(count) for count in case.prompt_lengths.tolist()])
-    numbers: dict[str, Any] = {"prompt_budget": budgets, "pool_kernel": kernels, "pool_kind": rule.pool_kind}
+    numbers: dict[str, Any] = {
+        "prompt_budget": budgets, "pool_kernel": kernels, "pool_kind": rule.pool_kind, "softmax": case.softmax
+    }  # fmt: skip
     expected = reference.compact(*inputs, **numbers).indices.numpy()
-    prompts = Prompts((case.q_window,), case.k, case.v, case.prompt_lengths)
+    prompts = Prompts((case.q_window,), case.k, case.v, case.prompt_lengths, softmax=case.softmax)
     return KeptOfPrompt(prompts, expected, indices, OBSERVED_ATTENTION.ranking(rule))
 
 
@@ -342,7 +360,8 @@ def _ranked(case: PromptCase, rule: Constants) -> tuple[Array, Array]:
     from kvc_trt.reference.selection import best
 
     q, k, n = float32(case.q_window), float32(case.k), torch.from_numpy(case.prompt_lengths)
-    values = scores(q, k, n, pool_kernel=rule.pool_kernel, pool_kind=rule.pool_kind).values
+    pooling: dict[str, Any] = {"pool_kernel": rule.pool_kernel, "pool_kind": rule.pool_kind}
+    values = scores(q, k, n, **pooling, softmax=case.softmax).values
     positions = torch.arange(k.shape[2])
     window = (positions >= n[:, None, None] - rule.window) & (positions < n[:, None, None])
     values = torch.where(window, torch.inf, values)

@@ -75,6 +75,7 @@ class FirstAndLast(PromptEviction):
     """Keep the first tokens of a prompt and its last ones."""
 
     name = "recent"
+    any_softmax = True
     operators = None
     turn = "The first tokens of the conversation and its last ones stay."
     query_agnostic = True
@@ -194,6 +195,7 @@ class Ring(DecodeSelection):
     """Overwrite the oldest token that is not a sink, then read everything."""
 
     name = "recent"
+    any_softmax = True
     operators = (RECENT_ATTENTION, RANKED_RECENT_ATTENTION)
     evicts_while_decoding = True
     drops_before_append = True
@@ -271,7 +273,7 @@ def _run(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
         ring = _turned(case, rule, turned)
         output, k_cache, v_cache = operator.run(**{**case.inputs(), "cache_lengths": case.cache_lengths + turned})
         expected = reference.dense_attention(
-            float32(case.query), float32(ring.keys), float32(ring.values), ring.lengths
+            float32(case.query), float32(ring.keys), float32(ring.values), ring.lengths, softmax=case.softmax
         )
         found += Found(moved=((k_cache, ring.keys), (v_cache, ring.values)), computed=((output, expected.numpy()),))
     return found
@@ -289,7 +291,8 @@ def _run_ranked(operator: RunnableAlone, case: StepCase, rule: Constants) -> Fou
         newest = ring.lengths.numpy() - 1
         query = _rotated(case.query[:, :, None], tables, newest[:, None, None])[:, :, 0]
         turned_keys = _rotated(keys, tables, np.arange(rule.capacity)[None, None])
-        expected = reference.dense_attention(query, turned_keys, float32(values), ring.lengths)
+        rows = turned_keys, float32(values), ring.lengths
+        expected = reference.dense_attention(query, *rows, softmax=case.softmax)
         found += Found(
             moved=((result[1], ring.keys), (result[2], ring.values)), computed=((result[0], expected.numpy()),)
         )

@@ -172,6 +172,17 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class ClampedGate:
+    """The gate of experts that have biases: down(g sigmoid(gain g) (u + 1)), g and u being gate(x) and up(x) clamped.
+
+    The router has a bias too, and all three matrices of every expert (gpt-oss)."""
+
+    limit: float
+    """g is at most so large, and the magnitude of u."""
+    gain: float
+
+
+@dataclass(frozen=True)
 class Description:
     """The parts of a decoder and how they are put together; the defaults are Llama's.
 
@@ -188,12 +199,31 @@ class Description:
     """Channels of a head that rotate; None for all."""
     attention_scale: float | None = None
     """The factor of query times key; None for 1/sqrt(head_size)."""
+    attention_softcap: float | None = field(default=None, repr=False)
+    """A bound c on the logits of attention: l becomes c tanh(l / c) (arXiv 2408.00118); None for none."""
+    attention_sinks: bool = field(default=False, repr=False)
+    """True if each query head has a logit of its own in the softmax's denominator, and nothing else of it."""
+    clamped_gate: ClampedGate | None = field(default=None, repr=False)
+    """The gate of `experts`; None for that of `feed_forward`, without biases."""
     embedding_scale: float = 1.0
     learned_positions: bool = False
     """True: the residual stream begins with a vector of the token and one of its position."""
     residual_scale: float = 1.0
     """The factor of what attention and feed-forward add to the residual stream."""
     logit_scale: float = 1.0
+    logit_softcap: float | None = field(default=None, repr=False)
+    """The same bound on the logits of the vocabulary, after their scale."""
+
+    @property
+    def later_parts(self) -> dict[str, object]:
+        """The parts that the first description could not have, by name; a false value where there is none."""
+        names = ("attention_softcap", "attention_sinks", "clamped_gate", "logit_softcap")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def identity(self) -> str:
+        """Every part as text; of the later parts those that there are."""
+        return repr(self) + "".join(f" {name}={value!r}" for name, value in self.later_parts.items() if value)
 
 
 @dataclass(frozen=True)
@@ -225,7 +255,8 @@ class ModelConfig:
     @property
     def identity(self) -> str:
         """Every field as text; that of Llama's parts does not name them, and is the same in all versions."""
-        return repr(self) if self.description == Description() else f"{self!r}{self.description!r}"
+        own = self.description
+        return repr(self) if own == Description() else f"{self!r}{own.identity}"
 
     @property
     def rotary_channels(self) -> int:

@@ -21,6 +21,7 @@ from kvc_trt.models.config import Activation, Description, ModelConfig
 from kvc_trt.models.family_weights import Rows
 from kvc_trt.models.gguf.keys import GgufKeys
 from kvc_trt.models.sources.rotary_settings import Base, Length
+from kvc_trt.models.weights import WeightSource
 from kvc_trt.validation import ForeignSchema
 
 DType = Literal["float32", "float16", "bfloat16"]
@@ -124,6 +125,8 @@ class Family:
     """Where the tensors of `expected_tensors` are that a checkpoint has elsewhere than under the same names."""
     stacks: Callable[[ModelConfig], Mapping[str, Sequence[str]]] | None = None
     """The tensors of a checkpoint that are, one under the other, one of `expected_tensors`, where they are several."""
+    other_form: Callable[[WeightSource, ModelConfig], WeightSource] | None = None
+    """Reads a checkpoint whose experts are stored in another form, in floats or in MXFP4, before `stacks`."""
     gguf: GgufArchitecture | None = None
 
 

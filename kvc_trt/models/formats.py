@@ -11,6 +11,7 @@ from kvc_trt.models.family import family
 from kvc_trt.models.family_weights import channel_order, in_our_order
 from kvc_trt.models.sources.checkpoint import Checkpoint
 from kvc_trt.models.sources.fp8 import as_floats
+from kvc_trt.models.sources.fused_experts import is_mxfp4
 from kvc_trt.models.sources.hub import is_repository
 from kvc_trt.models.sources.hugging_face import read_config, read_json_object
 from kvc_trt.models.sources.int4 import Layout, int4_layout, unpacked
@@ -51,7 +52,10 @@ def weights_of(checkpoint: AnyCheckpoint) -> WeightSource:
     config, own = checkpoint.config, family(checkpoint.config.architecture)
     places = None if own.weights is None else own.weights(config)
     theirs = {places[name].name if places and name in places else name for name in expected_tensors(config)}
-    floats = as_floats(unpacked(checkpoint, checkpoint.quantisation, where, theirs))
+    quantisation = None if is_mxfp4(checkpoint.quantisation) else checkpoint.quantisation
+    floats = as_floats(unpacked(checkpoint, quantisation, where, theirs))
+    if own.other_form is not None:
+        floats = own.other_form(floats, config)
     if own.stacks is not None:
         floats = StackedWeights(floats, own.stacks(config))
     return in_our_order(floats, config, places, interleaved=own.interleaved)
@@ -77,4 +81,4 @@ def int4_layout_of(directory: Path) -> Layout | None:
     """Return how a Hugging Face directory stores matrices in four bits; None if it does not."""
     path = directory / "config.json"
     given = read_json_object(path).get("quantization_config")
-    return None if given is None else int4_layout(given, f"{path}: quantization_config")
+    return None if given is None or is_mxfp4(given) else int4_layout(given, f"{path}: quantization_config")

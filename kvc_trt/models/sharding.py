@@ -137,6 +137,8 @@ def _problem(model: ModelConfig, ranks: int) -> str | None:
         return "linear layers (Gated DeltaNet) are not divided among ranks"
     if any(one.gated for one in model.description.attention):
         return "gates of attention's result are not divided among ranks"
+    if any(model.description.later_parts.values()):
+        return "capped logits, sinks of attention and clamped gates are not computed on ranks"
     if model.rotary_bases:
         return "sliding layers with a rotary base of their own are not divided among ranks"
     if model.description.feed_forward.bias:

@@ -39,6 +39,11 @@ CONVOLUTION, DECAY, DECAY_BIAS = f"{LINEAR}.conv1d.weight", f"{LINEAR}.A_log", f
 """The convolution [channels,1,kernel] of queries, then keys, then values; logarithm and bias of each head's decay."""
 EXPERT_MATRICES = tuple(f"mlp.experts.{projection}_proj.weight" for projection in ("gate", "up", "down"))
 """The matrices of all experts of a layer, one expert's rows under those of the one before."""
+ROUTER_BIAS = "mlp.gate.bias"
+EXPERT_BIASES = tuple(name.removesuffix(".weight") + ".bias" for name in EXPERT_MATRICES)
+"""The biases of the router [experts], and of all experts' matrices, where the gate is clamped."""
+SINKS = "self_attn.sinks"
+"""The sinks of a layer's query heads [heads], where attention has some."""
 
 # Tensors that some exporters store although they follow from the configuration, and those of layers that predict the
 # tokens after the next one, on which no logits depend.
@@ -111,7 +116,11 @@ def _layer_tensors(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]
     if norms.reads_norm and norms.place != "shared":
         tensors |= _norm(config, "post_attention_layernorm", hidden)
     experts = config.experts(layer)
-    tensors |= _feed_forward_tensors(config) if experts is None else _expert_tensors(experts, hidden)
+    tensors |= (
+        _feed_forward_tensors(config)
+        if experts is None
+        else _expert_tensors(experts, hidden, biases=description.clamped_gate is not None)
+    )
     if norms.adds_norm:
         tensors |= _norm(config, FEED_FORWARD_RESULT_NORM, hidden)
     return tensors
@@ -132,6 +141,8 @@ def _attention_tensors(config: ModelConfig, *, gated: bool) -> dict[str, tuple[i
     if config.qk_norm:
         for name, width in (("q", query), ("k", key)):
             tensors[f"self_attn.{name}_norm.weight"] = (config.head_size if norms.heads == "each" else width,)
+    if config.description.attention_sinks:
+        tensors[SINKS] = (config.num_attention_heads,)
     tensors["self_attn.o_proj.weight"] = (hidden, query)
     if config.output_bias:
         tensors["self_attn.o_proj.bias"] = (hidden,)
@@ -165,7 +176,7 @@ def _feed_forward_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return tensors
 
 
-def _expert_tensors(experts: Experts, hidden: int) -> dict[str, tuple[int, ...]]:
+def _expert_tensors(experts: Experts, hidden: int, *, biases: bool) -> dict[str, tuple[int, ...]]:
     gate, up, down = EXPERT_MATRICES
     inner = (experts.count * experts.size, hidden)
     tensors: dict[str, tuple[int, ...]] = {
@@ -174,6 +185,9 @@ def _expert_tensors(experts: Experts, hidden: int) -> dict[str, tuple[int, ...]]
         up: inner,
         down: (experts.count * hidden, experts.size),
     }
+    if biases:
+        matrices = zip(EXPERT_BIASES, EXPERT_MATRICES, strict=True)
+        tensors |= {ROUTER_BIAS: (experts.count,), **{bias: tensors[matrix][:1] for bias, matrix in matrices}}
     if experts.shared_size:
         for projection in ("gate_proj", "up_proj"):
             tensors[f"{SHARED_EXPERT}.{projection}.weight"] = (experts.shared_size, hidden)

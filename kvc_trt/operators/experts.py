@@ -2,7 +2,8 @@
 
 A token's logits are its products with the router's rows. The `chosen` largest of them choose its experts, equal ones
 the lowest index first. An expert's weight is its part of the softmax over all logits, divided by the sum of the chosen
-parts if `normalised`. The result is the sum of weight * down(silu(gate(x)) * up(x)) over a token's experts.
+parts if `normalised`. The result is the sum of weight * down(silu(gate(x)) * up(x)) over a token's experts. Experts
+with a clamped gate (`ClampedGate`) have biases, and so has the router.
 
 The body takes the distinct experts of all tokens in ascending order, one after the other: it gathers an expert's
 matrices and its tokens, so that a step reads the weights of the experts it chooses and of no others. It computes in
@@ -13,13 +14,15 @@ row adds up in another order than one with several, and a token's result must no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvc_trt.operators.dimensions import INT32_MAX
 from kvc_trt.operators.quantised_linear import BITS, BLOCK_SIZE, unpacked
-from kvc_trt.operators.schema import CACHE, FLOAT, FLOAT16, UINT8, Attribute, Operator, Tensor
+from kvc_trt.operators.schema import CACHE, FLOAT, FLOAT16, UINT8, Attribute, Element, Operator, Tensor
 from kvc_trt.operators.shapes import Layout, float32, one
 
 if TYPE_CHECKING:
@@ -28,32 +31,54 @@ if TYPE_CHECKING:
 CHOSEN = Attribute("chosen", 1, INT32_MAX, "experts of a token")
 NORMALISED = Attribute("normalised", 0, 1, "1: the weights of a token's experts sum to one")
 MATRICES = ("gate", "up", "down")
+GATE_LIMIT, GATE_GAIN = "gate_limit", "gate_gain"
+"""Names of an engine's numbers of a clamped gate."""
 
 Matrix = Callable[["Emitter", str, "Value"], "Value"]
 """Writes the float32 matrix [out,in] of one expert: emitter, name of the operator's matrix, index of the expert."""
 
 
-def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+Gate = Callable[["Emitter", "Value", "Value"], "Value"]
+"""Writes what the last matrix multiplies: emitter, gate [n,Inner] and up [n,Inner], in float32."""
+
+
+def _write(emit: Emitter, layout: Layout, *, clamped: bool = False) -> Mapping[str, Value]:
     def matrix(inner: Emitter, name: str, expert: Value) -> Value:
         return float32(inner, inner.Gather(name, expert))
 
-    return {"y": emit.CastLike(_mixed(emit, matrix), "x")}
+    return {"y": emit.CastLike(_mixed(emit, matrix, _clamping(layout) if clamped else None), "x")}
 
 
-def _write_quantised(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+def _write_quantised(emit: Emitter, layout: Layout, *, clamped: bool = False) -> Mapping[str, Value]:
     bits = emit.attribute("bits")
 
     def matrix(inner: Emitter, name: str, expert: Value) -> Value:
         packed, scales = (inner.Gather(f"{name}_{part}", expert) for part in ("packed", "scales"))
         return unpacked(inner, packed, scales, bits)
 
-    return {"y": emit.Identity(_mixed(emit, matrix))}
+    return {"y": emit.Identity(_mixed(emit, matrix, _clamping(layout) if clamped else None))}
 
 
-def _mixed(emit: Emitter, matrix: Matrix) -> Value:
-    """Write the sum over every token's experts, FLOAT [T,In]."""
+def _clamping(layout: Layout) -> Gate:
+    """Return the gate of experts with biases, whose numbers are those of the engine."""
+    limit, gain = (np.float32(layout.number(name)) for name in (GATE_LIMIT, GATE_GAIN))
+
+    def clamp(emit: Emitter, gate: Value, up: Value) -> Value:
+        gate, up = emit.Min(gate, limit), emit.Clip(up, -limit, limit)
+        own = emit.Mul(gate, emit.Sigmoid(emit.Mul(gate, gain)))
+        return str(emit.Mul(own, emit.Add(up, np.float32(1))))
+
+    return clamp
+
+
+def _silu(emit: Emitter, gate: Value, up: Value) -> Value:
+    return str(emit.Mul(emit.Mul(gate, emit.Sigmoid(gate)), up))
+
+
+def _mixed(emit: Emitter, matrix: Matrix, clamp: Gate | None) -> Value:
+    """Write the sum over every token's experts, FLOAT [T,In]; with `clamp`, router and matrices have biases."""
     x = float32(emit, "x")
-    experts, weights = _routed(emit, x)
+    experts, weights = _routed(emit, x, biased=clamp is not None)
     found = emit.Unique(emit.Reshape(experts, [-1]), sorted=1)
 
     def add(inner: Emitter, iteration: Value, total: Value) -> Value:
@@ -62,9 +87,13 @@ def _mixed(emit: Emitter, matrix: Matrix) -> Value:
         tokens = inner.Slice(places, [0], [1], [1])
         again = inner.Concat(tokens, inner.Slice(tokens, [0], [1], [0]), axis=0)
         rows = inner.GatherND(x, again)
-        gate, up = (inner.Gemm(rows, matrix(inner, name, expert), transB=1) for name in MATRICES[:2])
-        activated = inner.Mul(inner.Mul(gate, inner.Sigmoid(gate)), up)
-        result = inner.Gemm(activated, matrix(inner, MATRICES[2], expert), transB=1)
+
+        def multiply(values: Value, name: str) -> Value:
+            bias = [] if clamp is None else [float32(inner, inner.Gather(f"{name}_bias", expert))]
+            return str(inner.Gemm(values, matrix(inner, name, expert), *bias, transB=1))
+
+        gate, up = (multiply(rows, name) for name in MATRICES[:2])
+        result = multiply((clamp or _silu)(inner, gate, up), MATRICES[2])
         own = inner.Slice(result, [0], [-1], [0])
         weighted = inner.Mul(own, inner.Unsqueeze(inner.GatherND(weights, places), [1]))
         return str(inner.ScatterND(total, tokens, weighted, reduction="add"))
@@ -72,9 +101,10 @@ def _mixed(emit: Emitter, matrix: Matrix) -> Value:
     return emit.accumulate(emit.Size(found), emit.Mul(x, np.float32(0)), add)
 
 
-def _routed(emit: Emitter, x: Value) -> tuple[Value, Value]:
+def _routed(emit: Emitter, x: Value, *, biased: bool) -> tuple[Value, Value]:
     """Write the experts of each token, INT64 [T,chosen], and their weights, FLOAT."""
-    logits = emit.Gemm(x, float32(emit, "router"), transB=1)
+    bias = [float32(emit, "router_bias")] if biased else []
+    logits = emit.Gemm(x, float32(emit, "router"), *bias, transB=1)
     _, experts = emit.TopK(logits, one(emit, emit.attribute("chosen")), axis=1, outputs=2)
     parts = emit.GatherElements(emit.Softmax(logits, axis=1), experts, axis=1)
     total = emit.ReduceSum(parts, [1], keepdims=1)
@@ -120,3 +150,31 @@ QUANTISED_EXPERTS = Operator(
     attributes=(CHOSEN, NORMALISED, BITS, BLOCK_SIZE),
     write=_write_quantised,
 )
+
+
+def _biases(element: Element) -> tuple[Tensor, ...]:
+    """Return the inputs that the operators with a clamped gate have in addition."""
+    of_matrices = (Tensor(f"{name}_bias", element, ("Experts", _sides(name)[0])) for name in MATRICES)
+    return Tensor("router_bias", element, ("Experts",)), *of_matrices
+
+
+CLAMPED_EXPERTS = replace(
+    EXPERTS,
+    name="KvcClampedExperts",
+    summary="KvcExperts with biases and a clamped gate.",
+    inputs=(*EXPERTS.inputs, *_biases(CACHE)),
+    write=partial(_write, clamped=True),
+    native=False,
+)
+
+QUANTISED_CLAMPED_EXPERTS = replace(
+    QUANTISED_EXPERTS,
+    name="KvcQuantisedClampedExperts",
+    summary="KvcClampedExperts with matrices in 4 or 8 bits.",
+    inputs=(*QUANTISED_EXPERTS.inputs, *_biases(FLOAT)),
+    write=partial(_write_quantised, clamped=True),
+    native=False,
+)
+
+OF_EXPERTS = tuple(one.name for one in (EXPERTS, QUANTISED_EXPERTS, CLAMPED_EXPERTS, QUANTISED_CLAMPED_EXPERTS))
+"""The operators of feed-forward blocks of experts."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS, CacheFormat, format_of_code
-from kvc_trt.operators.schema import CACHE_FORMAT, Element, Operator, Tensor
+from kvc_trt.operators.schema import CACHE_FORMAT, SOFTMAX, Element, Operator, Tensor
 from kvc_trt.operators.tensors import FP8_BOUNDS
 
 REVISION = 4
@@ -31,6 +31,8 @@ def native_name(operator: str, attributes: Mapping[str, int]) -> str:
     parts = [] if form.name == AUTO else [form.name]
     if attributes.get(FP8_BOUNDS.name, 0):
         parts.append(FP8_BOUNDS.name)
+    if attributes.get(SOFTMAX.name, 0):
+        parts.append(SOFTMAX.name)  # of which the library has none
     return "_".join([operator, *parts])
 
 

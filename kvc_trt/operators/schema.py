@@ -27,6 +27,7 @@ from kvc_trt.operators.dimensions import (
     evaluate,
     names_in,
 )
+from kvc_trt.operators.softmax import CAPPED, SINK_LOGITS, WITH_SINKS
 
 if TYPE_CHECKING:
     from onnx import FunctionProto
@@ -70,7 +71,8 @@ class Attribute:
 _LAST_FORMAT = max(form.code for form in CACHE_FORMATS.values())
 CACHE_FORMAT = Attribute("cache_format", 0, _LAST_FORMAT, "how keys and values are stored", bits=32)
 BY_LENGTH = Attribute("by_length", 0, 1, "1: each row has its own prompt_budgets and pool_kernels", bits=32)
-OF_SOME_CALLS = (CACHE_FORMAT, BY_LENGTH)
+SOFTMAX = Attribute("softmax", 0, CAPPED | WITH_SINKS, "1: logits are capped, 2: sinks in the denominator", bits=32)
+OF_SOME_CALLS = (CACHE_FORMAT, BY_LENGTH, SOFTMAX)
 """Attributes that only some calls have; without them they are 0."""
 
 
@@ -144,6 +146,8 @@ class Operator:
     A turn's operators are not: their time goes into matrix products, which ONNX Runtime computes as fast."""
     by_length: tuple[Tensor, ...] = ()
     """The inputs that it has only where its attribute of that name is 1: numbers of each row by its own length."""
+    attends: bool = False
+    """True if it computes a softmax of queries and keys that calls may give a cap and sinks (`softmax.py`)."""
     stores: bool = False
     """True if it stores or reads vectors of a cache, so that what it computes depends on the cache's format."""
     form: CacheFormat | None = None
@@ -170,14 +174,19 @@ class Operator:
         some = tuple(replace(tensor, optional=True) for tensor in self.by_length)
         return replace(self, by_length=some).with_lengths() if some else self
 
+    def with_softmax(self, code: int) -> Operator:
+        """Return the operator with a softmax of that attribute, which no kernel has; itself for the plain softmax."""
+        return _with_softmax(self, code) if code and self.attends else self
+
     def for_numbers(self, numbers: Mapping[str, int]) -> Operator:
-        """Return the operator in the form that a call's attributes name: its caches' format, and numbers by length."""
+        """Return the operator in the form that a call's attributes name: cache format, numbers by length, softmax."""
         own = self.in_format(format_of_code(numbers.get(CACHE_FORMAT.name, 0)))
-        return own.with_lengths() if numbers.get(BY_LENGTH.name) else own
+        own = own.with_lengths() if numbers.get(BY_LENGTH.name) else own
+        return own.with_softmax(numbers.get(SOFTMAX.name, 0))
 
     @cached_property
     def call_attributes(self) -> tuple[Attribute, ...]:
-        """The attributes of all its calls, those of some calls last."""
+        """The attributes of the calls that kernels may serve, those of some calls last."""
         some = ((CACHE_FORMAT, self.stores and self.form is None), (BY_LENGTH, bool(self.by_length)))
         return (*self.attributes, *(attribute for attribute, has in some if has))
 
@@ -200,6 +209,7 @@ class Operator:
             raise ValueError(f"{self.name} has no body: it is an operator of the kernel libraries alone")
         emit, own = Emitter(), self.in_format(layout.cache_format)
         own = own.with_lengths() if layout.by_length else own
+        own = own.with_softmax(layout.softmax.code)
         written = self.write(emit, layout)
         own._check_names("outputs", written, own.outputs)
         outputs = {name: written[name] for name in _names(own.outputs)}
@@ -313,6 +323,15 @@ class Operator:
     ) -> None:
         if set(found) != set(_names(expected)):
             raise ValueError(f"{self.name}: expected {kind} {', '.join(_names(expected))}, found {', '.join(found)}")
+
+
+@cache
+def _with_softmax(operator: Operator, code: int) -> Operator:
+    sinks = (Tensor(SINK_LOGITS, CACHE, ("H",), "in the denominator of each query head"),) if code & WITH_SINKS else ()
+    return replace(
+        operator, inputs=(*operator.inputs, *sinks), attributes=(*operator.attributes, SOFTMAX), attends=False,
+        kernel=None, native=False,
+    )  # fmt: skip
 
 
 @cache

@@ -11,6 +11,7 @@ import numpy as np
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS, CacheFormat
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators.dimensions import page_multiple
+from kvc_trt.operators.softmax import PLAIN, SoftmaxForm
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
@@ -83,6 +84,8 @@ class Layout:
     """How caches store keys and values."""
     by_length: bool = False
     """True if rows of a compaction have numbers of their own."""
+    softmax: SoftmaxForm = PLAIN
+    """What attention makes of logits."""
 
     @property
     def lowest(self) -> np.ndarray:

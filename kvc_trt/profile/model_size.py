@@ -69,7 +69,8 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
     sizes = {name: math.prod(shape) for name, shape in expected_tensors(model).items()}
     embedding = sizes.pop(_EMBEDDING)
     lm_head, positions = sizes.pop(_LM_HEAD, embedding), sizes.pop(POSITIONS, 0)
-    vectors = sum(size for name, size in sizes.items() if name.endswith(("norm.weight", ".bias", DECAY, DECAY_BIAS)))
+    of_vectors = ("norm.weight", ".bias", ".sinks", DECAY, DECAY_BIAS)
+    vectors = sum(size for name, size in sizes.items() if name.endswith(of_vectors))
     experts, part = sum(size for name, size in sizes.items() if ".mlp.experts." in name), model.description.experts
     linear = sum(sizes.values()) - vectors - experts
     share = 0.0 if part is None else part.chosen / part.count

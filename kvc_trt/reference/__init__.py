@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvc_trt.reference.keydiff import keep_distinct
     from kvc_trt.reference.quest import quest_attention
     from kvc_trt.reference.recent import keep_recent
+    from kvc_trt.reference.softmax import Observed, Softmax
     from kvc_trt.reference.sparq import sparq_attention
     from kvc_trt.reference.stored import Stored, store
     from kvc_trt.reference.topk import exact_topk
@@ -51,6 +52,7 @@ else:
         "kvc_trt.reference.keydiff": ("keep_distinct",),
         "kvc_trt.reference.quest": ("quest_attention",),
         "kvc_trt.reference.recent": ("keep_recent",),
+        "kvc_trt.reference.softmax": ("Observed", "Softmax"),
         "kvc_trt.reference.sparq": ("sparq_attention",),
         "kvc_trt.reference.stored": ("Stored", "store"),
         "kvc_trt.reference.tova": ("keep_attended", "tova_attention"),
@@ -62,7 +64,9 @@ __all__ = [
     "Compacted",
     "ExpectedQueries",
     "LayerCache",
+    "Observed",
     "Selection",
+    "Softmax",
     "Stored",
     "Turn",
     "append",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvc_trt.reference.linear import LinearState
 from kvc_trt.reference.selection import gather_rows
+from kvc_trt.reference.softmax import PLAIN, Softmax
 
 
 @dataclass
@@ -35,12 +36,14 @@ class LayerCache:
     """int32 [B,G,k] (or one list per query head): the slots read by the latest step; None if it read all."""
     budgets: list[int] | None = None
     """The tokens that each row stores, if steps evict and budgets are set per prompt."""
+    softmax: Softmax = PLAIN
+    """What the attention of the layer's heads makes of logits."""
 
     def row(self, b: int) -> LayerCache:
         """Return one row with what a step reads of it, as views."""
         one = slice(b, b + 1)
         scores = None if self.scores is None else self.scores[one]
-        return LayerCache(self.keys[one], self.values[one], self.lengths[one], scores=scores)
+        return LayerCache(self.keys[one], self.values[one], self.lengths[one], scores=scores, softmax=self.softmax)
 
     @property
     def capacity(self) -> int:

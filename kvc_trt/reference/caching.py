@@ -24,6 +24,7 @@ from kvc_trt.reference.dense import dense_attention
 from kvc_trt.reference.layers import Rotary
 from kvc_trt.reference.recent import keep_recent, make_room
 from kvc_trt.reference.rules import HeadGroup, Method, PromptQueries, Rule
+from kvc_trt.reference.softmax import PLAIN, Softmax
 from kvc_trt.reference.stored import read_back
 from kvc_trt.reference.turn import Turn, append_block, extend_attention, join
 
@@ -36,6 +37,8 @@ class Projected(NamedTuple):
     values: Tensor
     plain_query: Tensor
     plain_keys: Tensor
+    softmax: Softmax = PLAIN
+    """What the layer's attention makes of logits."""
 
 
 class Tokens(NamedTuple):
@@ -113,7 +116,8 @@ class LayerCaches:
         joined = join(source.keys, source.values, source.lengths, k_new, v_new, new_lengths)
         queries = _stacked([row.query for row in rows], longest)
         window = rule.capacity if rule.slides else None
-        attended = extend_attention(queries, joined[0], joined[1], source.lengths, new_lengths, window=window)
+        softmax, stored = rows[0].softmax, (source.lengths, new_lengths)
+        attended = extend_attention(queries, joined[0], joined[1], *stored, window=window, softmax=softmax)
         assert source.positions is not None
         places = torch.cat([source.positions, source.positions.new_zeros(*joined[0].shape[:2], longest)], dim=2)
         for b, (m, n) in enumerate(zip(source.lengths.tolist(), new_lengths.tolist(), strict=True)):
@@ -128,7 +132,7 @@ class LayerCaches:
             *joined, new_lengths, positions + new_lengths,
             _stacked([row.query for row in rows], longest, last=True),
             lambda: _stacked([row.plain_query for row in rows], longest), self._rotary_tables(where[0]), places,
-            None if cache.scores is None else _with_room(cache.scores, joined[0].shape[2]),
+            None if cache.scores is None else _with_room(cache.scores, joined[0].shape[2]), softmax,
         )  # fmt: skip
         kept = self._compact_turn(turn, rule, cache.budgets)
         held = places.gather(2, kept.indices.clamp(min=0).long()).masked_fill(kept.indices < 0, -1)
@@ -140,9 +144,9 @@ class LayerCaches:
         size = self._config.num_attention_heads // self._config.num_key_value_heads
         kv_heads = list(range(self._config.num_key_value_heads) if group.kv_heads is None else group.kv_heads)
         heads = [kv * size + head for kv in kv_heads for head in range(size)]
-        query, keys, values, plain_query, plain_keys = projected
+        query, keys, values, plain_query, plain_keys, softmax = projected
         mine = query[:, heads], keys[:, kv_heads], values[:, kv_heads], plain_query[:, heads], plain_keys[:, kv_heads]
-        return Projected(*mine), heads
+        return Projected(*mine, softmax.of_heads(heads)), heads
 
     def _append(
         self, where: tuple[int, int], group: HeadGroup, cache: LayerCache, new: Projected, positions: Tensor
@@ -181,6 +185,7 @@ class LayerCaches:
             _stacked([row.query for row in rows], min(parameters.window, longest), last=True),
             lambda: _stacked([row.plain_query for row in rows], longest),
             self._rotary_tables(where[0]),
+            rows[0].softmax,
         )
         keys = _stacked([row.plain_keys if parameters.positions == "cache" else row.keys for row in rows], longest)
         values = _stacked([row.values for row in rows], longest)
@@ -193,10 +198,10 @@ class LayerCaches:
             observed = parameters.observe(queries, prompt_lengths)
             kept = self.method.compact(observed, keys, values, prompt_lengths, parameters)
         else:
-            kept = self._compact_to(budgets, queries.window, keys, values, prompt_lengths)
+            kept = self._compact_to(budgets, queries, keys, values, prompt_lengths)
         survivors = self.read_back(Tokens(*where, parameters, kept.indices.long()), kept.keys, kept.values)
         kept = kept._replace(keys=survivors[0], values=survivors[1])
-        cache = LayerCache(kept.keys, kept.values, kept.lengths)
+        cache = LayerCache(kept.keys, kept.values, kept.lengths, softmax=queries.softmax)
         if budgets is not None and parameters.evicts_while_decoding and not parameters.slides:
             cache.budgets = budgets
         self._fill(cache, kept, parameters)
@@ -222,14 +227,15 @@ class LayerCaches:
             cache.page_min, cache.page_max = extremes
 
     def _compact_to(
-        self, budgets: list[int], window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor
+        self, budgets: list[int], queries: PromptQueries, keys: Tensor, values: Tensor, prompt_lengths: Tensor
     ) -> Compacted:
         """Apply the method's compaction to each row with its own budget."""
         rows = []
         for b, budget in enumerate(budgets):
             alone = self._parameters.keeping(budget)
             one = slice(b, b + 1)
-            rows.append(self.method.compact(window[one], keys[one], values[one], prompt_lengths[one], alone))
+            observed = queries._replace(window=queries.window[one]).observed
+            rows.append(self.method.compact(observed, keys[one], values[one], prompt_lengths[one], alone))
         return _together(rows, self._parameters.most_kept)
 
     def _compact_turn(self, turn: Turn, rule: Rule, budgets: list[int] | None) -> Compacted:
@@ -253,7 +259,7 @@ class LayerCaches:
     def _select(self, layer: int, group: HeadGroup, new: Projected, cache: LayerCache) -> Tensor:
         """Attend to what the policy reads, [B,heads,D]; then drop what it evicts."""
         if self._is_exempt(group):
-            return dense_attention(new.query, cache.keys, cache.values, cache.lengths)
+            return dense_attention(new.query, cache.keys, cache.values, cache.lengths, softmax=cache.softmax)
         query, seen = new.query, cache
         if group.parameters.positions == "cache" and self._config.attention(layer).rotary:
             query = self._rotary(new.plain_query, cache.lengths - 1)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kvc_trt.reference import checks
 from kvc_trt.reference.selection import best_ascending, dot_products, gather_rows, sum_in_order
+from kvc_trt.reference.softmax import PLAIN, Softmax
 
 PoolKind = Literal["max", "avg"]
 """How votes spread to neighbours."""
@@ -46,14 +47,15 @@ class PromptScores(NamedTuple):
 
 def compact(
     q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor,
-    *, prompt_budget: int | Tensor, pool_kernel: int | Tensor, pool_kind: PoolKind = "max",
+    *, prompt_budget: int | Tensor, pool_kernel: int | Tensor, pool_kind: PoolKind = "max", softmax: Softmax = PLAIN,
 ) -> Compacted:  # fmt: skip
     """Keep `prompt_budget` tokens per KV head of every prompt longer than that, all tokens of the others.
 
     q_window [B,H,W,D]: the last W queries after RoPE, row i at position n-W+i (rows below 0 are ignored);
     keys, values [B,G,S,D] after RoPE; prompt_lengths [B], each in 1..S. The window itself is always kept.
     `prompt_budget` and `pool_kernel` may be integers [B], one per prompt; then C = min(the largest budget, S).
-    `pool_kind` is "max", or "avg" for SnapKV's average-pooling (arXiv 2404.14469, section 5.2): `_sum_pool`.
+    `pool_kind` is "max", or "avg" for SnapKV's average-pooling (arXiv 2404.14469, section 5.2): `_sum_pool`. Votes are
+    probabilities of the layer's `softmax`.
     """
     batch, heads, size, rows = _check(q_window, keys, values, prompt_lengths)
     budgets, kernels = (checks.per_row(name, value, batch) for name, value in (
@@ -69,7 +71,7 @@ def compact(
     for b, n in enumerate(rows):
         index = torch.arange(n, device=keys.device).expand(heads, n)
         if n > budgets[b]:
-            votes, _ = _row_scores(q_window[b], keys[b, :, :n], kernels[b], pool_kind)
+            votes, _ = _row_scores(q_window[b], keys[b, :, :n], kernels[b], pool_kind, softmax)
             winners = best_ascending(votes, budgets[b] - window)
             index = torch.cat([winners, index[:, n - window :]], dim=-1)
         length = index.shape[1]
@@ -80,8 +82,9 @@ def compact(
 
 
 def scores(
-    q_window: Tensor, keys: Tensor, prompt_lengths: Tensor, *, pool_kernel: int, pool_kind: PoolKind = "max"
-) -> PromptScores:
+    q_window: Tensor, keys: Tensor, prompt_lengths: Tensor, *, pool_kernel: int, pool_kind: PoolKind = "max",
+    softmax: Softmax = PLAIN,
+) -> PromptScores:  # fmt: skip
     """Return the values that `compact` ranks, also for rows that fit and need no ranking."""
     batch, heads, _, rows = _check(q_window, keys, keys, prompt_lengths)
     checks.number("pool_kernel", pool_kernel, 1, odd=True)
@@ -90,20 +93,25 @@ def scores(
     magnitude = keys.new_zeros(batch, heads)
     for b, n in enumerate(rows):
         window = min(q_window.shape[2], n)
-        found = _row_scores(q_window[b, :, -window:], keys[b, :, :n], pool_kernel, pool_kind)
+        found = _row_scores(q_window[b, :, -window:], keys[b, :, :n], pool_kernel, pool_kind, softmax)
         ranked[b, :, : n - window], magnitude[b] = found
     return PromptScores(ranked, magnitude)
 
 
-def _row_scores(q_window: Tensor, keys: Tensor, pool_kernel: int, pool_kind: PoolKind) -> tuple[Tensor, Tensor]:
+def _row_scores(
+    q_window: Tensor, keys: Tensor, pool_kernel: int, pool_kind: PoolKind, softmax: Softmax
+) -> tuple[Tensor, Tensor]:
     """Score one prompt, one KV head at a time: q_window [H,W,D], keys [G,n,D] -> pooled votes [G,n-W] and M [G]."""
     heads, (_, window, size), n = keys.shape[0], q_window.shape, keys.shape[1]
     positions = torch.arange(n, device=keys.device)
     hidden = positions > positions[n - window :, None]
     votes, magnitude = keys.new_empty(heads, n - window), keys.new_empty(heads)
+    group = len(q_window) // heads
     for kv, queries in enumerate(q_window.reshape(heads, -1, window, size)):
         logits = dot_products(queries.flatten(0, 1), keys[kv]).reshape(*queries.shape[:2], n) / math.sqrt(size)
-        attention = torch.softmax(logits.masked_fill(hidden, -torch.inf), dim=-1)
+        masked = softmax.capped(logits).masked_fill(hidden, -torch.inf)
+        own = softmax.of_heads(list(range(kv * group, (kv + 1) * group)))
+        attention = own.probabilities(masked[None])[0]
         per_head = sum_in_order(attention[..., : n - window], 1)
         votes[kv] = sum_in_order(per_head, 0)
         magnitude[kv] = (queries.abs() @ keys[kv].abs().T).max() / math.sqrt(size)

@@ -20,6 +20,7 @@ from kvc_trt.models.weights import (
     ATTENTION_RESULT_NORM,
     FEED_FORWARD_RESULT_NORM,
     POSITIONS,
+    SINKS,
     WeightSource,
 )
 from kvc_trt.reference import checks
@@ -30,6 +31,7 @@ from kvc_trt.reference.experts import mixed
 from kvc_trt.reference.layers import DecoderWeights, Rotary, Weights, layer_norm, linear, mlp, rms_norm
 from kvc_trt.reference.linear import LinearState, linear_attention
 from kvc_trt.reference.rules import Method, Rule
+from kvc_trt.reference.softmax import Softmax
 from kvc_trt.reference.squeeze import squeeze
 
 
@@ -168,7 +170,7 @@ class ReferenceDecoder:
         row = self._project(index, weights, hidden, torch.arange(len(hidden)))
         query, keys, values = (part.transpose(0, 1) for part in row[:3])
         window = self.config.attention(index).window
-        output = causal_attention(query, keys, values, window=window).transpose(0, 1)
+        output = causal_attention(query, keys, values, window=window, softmax=row.softmax).transpose(0, 1)
         return row, self._after_attention(weights, hidden, output)
 
     @torch.inference_mode()
@@ -229,11 +231,11 @@ class ReferenceDecoder:
         factors = query_scale(config, index)
         if factors is not None:
             query = query * torch.from_numpy(factors).to(self.dtype)
-        attention = config.attention(index)
+        attention, softmax = config.attention(index), Softmax(self._parts.attention_softcap, weights.get(SINKS))
         if not attention.rotary:
-            return Projected(query, keys, values, query, keys)
+            return Projected(query, keys, values, query, keys, softmax)
         rotary = self._rotary[attention.rotary_base]
-        return Projected(rotary(query, positions), rotary(keys, positions), values, query, keys)
+        return Projected(rotary(query, positions), rotary(keys, positions), values, query, keys, softmax)
 
     def _norm_heads(self, weight: Tensor, x: Tensor) -> Tensor:
         """Apply the norm of queries or keys [N,heads*D], head by head or over all of them."""
@@ -267,7 +269,7 @@ class ReferenceDecoder:
         name = "input_layernorm" if norms.place == "shared" else "post_attention_layernorm"
         x = self._read(weights, name, before if norms.side_by_side else hidden)
         if experts is not None:
-            update = mixed(weights, x, experts)
+            update = mixed(weights, x, experts, self._parts.clamped_gate)
         else:
             update = mlp(partial(self._product, weights), x, self._parts.feed_forward)
         return hidden + self._added(weights, FEED_FORWARD_RESULT_NORM, update)
@@ -295,4 +297,5 @@ class ReferenceDecoder:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         norm = self._weights.outer("model.norm")
-        return self._weights.logits(self._norm(norm, "model.norm", hidden)) * self._parts.logit_scale
+        logits = self._weights.logits(self._norm(norm, "model.norm", hidden)) * self._parts.logit_scale
+        return Softmax(self._parts.logit_softcap).capped(logits)

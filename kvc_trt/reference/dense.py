@@ -8,33 +8,37 @@ import torch
 from torch import Tensor
 
 from kvc_trt.reference import checks
+from kvc_trt.reference.softmax import PLAIN, Softmax
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def attend(query: Tensor, keys: Tensor, values: Tensor, softmax: Softmax = PLAIN) -> Tensor:
     """Attend to all entries of one row: [H,D], [G,n,D], [G,n,D] -> [H,D]; zeros if n = 0."""
     if keys.shape[1] == 0:
         return torch.zeros_like(query)
-    return (attention_weights(query, keys) @ values).reshape(query.shape)
+    return (attention_weights(query, keys, softmax) @ values).reshape(query.shape)
 
 
-def attention_weights(query: Tensor, keys: Tensor) -> Tensor:
-    """Return the attention probabilities of one row's heads: [H,D], [G,n,D] -> [G,g,n]; each sums to 1."""
+def attention_weights(query: Tensor, keys: Tensor, softmax: Softmax = PLAIN) -> Tensor:
+    """Return the attention probabilities of one row's heads: [H,D], [G,n,D] -> [G,g,n]; without sinks they sum to 1."""
     grouped = query.reshape(keys.shape[0], -1, query.shape[1])
-    return torch.softmax(grouped @ keys.transpose(1, 2) / math.sqrt(query.shape[1]), dim=-1)
+    return softmax.probabilities(softmax.capped(grouped @ keys.transpose(1, 2) / math.sqrt(query.shape[1])))
 
 
-def dense_attention(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
+def dense_attention(
+    query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, *, softmax: Softmax = PLAIN
+) -> Tensor:
     """Attention over the first `lengths[b]` slots of each row; the current token is already stored.
 
     query [B,H,D]; keys, values [B,G,C,D]; lengths [B]. Returns [B,H,D]. Raises ValueError for shapes that do not fit.
     """
     rows = check_cache(query, keys, values, lengths)
-    return torch.stack([attend(query[b], keys[b, :, :m], values[b, :, :m]) for b, m in enumerate(rows)])
+    return torch.stack([attend(query[b], keys[b, :, :m], values[b, :, :m], softmax) for b, m in enumerate(rows)])
 
 
 def causal_attention(
-    query: Tensor, keys: Tensor, values: Tensor, block: int = 256, *, window: int | None = None
-) -> Tensor:
+    query: Tensor, keys: Tensor, values: Tensor, block: int = 256, *, window: int | None = None,
+    softmax: Softmax = PLAIN,
+) -> Tensor:  # fmt: skip
     """Exact attention of one row's last n tokens, each seeing itself and all before: [H,n,D], [G,T,D] -> [H,n,D].
 
     With a `window`, each sees so many tokens, itself included. In a prompt, T = n. Computed in blocks of queries, so
@@ -53,9 +57,10 @@ def causal_attention(
         end = min(start + block, n)
         seen = before + end
         logits = grouped[:, :, start:end] @ keys[:, None, :seen].transpose(2, 3) / math.sqrt(size)
+        logits = softmax.capped(logits)
         age = positions[before + start : seen, None] - positions[:seen]
         logits.masked_fill_((age < 0) if window is None else (age < 0) | (age >= window), -torch.inf)
-        output[:, :, start:end] = torch.softmax(logits, dim=-1) @ values[:, None, :seen]
+        output[:, :, start:end] = softmax.probabilities(logits) @ values[:, None, :seen]
     return output.reshape(heads, n, size)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from kvc_trt.reference import checks
 from kvc_trt.reference.dense import attend, check_cache
 from kvc_trt.reference.selection import best, best_ascending, gather_rows, sum_in_order
+from kvc_trt.reference.softmax import PLAIN, Softmax
 
 
 class StepScores(NamedTuple):
@@ -32,7 +33,7 @@ class StepScores(NamedTuple):
 def hybrid_attention(
     query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, page_min: Tensor, page_max: Tensor, *,
     page_size: int, top_r: int, top_k: int, token_budget: int | None = None, dense_until: int | None = None,
-    select: str = "tokens", force_recent: int = 0,
+    select: str = "tokens", force_recent: int = 0, softmax: Softmax = PLAIN,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One step over a cache that already holds the current token.
 
@@ -40,6 +41,7 @@ def hybrid_attention(
     selected int32 [B,G,k], ascending, -1 where a row has fewer. `token_budget` switches "dense when it fits" on: rows
     of at most max(token_budget, dense_until) tokens read all of them, and k is that number if it exceeds `top_k`.
     select="pages" takes whole pages, max(1, top_k div page_size) of them; `force_recent` takes the last tokens first.
+    The layer's `softmax` holds for page scores too: a cap is monotone, so a capped bound is one of capped logits.
     """
     rows = check_cache(query, keys, values, lengths)
     _check(query, keys, page_min, page_max, page_size, top_r)
@@ -57,13 +59,14 @@ def hybrid_attention(
     output = torch.empty_like(query)
     for b, m in enumerate(rows):
         if m <= max(dense_limit, top_k):
-            output[b] = attend(query[b], keys[b, :, :m], values[b, :, :m])
+            output[b] = attend(query[b], keys[b, :, :m], values[b, :, :m], softmax)
             selected[b, :, :m] = torch.arange(m, device=query.device)
             continue
-        found = row_scores(query[b], m, page_min[b], page_max[b], page_size=page_size, top_r=top_r).tokens
+        given = query[b], m, page_min[b], page_max[b]
+        found = row_scores(*given, page_size=page_size, top_r=top_r, softmax=softmax).tokens
         found[:, m - force_recent :] = torch.inf
         chosen = _choose(found, top_k, page_size if select == "pages" else None)
-        output[b] = _attend_chosen(query[b], keys[b], values[b], chosen)
+        output[b] = _attend_chosen(query[b], keys[b], values[b], chosen, softmax)
         for kv, index in enumerate(chosen):
             selected[b, kv, : len(index)] = index
     return output, selected
@@ -71,7 +74,7 @@ def hybrid_attention(
 
 def row_scores(
     query: Tensor, length: int, page_min: Tensor, page_max: Tensor, *, page_size: int, top_r: int,
-    channels: Tensor | None = None,
+    channels: Tensor | None = None, softmax: Softmax = PLAIN,
 ) -> StepScores:  # fmt: skip
     """Score one row: query [H,D], page_min, page_max [G,P,D] -> StepScores (steps 3 to 7 of the method).
 
@@ -89,9 +92,9 @@ def row_scores(
     rising = sum_in_order(grouped, 1).gather(1, chosen)[:, None] > 0  # a sum of exactly 0 takes the minimum
     products = q[:, :, None] * torch.where(rising, high, low)[:, None]
     tempered = temperature(q, grouped)[..., None]
-    by_page = products.sum(dim=-1) / tempered
+    by_page = softmax.capped(products.sum(dim=-1) / tempered)
     by_token = by_page.repeat_interleave(page_size, dim=-1)[..., :length]
-    attention = torch.softmax(by_token, dim=-1)
+    attention = softmax.probabilities(by_token)
     magnitude = (products.abs().sum(dim=-1) / tempered).amax(dim=(1, 2))
     return StepScores(importance, chosen, sum_in_order(attention, 1) / attention.shape[1], magnitude)
 
@@ -111,12 +114,16 @@ def _choose(found: Tensor, top_k: int, page_size: int | None) -> list[Tensor]:
     return [row[row < found.shape[1]] for row in tokens]
 
 
-def _attend_chosen(query: Tensor, keys: Tensor, values: Tensor, chosen: list[Tensor]) -> Tensor:
+def _attend_chosen(query: Tensor, keys: Tensor, values: Tensor, chosen: list[Tensor], softmax: Softmax) -> Tensor:
     if len({len(index) for index in chosen}) == 1:
         index = torch.stack(chosen)
-        return attend(query, gather_rows(keys, index), gather_rows(values, index))
+        return attend(query, gather_rows(keys, index), gather_rows(values, index), softmax)
     grouped = query.reshape(len(chosen), -1, query.shape[-1])
-    per_head = [attend(grouped[kv], keys[kv, None, i], values[kv, None, i]) for kv, i in enumerate(chosen)]
+    heads = torch.arange(len(query)).reshape(len(chosen), -1).tolist()
+    per_head = [
+        attend(grouped[kv], keys[kv, None, i], values[kv, None, i], softmax.of_heads(heads[kv]))
+        for kv, i in enumerate(chosen)
+    ]
     return torch.cat(per_head)
 
 

@@ -8,17 +8,19 @@ from torch import Tensor
 from kvc_trt.reference import checks
 from kvc_trt.reference.dense import attend, check_cache
 from kvc_trt.reference.selection import best
+from kvc_trt.reference.softmax import PLAIN, Softmax
 
 
 def quest_attention(
     query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, page_min: Tensor, page_max: Tensor, *,
-    page_size: int, top_k: int, token_budget: int = 0, dense_until: int | None = None,
+    page_size: int, top_k: int, token_budget: int = 0, dense_until: int | None = None, softmax: Softmax = PLAIN,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One step over a cache that already holds the current token.
 
     query [B,H,D]; keys, values [B,G,C,D]; lengths [B]; page_min, page_max [B,G,P,D]. Each query head reads the newest
     page and the best others, `top_k` div `page_size` pages in all. Returns output [B,H,D] and selected int32 [B,H,k],
     ascending, -1 where a row has fewer; rows of at most max(token_budget, dense_until) tokens read all of them.
+    The layer's `softmax` is that of attention alone: a cap is monotone, and does not change which bound is larger.
     """
     rows = check_cache(query, keys, values, lengths)
     checks.number("page_size", page_size, 1)
@@ -34,14 +36,15 @@ def quest_attention(
     group = query.shape[1] // keys.shape[1]
     for b, m in enumerate(rows):
         if m <= width:
-            output[b] = attend(query[b], keys[b, :, :m], values[b, :, :m])
+            output[b] = attend(query[b], keys[b, :, :m], values[b, :, :m], softmax)
             selected[b, :, :m] = torch.arange(m, device=query.device)
             continue
         scores = page_scores(query[b], m, page_min[b], page_max[b], page_size=page_size)
         for head, of_head in enumerate(scores):
             tokens = _tokens(of_head, pages, page_size, m)
             kv = head // group
-            output[b, head] = attend(query[b, head, None], keys[b, kv, None, tokens], values[b, kv, None, tokens])[0]
+            entries, own = (keys[b, kv, None, tokens], values[b, kv, None, tokens]), softmax.of_heads([head])
+            output[b, head] = attend(query[b, head, None], *entries, own)[0]
             selected[b, head, : len(tokens)] = tokens
     return output, selected
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvc_trt.reference.cache import LayerCache, Selection
 from kvc_trt.reference.compaction import Compacted
+from kvc_trt.reference.softmax import PLAIN, Observed, Softmax
 from kvc_trt.reference.turn import Turn
 
 
@@ -21,6 +22,13 @@ class PromptQueries(NamedTuple):
     """Returns [B,H,S,D]: all queries before RoPE, position i in row i; zeros past a row's end."""
     rotary_tables: tuple[Tensor, Tensor]
     """Cosine and sine of every position, [L,D/2]."""
+    softmax: Softmax = PLAIN
+    """What the attention of these heads makes of logits."""
+
+    @property
+    def observed(self) -> Tensor | Observed:
+        """What compaction by the last queries observes: them, and the softmax where it is not plain."""
+        return self.window if self.softmax.plain else Observed(self.window, self.softmax)
 
 
 class Rule(Protocol):

@@ -17,6 +17,7 @@ from kvc_trt.reference import checks
 from kvc_trt.reference.bounds import append_in_place
 from kvc_trt.reference.compaction import Compacted, PoolKind, compact
 from kvc_trt.reference.dense import causal_attention
+from kvc_trt.reference.softmax import PLAIN, Softmax
 
 
 class Turn(NamedTuple):
@@ -41,6 +42,8 @@ class Turn(NamedTuple):
     """int64 [B,G,T]: the logical position of each token."""
     scores: Tensor | None = None
     """[B,G,T]: attention that each token has received before the turn, if the policy evicts by it."""
+    softmax: Softmax = PLAIN
+    """What the layer's attention makes of logits."""
 
     def row(self, b: int) -> Turn:
         """Return one row of the batch."""
@@ -48,7 +51,7 @@ class Turn(NamedTuple):
         return Turn(
             self.keys[one], self.values[one], self.lengths[one], self.new_lengths[one], self.positions[one],
             self.queries[one], lambda: plain()[one], self.rotary_tables, self.places[one],
-            None if self.scores is None else self.scores[one],
+            None if self.scores is None else self.scores[one], self.softmax,
         )  # fmt: skip
 
 
@@ -69,8 +72,9 @@ def join(
 
 
 def extend_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, new_lengths: Tensor, *, window: int | None = None
-) -> Tensor:
+    queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, new_lengths: Tensor, *, window: int | None = None,
+    softmax: Softmax = PLAIN,
+) -> Tensor:  # fmt: skip
     """Attend from new tokens to everything stored and causally to each other; -> [B,H,M,D], zeros for padding.
 
     queries [B,H,M,D], padded on the right; keys, values [B,G,T,D]: `lengths` [B] stored entries, then `new_lengths`
@@ -90,7 +94,7 @@ def extend_attention(
     output = torch.zeros_like(queries)
     for b, (m, n) in enumerate(zip(stored, new, strict=True)):
         row = queries[b, :, :n], keys[b, :, : m + n], values[b, :, : m + n]
-        output[b, :, :n] = causal_attention(*row, window=window)
+        output[b, :, :n] = causal_attention(*row, window=window, softmax=softmax)
     return output
 
 
@@ -116,7 +120,7 @@ def append_block(
 
 def compact_turn(
     q_window: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, new_lengths: Tensor,
-    *, prompt_budget: int | Tensor, pool_kernel: int | Tensor, pool_kind: PoolKind = "max",
+    *, prompt_budget: int | Tensor, pool_kernel: int | Tensor, pool_kind: PoolKind = "max", softmax: Softmax = PLAIN,
 ) -> Compacted:  # fmt: skip
     """Keep `prompt_budget` of the stored and new tokens of every row that has more: `compact` over both, row by row.
 
@@ -124,6 +128,7 @@ def compact_turn(
     then new ones; lengths [B]: stored and new; new_lengths [B]. The last min(W, new_lengths[b]) queries of a row vote
     and their tokens are always kept; pooling runs over slots. Indices count slots of `keys`.
     `prompt_budget` and `pool_kernel` may be integers [B], one per row, and `pool_kind` is one for all, as in `compact`.
+    Votes are probabilities of the layer's `softmax`.
     """
     window, batch = q_window.shape[2], len(keys)
     new = checks.lengths("new_lengths", new_lengths, batch, 1, keys.shape[2])
@@ -134,7 +139,7 @@ def compact_turn(
     for b, n in enumerate(new):
         one, voting = slice(b, b + 1), q_window[b : b + 1, :, window - min(window, n) :]
         numbers = {"prompt_budget": budgets[b], "pool_kernel": kernels[b]}
-        row = compact(voting, keys[one], values[one], lengths[one], **numbers, pool_kind=pool_kind)
+        row = compact(voting, keys[one], values[one], lengths[one], **numbers, pool_kind=pool_kind, softmax=softmax)
         missing = slots - row.indices.shape[2]
         rows.append((
             pad(row.keys, (0, 0, 0, missing)), pad(row.values, (0, 0, 0, missing)),

@@ -20,6 +20,8 @@ from kvc_trt.errors import VerificationFailed
 from kvc_trt.graph.state import CacheSite, cache_sites
 from kvc_trt.methods.base.isolated_runs import ReadByStep, float32
 from kvc_trt.methods.rankings.ranking import Prompts
+from kvc_trt.reference.rules import PromptQueries
+from kvc_trt.reference.softmax import PLAIN, Softmax
 from kvc_trt.runtime.session.batch import Batch
 from kvc_trt.verify.codes.parts import read_caches
 from kvc_trt.verify.codes.stored_tokens import StoredTokens
@@ -27,6 +29,7 @@ from kvc_trt.verify.rankings.array_errors import larger
 from kvc_trt.verify.rankings.index_lists import IndexComparison, compare_kept
 from kvc_trt.verify.rankings.steps import compare_step
 from kvc_trt.verify.reference_run import StepInputs
+from kvc_trt.verify.softmaxes import softmaxes
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
@@ -120,7 +123,7 @@ def observe(
     """Run `batch` and `steps` steps with every list of chosen tokens exposed, and what KvcCompact and a step got."""
     compactions, selections = target.compactions(), target.selections()
     exposed = {name for op in (*compactions, *selections) for name in (*op.inputs, *op.outputs)}
-    sites = cache_sites(engine.model, engine.parameters)
+    sites, own = cache_sites(engine.model, engine.parameters), softmaxes(engine)
     stored = StoredTokens.of(target, sites, "prefill", "decode")
     if stored is not None:
         exposed |= stored.names()
@@ -134,7 +137,7 @@ def observe(
                 inputs = [executor.exposed(name) for name in op.inputs]
                 indices = executor.exposed(op.outputs[-1])
                 found.compaction += judge_compaction(
-                    sites[op.cache], inputs, indices, batch, truncates=target.truncates
+                    sites[op.cache], inputs, indices, batch, own[sites[op.cache].layer], truncates=target.truncates
                 )
             found.kept[op.cache] = executor.exposed(op.outputs[-1]).copy()
         if stored is not None:
@@ -152,7 +155,9 @@ def observe(
             if step % COMPARED_EVERY == COMPARED_EVERY - 1 or step == steps - 1:
                 stored.compare(executor.buffers, positions)
         for op in selections:
-            compared, error = _judge_selection(sites[op.cache], executor, op, lengths[op.cache], target.truncates)
+            site = sites[op.cache]
+            given = lengths[op.cache], own[site.layer], target.truncates
+            compared, error = _judge_selection(site, executor, op, *given)
             found.selection += compared
             found.output_error = larger(found.output_error, error)
             found.read.setdefault(op.cache, []).append(executor.exposed(op.outputs[-1]).copy())
@@ -181,8 +186,9 @@ def step_inputs(
 
 
 def judge_compaction(
-    site: CacheSite, inputs: Sequence[Array], indices: Array, batch: Batch, *, truncates: bool = False
-) -> IndexComparison:
+    site: CacheSite, inputs: Sequence[Array], indices: Array, batch: Batch, softmax: Softmax = PLAIN, *,
+    truncates: bool = False,
+) -> IndexComparison:  # fmt: skip
     """Compare what KvcCompact kept of a batch with the reference on what it got: q_window, keys and values.
 
     `truncates`: tensor cores have summed the products of scores.
@@ -192,16 +198,24 @@ def judge_compaction(
     if (width := q_window.shape[2]) != rule.window:
         return IndexComparison(1, wrong=(f"cache {site.cache}: a window of {width}, not {rule.window}",))
     q, k, v = (float32(array) for array in (q_window, keys, values))
-    expected = rule.eviction.compact(q, k, v, torch.from_numpy(batch.prompt_lengths), rule).indices.numpy()
-    prompts = Prompts((q_window,), keys, values, batch.prompt_lengths)
+    lengths, unread = torch.from_numpy(batch.prompt_lengths), (q.new_empty(0), q.new_empty(0))
+    # What chooses by a window reads neither plain queries nor rotary tables.
+    observed = rule.observe(PromptQueries(q, lambda: q, unread, softmax), lengths)
+    expected = rule.eviction.compact(observed, k, v, lengths, rule).indices.numpy()
+    prompts = Prompts((q_window,), keys, values, batch.prompt_lengths, softmax=softmax)
     return compare_kept(rule.eviction.ranking(rule), prompts, expected, indices, truncates=truncates)
 
 
 def _judge_selection(
-    site: CacheSite, executor: ObservedExecutor, op: Watched, lengths: NDArray[np.int64], truncates: bool
+    site: CacheSite,
+    executor: ObservedExecutor,
+    op: Watched,
+    lengths: NDArray[np.int64],
+    softmax: Softmax,
+    truncates: bool,
 ) -> tuple[IndexComparison, float]:
     rows = len(lengths)
     keys, values = read_caches(executor.buffers, site.name, site.parameters.cache_format, rows)
     query, output, selected = map(executor.exposed, (*op.inputs, *op.outputs))
-    read = ReadByStep(keys, values, lengths, output, selected)
+    read = ReadByStep(keys, values, lengths, output, selected, softmax)
     return compare_step(query, read, site.parameters, exact=True, truncates=truncates)

@@ -282,7 +282,7 @@ class _Replay:
             ranking = parameters.selection.ranking(parameters)
             assert ranking is not None, "its choices can be judged"
             query_seen, keys_seen, slack = self._seen(query, cache)
-            step = Step.of_tensors(query_seen, keys_seen, cache.lengths)
+            step = Step.of_tensors(query_seen, keys_seen, cache.lengths, cache.softmax)
             found, explained = judge_read(ranking, step, own.numpy(), given, slack)
             scored_by = ranking.scored_by(step, explained, slack)
         self.compared += self._located(found)
@@ -315,7 +315,7 @@ def _output_of(
     """Return what a step of `rule` gives that reads `selected` [B,G,k] or [B,H,k]; `scored_by` is its ranking's."""
     shared = selected.shape[1] // cache.keys.shape[1]
     keys, values = (table.repeat_interleave(shared, dim=1) for table in (cache.keys, cache.values))
-    attended = attend_selected(query, keys, values, selected)
+    attended = attend_selected(query, keys, values, selected, cache.softmax)
     return rule.selection.output_of(attended, query, cache, selected, rule, scored_by)
 
 

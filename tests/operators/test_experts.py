@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.backends.torch.model import experts as in_torch
-from kvc_trt.models.config import Experts
-from kvc_trt.models.weights import EXPERT_MATRICES, ROUTER
+from kvc_trt.models.config import ClampedGate, Experts
+from kvc_trt.models.weights import EXPERT_BIASES, EXPERT_MATRICES, ROUTER, ROUTER_BIAS
 from kvc_trt.reference.experts import mixed, routed
 from kvc_trt.verify.rungs.expert_operators import ExpertCase, case_error, expert_case
-from tests.expert_cases import BITS, body_of, experts, numbers_of
+from tests.expert_cases import BITS, CLAMPED, body_of, experts, numbers_of
 from tests.graph.small_models import SingleNode
 
 
 def by_body(case: ExpertCase) -> np.ndarray:
-    node = SingleNode(body_of(case.bits), numbers_of(case))
+    node = SingleNode(body_of(case.bits, case.clamped), numbers_of(case))
     return node(*case.inputs.values())["y"]
 
 
@@ -29,27 +29,39 @@ def in_pytorch(case: ExpertCase) -> dict[str, torch.Tensor]:
     weights = {name: torch.from_numpy(value) for name, value in case.weights.items()}
     gate, up, down = EXPERT_MATRICES
     joined = torch.cat([weights[gate], weights[up]])
-    return {ROUTER: weights[ROUTER], "mlp.experts.gate_up_proj.weight": joined, down: weights[down]}
+    found = {ROUTER: weights[ROUTER], "mlp.experts.gate_up_proj.weight": joined, down: weights[down]}
+    if case.clamped is not None:
+        gate, up, down = EXPERT_BIASES
+        found |= {name: weights[name] for name in (ROUTER_BIAS, down)}
+        found["mlp.experts.gate_up_proj.bias"] = torch.cat([weights[gate], weights[up]])
+    return found
 
 
+@pytest.mark.parametrize("clamped", CLAMPED)
 @pytest.mark.parametrize("bits", BITS)
 @settings(max_examples=20, deadline=None)
 @given(part=experts(), tokens=st.integers(1, 9), ties=st.booleans(), seed=st.integers(0, 1000))
-def test_the_body_computes_the_reference(bits: int | None, part: Experts, tokens: int, ties: bool, seed: int) -> None:
-    case = expert_case(part, np.random.default_rng(seed), tokens=tokens, hidden=64, bits=bits, ties=ties)
+def test_the_body_computes_the_reference(
+    bits: int | None, clamped: ClampedGate | None, part: Experts, tokens: int, ties: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    case = expert_case(part, rng, tokens=tokens, hidden=64, bits=bits, ties=ties, clamped=clamped)
     assert case_error(case, by_body(case)) <= (1e-5 if bits is None else 1.0)
     # The body rounds no input.
     assert case_error(replace(case, bits=None), by_body(case)) <= 1e-5
 
 
+@pytest.mark.parametrize("clamped", CLAMPED)
 @settings(max_examples=30, deadline=None)
 @given(part=experts(), tokens=st.integers(1, 9), ties=st.booleans(), seed=st.integers(0, 1000))
-def test_pytorch_computes_the_reference_grouped_and_gathered(part: Experts, tokens: int, ties: bool, seed: int) -> None:
-    case = expert_case(part, np.random.default_rng(seed), tokens=tokens, hidden=64, ties=ties)
+def test_pytorch_computes_the_reference_grouped_and_gathered(
+    clamped: ClampedGate | None, part: Experts, tokens: int, ties: bool, seed: int
+) -> None:
+    case = expert_case(part, np.random.default_rng(seed), tokens=tokens, hidden=64, ties=ties, clamped=clamped)
     weights, x = in_pytorch(case), torch.from_numpy(case.x)
-    chosen, shares = in_torch.routed(weights[ROUTER], x, part)
+    chosen, shares = in_torch.routed(weights[ROUTER], x, part, weights.get(ROUTER_BIAS))
     for compute in (in_torch.grouped, in_torch.gathered):
-        found = compute(weights, x, part, chosen, shares)
+        found = compute(weights, x, part, chosen, shares, clamped)
         assert case_error(case, found.numpy()) <= 1e-5
 
 

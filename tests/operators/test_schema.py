@@ -29,7 +29,15 @@ from kvc_trt.operators.shapes import HeadShape, Layout
 NUMBERS = {"page_size": 4, "top_r": 8, "top_k": 16, "token_budget": 32, "dense_until": 24, "fp8_bounds": 0}
 COMPACTION = {"prompt_budget": 8, "capacity": 16, "pool_kernel": 3, "page_size": 4, "fp8_bounds": 0}
 LAYOUT = Layout(
-    HeadShape(4, 2, 16), numbers={"pool_kernel": 7, "reallocate": 1, "budgeted_layers": 3, "squeeze_share": 0.5}
+    HeadShape(4, 2, 16),
+    numbers={
+        "pool_kernel": 7,
+        "reallocate": 1,
+        "budgeted_layers": 3,
+        "squeeze_share": 0.5,
+        "gate_limit": 7.0,
+        "gate_gain": 1.7,
+    },
 )
 
 

@@ -71,6 +71,29 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Cohere2",
         {"num_hidden_layers": 4, "sliding_window": 64, "logit_scale": 0.4},
     ),
+    "gemma2": (
+        "Gemma2",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "sliding_window": 64,
+            "query_pre_attn_scalar": 4,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 2.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma2-within-its-window": (
+        "Gemma2",
+        {
+            "head_dim": 16,
+            "sliding_window": 900,
+            "query_pre_attn_scalar": 4,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": None,
+            "tie_word_embeddings": False,
+        },
+    ),
     "gemma3": (
         "Gemma3",
         {
@@ -108,6 +131,37 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "opt": ("OPT", {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 64}),
     "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "sliding_window": 64,
+            "swiglu_limit": 1.5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 128,
+            },
+        },
+    ),
+    "gpt-oss-within-its-window": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 900,
+            "attention_bias": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
     "qwen2-moe": (
         "Qwen2Moe",
         {

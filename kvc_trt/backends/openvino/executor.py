@@ -16,6 +16,7 @@ from kvc_trt.backends.openvino.prefill import CompiledGraph
 from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.engine.program import Program, read_graph
 from kvc_trt.graph.rewrites.expose import expose
+from kvc_trt.methods.base.graph_context import softmax_of
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
@@ -76,5 +77,6 @@ class OpenVinoExecutor(OnnxRuntimeExecutor):
 def target_of(program: Program, options: RunOptions) -> Target:
     """Return what the form of a program's prefill graph depends on."""
     model = program.model
-    heads = AttentionHeads(model.num_attention_heads, model.num_key_value_heads, model.head_size)
+    plain = not softmax_of(model).code
+    heads = AttentionHeads(model.num_attention_heads, model.num_key_value_heads, model.head_size, plain)
     return Target(heads, program.dtype, options.prefill_precision, options.threads)

@@ -24,7 +24,7 @@ from kvc_trt.methods.base.registry import operators
 from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
-from kvc_trt.operators.schema import BY_LENGTH, CACHE_FORMAT
+from kvc_trt.operators.schema import OF_SOME_CALLS
 from kvc_trt.operators.tensors import SINCE_BEFORE
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _calling(name: str, loaded: Mapping[Identity, ForeignOperator]) -> Conversio
     schema = operators()[name]
 
     def convert(node: Any) -> list[openvino.Output]:
-        own = schema.for_numbers({one.name: node.get_attribute(one.name, 0) for one in (CACHE_FORMAT, BY_LENGTH)})
+        own = schema.for_numbers({one.name: node.get_attribute(one.name, 0) for one in OF_SOME_CALLS})
         names = [one.name for one in own.attributes]
         attributes = {name: node.get_attribute(name, SINCE_BEFORE.get(name)) for name in names}
         called = loaded[name, tuple(sorted(attributes.items()))]

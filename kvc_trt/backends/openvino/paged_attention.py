@@ -28,11 +28,13 @@ class AttentionHeads:
     heads: int
     kv_heads: int
     head_size: int
+    plain_softmax: bool = True
+    """False if logits have a cap or sinks."""
 
     @property
     def supported(self) -> bool:
         """True if paged attention takes them; otherwise the operator's body runs."""
-        return self.head_size % _HEAD_SIZE_STEP == 0
+        return self.plain_softmax and self.head_size % _HEAD_SIZE_STEP == 0
 
 
 def paged_attention(query: Output, key: Output, value: Output, heads: AttentionHeads, stored: str) -> Output:

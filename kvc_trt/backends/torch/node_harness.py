@@ -16,6 +16,7 @@ from kvc_trt.backends.stored_blocks import stored_blocks
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
 from kvc_trt.backends.torch.harness import TorchHarness, TorchOperator
 from kvc_trt.backends.torch.model.prompt_attention import prefill_attention, sliding_attention
+from kvc_trt.backends.torch.model.shaped_attention import shaped_attention
 from kvc_trt.backends.torch.nodes.program import Operators
 from kvc_trt.backends.torch.policy_path import PolicyPath, policy_path
 from kvc_trt.engine.program import twin_program
@@ -27,6 +28,7 @@ from kvc_trt.methods.base.registry import operators
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.attention.sliding_attention import SLIDING_ATTENTION
 from kvc_trt.operators.compaction.compact import BY_WINDOW
+from kvc_trt.reference.softmax import Softmax
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -64,13 +66,23 @@ class NodeHarness(TorchHarness):
             windows.setdefault(site.parameters.capacity if site.parameters.slides else 0, []).append(site)
         whole = len({site.layer for site in windows.pop(0, [])})
         found: list[EngineOperator] = [
-            TorchOperator(SLIDING_ATTENTION.name, len(sites), _sliding(window), device, sites[0].cache)
+            TorchOperator(SLIDING_ATTENTION.name, len(sites), self._attention(window), device, sites[0].cache)
             for window, sites in windows.items()
         ]
         if whole:
-            body = TorchOperator(PREFILL_ATTENTION.name, whole, lambda q, k, v: (prefill_attention(q, k, v),), device)
-            found.insert(0, body)
+            found.insert(0, TorchOperator(PREFILL_ATTENTION.name, whole, self._attention(None), device))
         return found
+
+    def _attention(self, window: int | None) -> Callable[..., tuple[Tensor, ...]]:
+        """Return attention over a prompt by the names of the operator's inputs."""
+        cap = self._engine.model.description.attention_softcap
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, sink_logits: Tensor | None = None) -> tuple[Tensor, ...]:
+            if cap is not None or sink_logits is not None:
+                return (shaped_attention(q, k, v, softmax=Softmax(cap, sink_logits), window=window),)
+            return (prefill_attention(q, k, v) if window is None else sliding_attention(q, k, v, window=window),)
+
+        return attend
 
     @override
     def compactions(self) -> list[Watched]:
@@ -137,7 +149,3 @@ def _of_token(block: StoredBlock, token: int, tokens: int) -> StoredBlock:
     """Return the names of a step's keys and values as a pass over several tokens shows them."""
     keys, values = (of_token(name, token, tokens) for name in (block.keys, block.values))
     return replace(block, keys=keys, values=values)
-
-
-def _sliding(window: int) -> Callable[..., tuple[Tensor, ...]]:
-    return lambda q, k, v: (sliding_attention(q, k, v, window=window),)

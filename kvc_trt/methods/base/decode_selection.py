@@ -15,6 +15,7 @@ from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.discovery import objects
 from kvc_trt.operators.schema import BOUND, CACHE, Operator, Tensor
 from kvc_trt.operators.tensors import K_CACHE
+from kvc_trt.reference.softmax import PLAIN, Softmax
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,6 +53,9 @@ class DecodeSelection(ABC):
     """Number of tokens that such a step reads in addition to `top_k`."""
     sums: tuple[str, ...] = ()
     """State to which a step adds, so that undoing one needs a copy from before."""
+    any_softmax = False
+    """True if it chooses rightly where logits of attention are capped or have sinks; otherwise such models are refused.
+    """
     oracle = False
     """True if it reads everything to find the best tokens; then only the reference runs it."""
 
@@ -172,12 +176,13 @@ class DecodeSelection(ABC):
             rebuild_bounds(keys, state["bounds"], steps, rule.page_size)
 
     def layer_cache(
-        self, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, rule: Constants
-    ) -> LayerCache:
+        self, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, rule: Constants,
+        softmax: Softmax = PLAIN,
+    ) -> LayerCache:  # fmt: skip
         """Reference: return the cache that `select` reads, made from keys and values [B,G,C,D] and lengths [B]."""
         from kvc_trt import reference
 
-        cache = reference.LayerCache(keys, values, lengths)
+        cache = reference.LayerCache(keys, values, lengths, softmax=softmax)
         if self.pages:
             extremes = reference.page_bounds(keys, lengths, rule.page_size, fp8=rule.fp8_bounds)
             cache.page_min, cache.page_max = extremes
@@ -204,9 +209,9 @@ class DecodeSelection(ABC):
             [pair for element, pair in state if (element in (CACHE, BOUND)) is copied] for copied in (True, False)
         )
         if "selected" in found:
-            choice = ReadByStep(keys, values, lengths, found["output"], found["selected"])
+            choice = ReadByStep(keys, values, lengths, found["output"], found["selected"], case.softmax)
             return Found((choice,), moved, computed)
-        cache = self.layer_cache(float32(keys), float32(values), torch.from_numpy(lengths), rule)
+        cache = self.layer_cache(float32(keys), float32(values), torch.from_numpy(lengths), rule, case.softmax)
         expected = self.select(float32(case.query), cache, rule).output.numpy()
         return Found((), moved, [(found["output"], expected), *computed])
 

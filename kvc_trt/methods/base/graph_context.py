@@ -14,9 +14,11 @@ import numpy as np
 
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.weights import SINKS
 from kvc_trt.operators.compaction.store_tokens import STORE_TOKENS
-from kvc_trt.operators.schema import CACHE_FORMAT, Operator, Tensor, parts_of
+from kvc_trt.operators.schema import CACHE_FORMAT, SOFTMAX, Operator, Tensor, parts_of
 from kvc_trt.operators.shapes import count_to, size
+from kvc_trt.operators.softmax import SINK_LOGITS, SoftmaxForm
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE, updated
 from kvc_trt.operators.turns.append_block import APPEND_BLOCK, RAISE_BOUNDS
 from kvc_trt.operators.turns.extend_attention import EXTEND_ATTENTION, TURN_KEYS, TURN_VALUES
@@ -48,6 +50,11 @@ class PromptBatch:
     """`Operator.by_length` of a compaction, INT64 [B] each, by name; empty where all rows are alike."""
 
 
+def softmax_of(config: ModelConfig) -> SoftmaxForm:
+    """Return what all layers of a model make of the logits of attention."""
+    return SoftmaxForm(config.description.attention_softcap, config.description.attention_sinks)
+
+
 @dataclass(frozen=True)
 class CacheLayer:
     """One cache of one layer while a graph is written."""
@@ -75,7 +82,9 @@ class CacheLayer:
     ) -> dict[str, Value]:
         """Append a node of an operator; attributes that are not in `numbers` come from the rule."""
         own = self.form_of(operator)
-        known = {CACHE_FORMAT.name: self.rule.cache_format.code}
+        known = {CACHE_FORMAT.name: self.rule.cache_format.code, SOFTMAX.name: softmax_of(self.config).code}
+        if SINK_LOGITS in {one.name for one in own.inputs}:
+            inputs = {**inputs, SINK_LOGITS: f"model.layers.{self.layer}.{SINKS}"}
         names = [one.name for one in own.attributes if one.name not in numbers]
         given = {name: known[name] if name in known else getattr(self.rule, name) for name in names}
         return operator.call(self.emit, inputs, outputs, **given, **numbers)
@@ -83,7 +92,8 @@ class CacheLayer:
     def form_of(self, operator: Operator) -> Operator:
         """Return the operator with the tensors and attributes that it has in an engine of this rule."""
         own = operator.in_format(self.rule.cache_format)
-        return own.with_lengths() if self.rule.by_length else own
+        own = own.with_lengths() if self.rule.by_length else own
+        return own.with_softmax(softmax_of(self.config).code)
 
     def parts(self, keys: Tensor, values: Tensor) -> list[str]:
         """Return the names of the tensors that hold keys and values in the cache's format."""

@@ -20,6 +20,8 @@ from kvc_trt.operators.cached_vectors import CachedVectors
 from kvc_trt.operators.dimensions import stored_pages
 from kvc_trt.operators.fp8_bounds import EMPTY, codes_of
 from kvc_trt.operators.shapes import LOWEST
+from kvc_trt.operators.softmax import SINK_LOGITS
+from kvc_trt.reference.softmax import PLAIN, Softmax
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +29,14 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Float = NDArray[np.floating]
 Int64 = NDArray[np.int64]
+
+
+def sinks_of(case: PromptCase | StepCase | TurnCase) -> dict[str, Array]:
+    """Return the sinks of a case's softmax by the name of the operators' input, in the type of its keys."""
+    if case.softmax.sinks is None:
+        return {}
+    keys = case.k if isinstance(case, PromptCase) else case.k_new
+    return {SINK_LOGITS: case.softmax.sinks.numpy().astype(keys.dtype)}
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,7 @@ class PromptCase:
     kept_k: Float | None = None
     """The values that a cache gives back of `k`, if its format changes that; the same for `kept_v`."""
     kept_v: Float | None = None
+    softmax: Softmax = PLAIN
 
     def kept(self, indices: Array) -> tuple[Array, Array]:
         """Return what a cache gives back of the keys and values at `indices` [B,G,C], with zeros where one is -1."""
@@ -52,7 +63,8 @@ class PromptCase:
 
     def inputs(self) -> dict[str, Array]:
         """The inputs that all compactions share."""
-        return {"q_window": self.q_window, "k": self.k, "v": self.v, "prompt_lengths": self.prompt_lengths}
+        own = {"q_window": self.q_window, "k": self.k, "v": self.v, "prompt_lengths": self.prompt_lengths}
+        return own | sinks_of(self)
 
     def row(self, number: int) -> PromptCase:
         """Return one prompt of the batch."""
@@ -76,11 +88,12 @@ class StepCase:
     k_cache: Float
     v_cache: Float
     cache_lengths: Int64
+    softmax: Softmax = PLAIN
 
     def inputs(self) -> dict[str, Array]:
         """The inputs that all steps share."""
         names = ("query", "k_new", "v_new", "k_cache", "v_cache", "cache_lengths")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | sinks_of(self)
 
     def appended(self) -> tuple[Array, Array, Array]:
         """Return keys, values and lengths after the append."""
@@ -104,6 +117,7 @@ class TurnCase:
     cache_lengths: Int64
     lengths: Int64
     """New tokens of each row, [B]."""
+    softmax: Softmax = PLAIN
 
     def inputs(self) -> dict[str, Array]:
         """The inputs that the operators of a turn share."""
@@ -124,7 +138,7 @@ class TurnCase:
                 )
             last = min(q_window.shape[2], new)
             q_window[row, :, q_window.shape[2] - last :] = self.q[row, :, new - last : new]
-        return PromptCase(self.name, self.ties, q_window, keys, values, count)
+        return PromptCase(self.name, self.ties, q_window, keys, values, count, softmax=self.softmax)
 
 
 class RunnableAlone(Protocol):
@@ -142,6 +156,7 @@ class ReadByStep(NamedTuple):
     lengths: Array
     output: Array
     selected: Array
+    softmax: Softmax = PLAIN
 
 
 class KeptOfPrompt(NamedTuple):

@@ -55,10 +55,33 @@ class PolicyParameters(Constants):
             raise InputError(f"layer_windows is {self.layer_windows}; expected {windows}, the windows of the model")
         if self.linear_layers != model.linear_layers:
             raise InputError(f"linear_layers is {self.linear_layers}; expected {model.linear_layers}, as in the model")
+        self.check_softmax(model)
         self._check_lengths()
         for name, most in (("skip_layers", layers), ("top_r", model.head_size), ("page_size", self.max_sequence_len)):
             if (found := getattr(self, name)) > most:
                 raise InputError(f"{name} is {found}; expected at most {most}")
+
+    def check_softmax(self, model: ModelConfig) -> None:
+        """Raise InputError where a kind chooses by a plain softmax, and the model's attention has another."""
+        description = model.description
+        capped, sinks = description.attention_softcap is not None, description.attention_sinks
+        if not capped and not sinks:
+            return
+        part = "capped logits of attention" if capped else "sinks of attention"
+        kinds = (("prompt eviction", self.eviction), ("decode selection", self.selection))
+        for kind, one in kinds:
+            if not one.any_softmax:
+                raise InputError(
+                    f"policy {self.policy}: {kind} {one.name} scores tokens without the {part} of "
+                    f"{model.architecture}, expected one that knows them",
+                    hint="--policy rocketkv",
+                )
+        if sinks and self.retrieval_heads is not None:
+            raise InputError(
+                f"policy {self.policy}: heads of a layer are cached apart, and sinks of {model.architecture} are not "
+                "divided among them; expected a policy whose caches have all heads of a layer",
+                hint="--policy rocketkv",
+            )
 
     def _check_lengths(self) -> None:
         """Raise InputError for numbers by length that no policy derives."""

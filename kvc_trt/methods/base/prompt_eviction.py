@@ -62,6 +62,9 @@ class PromptEviction(ABC):
     """True if every token is kept beside the cache that a step reads, so that turns can choose from all."""
     slides = False
     """True if it keeps the window of a layer that the model lets slide: no policy chooses what that is."""
+    any_softmax = False
+    """True if it chooses rightly where logits of attention are capped or have sinks; otherwise such models are refused.
+    """
     trims = False
     """True if `store` can leave more than the budget, ranked, for `trim` to cut once the budget is known."""
 

@@ -65,7 +65,9 @@ def resolve(
     tokens, share = tokens_of(token_budget, max_input_len), share_of(token_budget)
     inputs = PolicyInputs(policy, model, tokens, max_input_len, max_output_len, entry.split or split, given, share)
     check_inputs(inputs)
-    return with_layer_kinds(with_layer_budget(entry.resolve(inputs), inputs), inputs)
+    parameters = with_layer_kinds(with_layer_budget(entry.resolve(inputs), inputs), inputs)
+    parameters.check_softmax(model)
+    return parameters
 
 
 def _setting(name: str) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.methods.rankings.rounding import Float64, Int64
+from kvc_trt.reference.softmax import PLAIN, Observed, Softmax
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,16 +68,25 @@ class Prompts:
     """[B]"""
     texts: Array | None = None
     """[B]: tokens of the conversation, where not all are stored; None: `lengths`."""
+    softmax: Softmax = PLAIN
+    """What the layer's attention makes of logits."""
 
     @classmethod
     def of_tensors(
         cls, observed: Any, keys: Tensor, values: Tensor, lengths: Tensor, texts: Tensor | None = None
     ) -> Prompts:
         """Take the arguments of `PromptEviction.compact`, and the lengths of the texts of a turn."""
+        softmax = PLAIN
+        if isinstance(observed, Observed):
+            observed, softmax = observed
         parts = observed if isinstance(observed, tuple) else (observed,)
         keys_of, values_of, stored = (table.numpy() for table in (keys, values, lengths))
         own = None if texts is None else texts.numpy()
-        return cls(tuple(part.numpy() for part in parts), keys_of, values_of, stored, own)
+        return cls(tuple(part.numpy() for part in parts), keys_of, values_of, stored, own, softmax)
+
+    def softmax_of(self, chosen: ChosenList) -> Softmax:
+        """Return the softmax of the query heads that chose the list."""
+        return softmax_of_list(self.softmax, chosen)
 
     def tokens_of(self, chosen: ChosenList) -> int:
         """Return the number of tokens of the list's text."""
@@ -105,11 +115,17 @@ class Step:
     """[B,G,C,D], with the current token stored."""
     lengths: Array
     """[B], with the current token counted."""
+    softmax: Softmax = PLAIN
+    """What the layer's attention makes of logits."""
 
     @classmethod
-    def of_tensors(cls, query: Tensor, keys: Tensor, lengths: Tensor) -> Step:
+    def of_tensors(cls, query: Tensor, keys: Tensor, lengths: Tensor, softmax: Softmax = PLAIN) -> Step:
         """Take tensors of these shapes."""
-        return cls(query.numpy(), keys.numpy(), lengths.numpy())
+        return cls(query.numpy(), keys.numpy(), lengths.numpy(), softmax)
+
+    def softmax_of(self, chosen: ChosenList) -> Softmax:
+        """Return the softmax of the query heads that chose the list."""
+        return softmax_of_list(self.softmax, chosen)
 
     def stored(self, chosen: ChosenList) -> int:
         """Return the number of tokens in the list's row."""
@@ -123,6 +139,14 @@ class Step:
         """Return the stored keys [m,D] that the list's tokens were chosen from."""
         kv_head = chosen.head * self.keys.shape[1] // chosen.lists
         return self.keys[chosen.row, kv_head, : self.stored(chosen)].astype(np.float64)
+
+
+def softmax_of_list(softmax: Softmax, chosen: ChosenList) -> Softmax:
+    """Return the softmax of the query heads [g] that chose a list."""
+    if softmax.sinks is None:
+        return softmax
+    share = len(softmax.sinks) // chosen.lists
+    return softmax.of_heads(range(chosen.head * share, (chosen.head + 1) * share))
 
 
 def part_of_head(table: Array, head: int, heads: int) -> Float64:

@@ -63,15 +63,15 @@ def _fields_of(description: Description) -> Mapping[str, Any]:
     return {**fields_of_attention(description), "query_pre_attn_scalar": round(scale**-2) if scale else None}
 
 
-def _weights(config: ModelConfig) -> Mapping[str, Rows]:
+def weights_of_norms(config: ModelConfig) -> Mapping[str, Rows]:
+    """Return where a checkpoint of Gemma 2 or 3 has its norms, which multiply by one more than their weight."""
     names = {
         "input_layernorm": "input_layernorm",
         ATTENTION_RESULT_NORM: "post_attention_layernorm",
         "post_attention_layernorm": "pre_feedforward_layernorm",
         FEED_FORWARD_RESULT_NORM: "post_feedforward_layernorm",
-        "self_attn.q_norm": "self_attn.q_norm",
-        "self_attn.k_norm": "self_attn.k_norm",
     }
+    names |= {name: name for name in ("self_attn.q_norm", "self_attn.k_norm") if config.qk_norm}
     layers = (f"model.layers.{layer}" for layer in range(config.num_hidden_layers))
     norms = {f"{layer}.{ours}": f"{layer}.{theirs}" for layer in layers for ours, theirs in names.items()}
     norms["model.norm"] = "model.norm"
@@ -96,7 +96,7 @@ GEMMA3 = Family(
     spelling={"hidden_act": "hidden_activation"},
     absent_kv_heads=4,
     absent_head_size=256,
-    weights=_weights,
+    weights=weights_of_norms,
     # llama.cpp stores norms with the one added.
     gguf=GgufArchitecture(
         ("gemma3",), keys={"sliding_window": WINDOW, "rope_local_base_freq": LOCAL_BASE}, fields=_fields_of_gguf

@@ -17,6 +17,7 @@ from kvc_trt.models.config import Description, LongRope, ModelConfig
 from kvc_trt.models.family import ACTIVATIONS, Family, families
 from kvc_trt.models.sources.containment import contained
 from kvc_trt.models.sources.fp8 import check_quantisation
+from kvc_trt.models.sources.fused_experts import is_mxfp4
 from kvc_trt.models.sources.int4 import int4_layout
 from kvc_trt.models.sources.rotary_settings import rotary_settings, stretched_length
 from kvc_trt.validation import ForeignSchema, validated
@@ -90,7 +91,10 @@ def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[s
         raise wrong("bos_token_id", f"a token id below vocab_size ({fields.vocab_size})")
     if fields.quantization_config is not None:
         where = f"{source}: quantization_config"
-        if int4_layout(fields.quantization_config, where) is None:
+        if is_mxfp4(fields.quantization_config):
+            if family.other_form is None:
+                raise InputError(f"{where}: quant_method is 'mxfp4', expected another for {fields.architectures[0]}")
+        elif int4_layout(fields.quantization_config, where) is None:
             check_quantisation(fields.quantization_config, where)
     base, scaling, fraction = rotary_settings(fields, source)
     try:

@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvc_trt.operators.shapes import MASKED, HeadShape, count_to, float32, size
+from kvc_trt.operators.shapes import MASKED, HeadShape, Layout, count_to, float32, size
+from kvc_trt.operators.softmax import SoftmaxForm, probabilities
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
@@ -24,12 +25,17 @@ class GroupedQuery:
     """[B,G,g,D], unscaled"""
     scaled: Value
     """[B,G,g,D], divided by sqrt(D)"""
+    softmax: SoftmaxForm
+    sinks: Value | None
+    """[G,g,1], if the softmax has sinks"""
 
 
-def group_query(emit: Emitter, query: Value, shape: HeadShape, cache: Value = "k_cache") -> GroupedQuery:
+def group_query(emit: Emitter, query: Value, layout: Layout, cache: Value = "k_cache") -> GroupedQuery:
     """Group `query` [B,H,D] by the KV heads of `cache`."""
+    shape, softmax = layout.shape, layout.softmax
     plain = emit.Reshape(float32(emit, query), shape.grouped(emit, cache))
-    return GroupedQuery(plain, emit.Mul(plain, 1 / math.sqrt(shape.head_size)))
+    sinks = softmax.grouped_sinks(emit, cache, 1)
+    return GroupedQuery(plain, emit.Mul(plain, 1 / math.sqrt(shape.head_size)), softmax, sinks)
 
 
 def attend(emit: Emitter, query: GroupedQuery, keys: Value, values: Value, visible: Value) -> Value:
@@ -42,7 +48,8 @@ def attend_and_show(
 ) -> tuple[Value, Value]:
     """Like `attend`, but also return the attention probabilities [B,G,g,n]."""
     scores = emit.MatMul(query.scaled, emit.Transpose(float32(emit, keys), perm=[0, 1, 3, 2]))
-    weights = emit.Softmax(emit.Where(visible, scores, MASKED), axis=-1)
+    masked = emit.Where(visible, query.softmax.capped(emit, scores), MASKED)
+    weights = probabilities(emit, masked, query.sinks)
     return emit.MatMul(weights, float32(emit, values)), weights
 
 

@@ -32,7 +32,7 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     tables = place.store(NEW.stored_at_once(emit, layout), layout)
     lengths = emit.Add(place.slots, 1)
     longest = emit.ReduceMax(lengths, keepdims=0)
-    query = group_query(emit, "query", shape)
+    query = group_query(emit, "query", layout)
 
     def sliced(branch: Emitter) -> list[Value]:
         return [attend_first(branch, query, tables, lengths, longest)]
@@ -61,6 +61,7 @@ DENSE_ATTENTION = Operator(
         Attribute("dense_until", 0, INT32_MAX, "entries up to which the body attends to a slice of the cache"),
     ),
     write=_write,
+    attends=True,
     stores=True,
     # dense_until chooses between the body's two ways to read the cache; the kernel needs only one.
     kernel=Kernel("kvc_dense_attention", "KvcDenseAttentionParams", ignored=("dense_until",)),

@@ -59,7 +59,7 @@ class AppendedToFree:
     """
 
     def __init__(self, emit: Emitter, layout: Layout, *, by_row: bool = False) -> None:
-        self._emit, self._shape, self._by_row = emit, layout.shape, by_row
+        self._emit, self._layout, self._by_row = emit, layout, by_row
         free = emit.ArgMin("slot_positions", axis=2)
         place = Place(emit, "cache_lengths", layout.shape, emit.Unsqueeze(free, [3]))
         self._tables = place.store(NEW.stored_at_once(emit, layout), layout)
@@ -80,7 +80,7 @@ class AppendedToFree:
         While every row fits, this is the code of KvcDenseAttention on the same slice.
         """
         emit, capacity = self._emit, self._emit.attribute("capacity")
-        query = group_query(emit, "query", self._shape)
+        query = group_query(emit, "query", self._layout)
 
         def attended(branch: Emitter, tables: Tables) -> list[Value]:
             keys, values = tables.read(branch)
@@ -95,7 +95,7 @@ class AppendedToFree:
             return attended(branch, self._tables)
 
         output, received = emit.choose(self._rows.sliced, sliced, in_place, outputs=2)
-        return ungroup(emit, output, "query", self._shape), received
+        return ungroup(emit, output, "query", self._layout.shape), received
 
     def least(self, score: Value) -> Value:
         """Mark the entry of least `score` [B,G or 1,C] (of equals the last) in rows that use all slots; BOOL [B,G,C].

@@ -24,6 +24,7 @@ from kvc_trt.operators.dimensions import MAX_HEAD_SIZE
 from kvc_trt.operators.fp8_bounds import write_values
 from kvc_trt.operators.schema import INT32, Attribute, Kernel, Operator, Tensor
 from kvc_trt.operators.shapes import MASKED, Layout, count_to, float32, scalar, size
+from kvc_trt.operators.softmax import weights_and_total
 from kvc_trt.operators.tensors import (
     BOUNDS,
     CACHE_LENGTHS,
@@ -73,6 +74,8 @@ def _select_and_attend(emit: Emitter, step: AppendedStep, bounds: Value) -> list
 def _page_scores(emit: Emitter, step: AppendedStep, bounds: Value) -> Value:
     """Group score of one token of each page, FLOAT [B,G,1,P] (steps 3 to 7), up to the factor 1/g.
 
+    A cap of logits is monotone, so that of a bound is a bound of capped logits.
+
     The softmax runs over pages and is normalised by tokens, so pages with equal scores stay equal however full.
     """
     query, head_size = step.query.plain, step.layout.shape.head_size
@@ -85,9 +88,15 @@ def _page_scores(emit: Emitter, step: AppendedStep, bounds: Value) -> Value:
     signed = emit.Transpose(emit.GatherND(both_signs, row, batch_dims=2), perm=[0, 1, 3, 2])
     tempered = emit.Div(signed, temperature(emit, query, signed, head_size))
     count = _tokens_in_every_page(emit, step, bounds)
-    estimate = emit.Where(emit.Greater(count, 0.0), emit.MatMul(tempered, bound), MASKED)
-    weight = emit.Softmax(estimate, axis=-1)
-    total = emit.MatMul(weight, emit.Transpose(count, perm=[0, 1, 3, 2]))
+    bounded = step.query.softmax.capped(emit, emit.MatMul(tempered, bound))
+    estimate = emit.Where(emit.Greater(count, 0.0), bounded, MASKED)
+    by_page = emit.Transpose(count, perm=[0, 1, 3, 2])
+    if step.query.sinks is None:
+        weight = emit.Softmax(estimate, axis=-1)
+        total = emit.MatMul(weight, by_page)
+    else:
+        weight, own = weights_and_total(emit, estimate, step.query.sinks)
+        total = emit.Add(emit.MatMul(weight, by_page), own)
     score = emit.MatMul(emit.Transpose(emit.Reciprocal(total), perm=[0, 1, 3, 2]), weight)
     # NaN ranks below every number. Empty pages score 0 (-1 beside NaN) and come last among equals in both cases.
     return str(emit.Where(emit.GreaterOrEqual(score, 0.0), score, -1.0))
@@ -146,6 +155,7 @@ HYBRID_ATTENTION = Operator(
     ),
     formulas={"K": "max(top_k, token_budget, dense_until)"},
     write=_write,
+    attends=True,
     stores=True,
     kernel=Kernel("kvc_hybrid_attention", "KvcHybridAttentionParams"),
 )

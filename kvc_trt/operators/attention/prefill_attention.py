@@ -16,6 +16,7 @@ import numpy as np
 from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.operators.schema import CACHE, Operator, Tensor
 from kvc_trt.operators.shapes import MASKED, Layout, attention_scale, float32, one, scalar, size
+from kvc_trt.operators.softmax import PLAIN, SoftmaxForm, probabilities
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
@@ -29,13 +30,16 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     heads = emit.Concat([0], size(emit, "k", 1), [-1], size(emit, "q", 2), size(emit, "q", 3), axis=0)
     query = emit.Reshape(emit.Mul(float32(emit, "q"), attention_scale(emit, "q", 3)), heads)
     keys, values = float32(emit, "k"), float32(emit, "v")
-    block_mask = future_of_block(emit)
+    block_mask, sinks = future_of_block(emit), layout.softmax.grouped_sinks(emit, "k", 2)
     count = scalar(emit, emit.Div(size(emit, "q", 2), PROMPT_BLOCK))
     last = emit.Sub(count, 1)
     before = emit.Sub(size(emit, "k", 2), size(emit, "q", 2))
 
     def block(body: Emitter, iteration: Value) -> Value:
-        return _attend_block(body, query, keys, values, block_mask, body.Sub(last, iteration), before)
+        given = block_mask, body.Sub(last, iteration), before, layout.softmax, sinks
+        weights, rows, end = weights_of_block(body, query, keys, *given)
+        matrix = body.Reshape(weights, body.Concat([0, 0, -1], end, axis=0))
+        return str(body.Reshape(body.MatMul(matrix, body.Slice(values, [0], end, [2])), body.Shape(rows)))
 
     # The last block needs most memory and comes first, so that the others reuse its memory. In ascending order an
     # allocator would keep the temporaries of every block, whose sum grows with the square of the length.
@@ -51,12 +55,13 @@ def future_of_block(emit: Emitter) -> Value:
 
 
 def weights_of_block(
-    emit: Emitter, query: Value, keys: Value, block_mask: Value, index: Value, before: Value | None = None
-) -> tuple[Value, Value, Value]:
+    emit: Emitter, query: Value, keys: Value, block_mask: Value, index: Value, before: Value | None = None,
+    softmax: SoftmaxForm = PLAIN, sinks: Value | None = None,
+) -> tuple[Value, Value, Value]:  # fmt: skip
     """Return the attention [B,G,g,block,end] of block `index` of `query` [B,G,g,M,D] to all keys up to its end.
 
     Also return the block's queries [B,G,g,block,D] and its end, INT64 [1]. `before`, INT64 [1], is the number of keys
-    before the first query; None for none.
+    before the first query; None for none. `sinks` are FLOAT [G,g,1,1], where the softmax has some.
     """
     first = one(emit, emit.Mul(index, PROMPT_BLOCK))
     rows = emit.Slice(query, first, emit.Add(first, PROMPT_BLOCK), [3])
@@ -65,17 +70,9 @@ def weights_of_block(
     matrix = emit.Reshape(rows, emit.Concat([0, 0, -1], size(emit, query, 4), axis=0))
     scores = emit.MatMul(matrix, emit.Transpose(emit.Slice(keys, [0], end, [2]), perm=[0, 1, 3, 2]))
     mask = emit.Pad(block_mask, emit.Concat([0], start, [0, 0], axis=0), 0.0)
-    by_head = emit.Add(emit.Reshape(scores, emit.Concat(emit.Shape(rows, end=-1), [-1], axis=0)), mask)
-    return emit.Softmax(by_head, axis=-1), rows, end
-
-
-def _attend_block(
-    emit: Emitter, query: Value, keys: Value, values: Value, block_mask: Value, index: Value, before: Value
-) -> Value:
-    """Attention of block `index` of `query` [B,G,g,M,D] to all keys up to the end of the block; -> [B,G,g,block,D]."""
-    weights, rows, end = weights_of_block(emit, query, keys, block_mask, index, before)
-    matrix = emit.Reshape(weights, emit.Concat([0, 0, -1], end, axis=0))
-    return str(emit.Reshape(emit.MatMul(matrix, emit.Slice(values, [0], end, [2])), emit.Shape(rows)))
+    grouped = emit.Reshape(scores, emit.Concat(emit.Shape(rows, end=-1), [-1], axis=0))
+    by_head = emit.Add(softmax.capped(emit, grouped), mask)
+    return probabilities(emit, by_head, sinks), rows, end
 
 
 PREFILL_ATTENTION = Operator(
@@ -88,4 +85,5 @@ PREFILL_ATTENTION = Operator(
     ),
     outputs=(Tensor("o", CACHE, ("B", "H", "M", "D")),),
     write=_write,
+    attends=True,
 )

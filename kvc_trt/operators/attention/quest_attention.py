@@ -89,7 +89,9 @@ def _attend_per_head(emit: Emitter, step: AppendedStep, tokens: Value, taken: Va
     by_head = [0, heads, -1]
     keys, values = step.gather(emit, emit.Reshape(step.rows(emit, tokens), by_head))
     alone = [0, heads, 1, head_size]
-    query = GroupedQuery(emit.Reshape(step.query.plain, alone), emit.Reshape(step.query.scaled, alone))
+    softmax = step.layout.softmax
+    sinks = None if step.query.sinks is None else emit.Reshape(step.query.sinks, [heads, 1, 1])
+    query = GroupedQuery(emit.Reshape(step.query.plain, alone), emit.Reshape(step.query.scaled, alone), softmax, sinks)
     visible = emit.Reshape(taken, by_head)
     attended = attend(emit, query, keys, values, emit.Unsqueeze(visible, [2]))
     return [attended, emit.Where(visible, emit.Reshape(tokens, by_head), -1)]
@@ -109,5 +111,6 @@ QUEST_ATTENTION = Operator(
     attributes=(PAGE_SIZE, TOP_K, TOKEN_BUDGET, DENSE_UNTIL, FP8_BOUNDS),
     formulas={"K": "max(top_k, token_budget, dense_until)"},
     write=_write,
+    attends=True,
     stores=True,
 )

@@ -37,7 +37,7 @@ def _write_recent(emit: Emitter, layout: Layout, *, by_row: bool = False) -> Map
     """
     shape = layout.shape
     ring = _append(emit, layout, by_row=by_row)
-    query = group_query(emit, "query", shape)
+    query = group_query(emit, "query", layout)
 
     def sliced(branch: Emitter) -> list[Value]:
         return [attend_first(branch, query, ring.tables, ring.rows.entries, ring.rows.longest)]
@@ -59,7 +59,7 @@ def _write_ranked(emit: Emitter, layout: Layout, *, by_row: bool = False) -> Map
     last = emit.Sub(ring.rows.capacity, 1)
     newest = emit.Reshape(emit.Min(emit.Sub(ring.rows.stored, 1), last), [-1, 1])
     turned = _rotated(emit, emit.Unsqueeze("query", [2]), newest)
-    query = group_query(emit, emit.Squeeze(turned, [2]), shape)
+    query = group_query(emit, emit.Squeeze(turned, [2]), layout)
 
     def attended_first(branch: Emitter, ranks: Value) -> list[Value]:
         keys, values = ring.tables.first(branch, ring.rows.longest).read(branch)
@@ -135,6 +135,7 @@ RECENT_ATTENTION = Operator(
     outputs=(OUTPUT, updated(K_CACHE), updated(V_CACHE)),
     attributes=(CAPACITY, SINKS),
     write=_write_recent,
+    attends=True,
     stores=True,
 )
 
@@ -145,6 +146,7 @@ RANKED_RECENT_ATTENTION = Operator(
     outputs=(OUTPUT, updated(K_CACHE), updated(V_CACHE)),
     attributes=(CAPACITY, SINKS),
     write=_write_ranked,
+    attends=True,
     stores=True,
 )
 

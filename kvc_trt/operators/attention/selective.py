@@ -64,7 +64,7 @@ def append(emit: Emitter, layout: Layout) -> tuple[Place, AppendedStep]:
     tables = place.store(new, layout)
     lengths = emit.Add(place.slots, 1)
     limit = emit.Max(emit.attribute("token_budget"), emit.attribute("dense_until"))
-    query = group_query(emit, "query", layout.shape)
+    query = group_query(emit, "query", layout)
     # Outside the branches, where ONNX Runtime reshapes in place.
     table_rows = tables.as_rows(emit, layout.shape.head_size)
     first_row, longest = place.first_rows(_capacity(emit, layout)), emit.ReduceMax(lengths, keepdims=0)

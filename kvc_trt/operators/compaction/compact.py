@@ -26,6 +26,7 @@ from kvc_trt.operators.shapes import (
     scalar,
     size,
 )
+from kvc_trt.operators.softmax import PLAIN, SoftmaxForm, probabilities
 from kvc_trt.operators.tensors import (
     BOUNDS,
     CAPACITY,
@@ -125,7 +126,7 @@ def rank(emit: Emitter, keys: Vectors, layout: Layout, voting: Value | None = No
     columns = count_to(emit, size(emit, "k", 2))
     window = size(emit, "q_window", 2) if voting is None else emit.Reshape(voting, [-1, 1, 1])
     prefix = emit.Less(columns, emit.Sub(rows, window))
-    observed = emit.Where(prefix, observed_attention(emit, keys, rows, columns, voting), NOT_A_NUMBER)
+    observed = emit.Where(prefix, observed_attention(emit, keys, rows, columns, voting, layout.softmax), NOT_A_NUMBER)
     pooled = _pooled(emit, observed, layout, pool)
     score = emit.Where(emit.GreaterOrEqual(pooled, 0.0), pooled, NOT_A_NUMBER)
     return str(emit.Where(prefix, score, emit.Where(emit.Less(columns, rows), PROTECTED, PADDING)))
@@ -141,7 +142,10 @@ def _pooled(emit: Emitter, observed: Value, layout: Layout, pool: Pool) -> Value
     return str(emit.Where(is_short, pool(emit, observed, short), pooled))
 
 
-def observed_attention(emit: Emitter, keys: Vectors, rows: Value, columns: Value, voting: Value | None = None) -> Value:
+def observed_attention(
+    emit: Emitter, keys: Vectors, rows: Value, columns: Value, voting: Value | None = None,
+    softmax: SoftmaxForm = PLAIN,
+) -> Value:  # fmt: skip
     """Return the attention of the window's queries to each key, summed over queries, then the group; FLOAT [B,G,S].
 
     Of each row of q_window the last `voting` INT64 [B] queries count; None: all. One KV head at a time: the scores of
@@ -157,14 +161,16 @@ def observed_attention(emit: Emitter, keys: Vectors, rows: Value, columns: Value
     by_group = emit.Concat([0], size(emit, "k", 1), [-1], size(emit, "q_window", 3), axis=0)
     query = emit.Reshape(emit.Mul(float32(emit, "q_window"), attention_scale(emit, "q_window", 3)), by_group)
     by_head = emit.Concat([0, -1], window, size(emit, "k", 2), axis=0)
+    sinks = softmax.grouped_sinks(emit, "k", 2)
 
     def one_head(body: Emitter, head: Value) -> Value:
         own = keys.of_head(body, head)
         scores = body.MatMul(body.Gather(query, head, axis=1), body.Transpose(own, perm=[0, 2, 1]))
-        probabilities = body.Softmax(body.Where(hidden, MASKED, body.Reshape(scores, by_head)), axis=-1)
+        masked = body.Where(hidden, MASKED, softmax.capped(body, body.Reshape(scores, by_head)))
+        votes = probabilities(body, masked, None if sinks is None else body.Gather(sinks, head, axis=0))
         if silent is not None:
-            probabilities = body.Where(silent, 0.0, probabilities)
-        return str(body.ReduceSum(body.ReduceSum(probabilities, [2], keepdims=0), [1], keepdims=0))
+            votes = body.Where(silent, 0.0, votes)
+        return str(body.ReduceSum(body.ReduceSum(votes, [2], keepdims=0), [1], keepdims=0))
 
     return str(emit.Transpose(emit.collect(scalar(emit, size(emit, "k", 1)), one_head), perm=[1, 0, 2]))
 
@@ -226,6 +232,7 @@ COMPACT = Operator(
     formulas={"C": "capacity"},
     write=_write,
     by_length=(OWN_BUDGETS, OWN_KERNELS),
+    attends=True,
     stores=True,
     kernel=Kernel(
         "kvc_compact",
@@ -266,6 +273,7 @@ COMPACT_TURN = Operator(
     formulas=COMPACT.formulas,
     write=_write_turn,
     by_length=COMPACT.by_length,
+    attends=True,
     stores=True,
     kernel=Kernel("kvc_compact_turn", "KvcCompactTurnParams"),
 )

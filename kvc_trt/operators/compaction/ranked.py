@@ -92,6 +92,7 @@ COMPACT_RANKED = Operator(
     attributes=(Attribute("prompt_budget", 1, MAX_TOKENS, "the largest budget that the layer may get"),),
     formulas={"N": "min(prompt_budget, S)"},
     write=_write_ranked,
+    attends=True,
     stores=True,
 )
 

@@ -14,6 +14,7 @@ import numpy as np
 from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.operators.schema import CACHE, INT64, Operator, Tensor
 from kvc_trt.operators.shapes import MASKED, Layout, attention_scale, count_to, float32, one, scalar, size
+from kvc_trt.operators.softmax import PLAIN, SoftmaxForm, probabilities
 from kvc_trt.operators.vectors import Vectors, stored_tables
 
 if TYPE_CHECKING:
@@ -47,9 +48,12 @@ class QueryBlocks:
     """INT64 [1]: queries of a block, at most PROMPT_BLOCK."""
     count: Value
     """Scalar: number of blocks."""
+    softmax: SoftmaxForm
+    sinks: Value | None
+    """FLOAT [G,g,1,1], if the softmax has sinks."""
 
 
-def query_blocks(emit: Emitter) -> QueryBlocks:
+def query_blocks(emit: Emitter, softmax: SoftmaxForm = PLAIN) -> QueryBlocks:
     """Cut the queries `q` over the KV heads of `k`."""
     heads = emit.Concat([0], size(emit, "k", 1), [-1], size(emit, "q", 2), size(emit, "q", 3), axis=0)
     query = emit.Reshape(emit.Mul(float32(emit, "q"), attention_scale(emit, "q", 3)), heads)
@@ -57,7 +61,8 @@ def query_blocks(emit: Emitter) -> QueryBlocks:
     count = emit.Div(emit.Sub(emit.Add(size(emit, "q", 2), block), 1), block)
     missing = emit.Sub(emit.Mul(count, block), size(emit, "q", 2))
     padded = emit.Pad(query, emit.Concat([0], missing, axis=0), np.float32(0), [3])
-    return QueryBlocks(padded, block, scalar(emit, count))
+    sinks = softmax.grouped_sinks(emit, "k", 2)
+    return QueryBlocks(padded, block, scalar(emit, count), softmax, sinks)
 
 
 def weights_of_turn(
@@ -82,7 +87,8 @@ def weights_of_turn(
     hidden = emit.Greater(count_to(emit, end), last_seen)
     if too_old is not None:
         hidden = emit.Or(hidden, too_old(emit, places, end))
-    return emit.Softmax(emit.Where(hidden, MASKED, by_head), axis=-1), end, places
+    masked = emit.Where(hidden, MASKED, blocks.softmax.capped(emit, by_head))
+    return probabilities(emit, masked, blocks.sinks), end, places
 
 
 def write_extend(
@@ -91,7 +97,7 @@ def write_extend(
     """Write the body of KvcExtendAttention; query i of row b sees the first stored[b] + i + 1 entries.
 
     `too_old` says which of these it does not see."""
-    blocks, tables = query_blocks(emit), stored_tables(layout, TURN_KEYS, TURN_VALUES)
+    blocks, tables = query_blocks(emit, layout.softmax), stored_tables(layout, TURN_KEYS, TURN_VALUES)
     last = emit.Sub(blocks.count, 1)
 
     def block(body: Emitter, iteration: Value) -> Value:
@@ -115,5 +121,6 @@ EXTEND_ATTENTION = Operator(
     inputs=(TURN_QUERIES, TURN_KEYS, TURN_VALUES, STORED_BEFORE),
     outputs=(Tensor("o", CACHE, ("B", "H", "M", "D")),),
     write=write_extend,
+    attends=True,
     stores=True,
 )

@@ -55,6 +55,7 @@ EXTEND_SLIDING_ATTENTION = Operator(
     outputs=EXTEND_ATTENTION.outputs,
     attributes=(CAPACITY,),
     write=_write,
+    attends=True,
     stores=True,
     native=False,
 )

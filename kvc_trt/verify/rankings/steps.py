@@ -14,6 +14,7 @@ from kvc_trt import reference
 from kvc_trt.methods.base.isolated_runs import Array, ReadByStep, float32
 from kvc_trt.methods.rankings.ranking import Step
 from kvc_trt.policies import PolicyParameters
+from kvc_trt.reference.softmax import PLAIN, Softmax
 from kvc_trt.verify.rankings.array_errors import differences, maximum_error
 from kvc_trt.verify.rankings.index_lists import IndexComparison, compare_read
 
@@ -30,14 +31,14 @@ def compare_step(
     if ranking is None or not ranking.proves_equal_inputs:
         return compare_either(query, read, parameters)
     q, k, v, m = float32(query), float32(read.keys), float32(read.values), torch.from_numpy(read.lengths)
-    wanted, expected, *_ = selection.select(q, selection.layer_cache(k, v, m, parameters), parameters)
+    wanted, expected, *_ = selection.select(q, selection.layer_cache(k, v, m, parameters, read.softmax), parameters)
     assert expected is not None
-    step = Step(query, read.keys, read.lengths)
+    step = Step(query, read.keys, read.lengths, read.softmax)
     compared = compare_read(ranking, step, expected.numpy(), read.selected, truncates=truncates)
     if exact:
         q, k, v = q.double(), k.double(), v.double()
     if exact or compared.near_ties or compared.wrong:
-        wanted = attend_selected(q, k, v, torch.from_numpy(np.ascontiguousarray(read.selected)))
+        wanted = attend_selected(q, k, v, torch.from_numpy(np.ascontiguousarray(read.selected)), read.softmax)
     return compared, maximum_error(read.output, wanted.numpy())
 
 
@@ -78,7 +79,8 @@ def _judge_row(
 def _select(query: Array, read: ReadByStep, parameters: PolicyParameters, dtype: type) -> reference.Selection:
     q, k, v = (torch.from_numpy(np.ascontiguousarray(array, dtype)) for array in (query, read.keys, read.values))
     lengths = torch.from_numpy(np.ascontiguousarray(read.lengths))
-    return parameters.selection.select(q, parameters.selection.layer_cache(k, v, lengths, parameters), parameters)
+    cache = parameters.selection.layer_cache(k, v, lengths, parameters, read.softmax)
+    return parameters.selection.select(q, cache, parameters)
 
 
 def _as_wide(lists: Array, width: int) -> Array:
@@ -87,12 +89,12 @@ def _as_wide(lists: Array, width: int) -> Array:
 
 
 def attend_selected(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, selected: torch.Tensor
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, selected: torch.Tensor, softmax: Softmax = PLAIN
 ) -> torch.Tensor:
     """Exact attention over given tokens: query [B,H,D], caches [B,G,C,D], selected [B,G,k] (-1 for none) -> [B,H,D]."""
     batch, groups = keys.shape[:2]
     grouped = query.reshape(batch, groups, -1, query.shape[-1])
-    output = torch.empty_like(grouped)
+    output, heads = torch.empty_like(grouped), grouped.shape[2]
     for row in range(batch):
         for head in range(groups):
             index = selected[row, head][selected[row, head] >= 0].long().clamp(max=keys.shape[2] - 1)
@@ -101,5 +103,6 @@ def attend_selected(
                 keys[None, row, head, None, index].reshape(1, 1, -1, keys.shape[-1]),
                 values[None, row, head, None, index].reshape(1, 1, -1, keys.shape[-1]),
                 torch.tensor([len(index)]),
+                softmax=softmax.of_heads(range(head * heads, (head + 1) * heads)),
             )[0]
     return output.reshape(query.shape)

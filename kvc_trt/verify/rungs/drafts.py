@@ -31,6 +31,7 @@ from kvc_trt.verify.rankings.steps import compare_step
 from kvc_trt.verify.reference_run import ForcedChoices, StepInputs
 from kvc_trt.verify.rungs.codes import codes_checks, keys_check
 from kvc_trt.verify.rungs.operators import index_check
+from kvc_trt.verify.softmaxes import softmaxes
 
 if TYPE_CHECKING:
     from kvc_trt.graph.state import CacheSite
@@ -137,6 +138,7 @@ class _Passes:
         self._positions, self._path = tested.batch.prompt_lengths, tested.engine_run.tokens
         self._random = np.random.default_rng(tested.seed)
         self._queries: dict[int, list[Array]] = {}
+        self._softmaxes = softmaxes(tested.engine)
 
     def run(self) -> DraftsRun:
         """Run as many whole passes as the path allows."""
@@ -222,7 +224,7 @@ class _Passes:
                 keys, values = read_caches(executor.buffers, site.name, site.parameters.cache_format, rows)
                 query, output, selected = map(executor.exposed, _names(op))
                 lengths = self._lengths[op.cache] + token + 1
-                read = ReadByStep(keys, values, lengths, output, selected)
+                read = ReadByStep(keys, values, lengths, output, selected, self._softmaxes[site.layer])
                 truncates = self._tested.target.truncates
                 compared, error = compare_step(query, read, site.parameters, exact=True, truncates=truncates)
                 self._found.selection += compared

@@ -15,16 +15,14 @@ import numpy as np
 import torch
 
 from kvc_trt.backends.harness import Array, EngineOperator
-from kvc_trt.models.config import Experts
+from kvc_trt.models.config import ClampedGate, Experts
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.quantisation import BLOCK, dequantise, quantise
-from kvc_trt.models.weights import EXPERT_MATRICES, ROUTER
-from kvc_trt.operators.experts import EXPERTS, MATRICES, QUANTISED_EXPERTS
+from kvc_trt.models.weights import EXPERT_BIASES, EXPERT_MATRICES, ROUTER, ROUTER_BIAS
+from kvc_trt.operators.experts import MATRICES
 from kvc_trt.reference.experts import mixed, routed
 from kvc_trt.verify.checks import Check, at_most
 from kvc_trt.verify.rankings.array_errors import maximum_error
-
-OF_EXPERTS = (EXPERTS.name, QUANTISED_EXPERTS.name)
 
 _HIDDEN, _INNER, _TOKENS = 96, 64, 9
 _LEVELS, _SLOPE = 127, 1.1
@@ -49,12 +47,13 @@ class ExpertCase:
     x: Array
     weights: Mapping[str, Array]
     """float32 tensors by the names of a layer."""
+    clamped: ClampedGate | None = None
 
     @property
     def expected(self) -> Array:
         """The reference's result, float32 [tokens,hidden]."""
         weights = {name: torch.from_numpy(value) for name, value in self.weights.items()}
-        result: Array = mixed(weights, torch.from_numpy(self.x), self.part).numpy()
+        result: Array = mixed(weights, torch.from_numpy(self.x), self.part, self.clamped).numpy()
         return result
 
     @property
@@ -63,19 +62,28 @@ class ExpertCase:
         if self.bits is None:
             return np.zeros_like(self.x)
         part, x = self.part, self.x
-        logits = torch.from_numpy(x @ self.weights[ROUTER].T)
+        logits = torch.from_numpy(x @ self.weights[ROUTER].T + self.weights.get(ROUTER_BIAS, 0))
         chosen, shares = (one.numpy() for one in routed(logits, part.chosen, normalised=part.normalised))
         stacks = [self.weights[name].reshape(part.count, -1, self.weights[name].shape[1]) for name in EXPERT_MATRICES]
         result = np.zeros_like(x)
         for token, place in np.ndindex(chosen.shape):
             gate, up, down = (stack[chosen[token, place]] for stack in stacks)
-            result[token] += shares[token, place] * _bound_of(x[token], gate, up, down)
+            biases = self._biases_of(chosen[token, place])
+            result[token] += shares[token, place] * _bound_of(x[token], gate, up, down, biases, self.clamped)
         return result
+
+    def _biases_of(self, expert: int) -> tuple[Array, Array]:
+        """Return the biases of an expert's gate and up; 0 if there are none."""
+        names = EXPERT_BIASES[:2]
+        if self.clamped is None:
+            return np.float32(0), np.float32(0)  # type: ignore[return-value]
+        gate, up = (self.weights[name].reshape(self.part.count, -1)[expert] for name in names)
+        return gate, up
 
 
 def expert_case(
     part: Experts, rng: np.random.Generator, *, tokens: int = _TOKENS, hidden: int = _HIDDEN, bits: int | None = None,
-    dtype: str = "float32", ties: bool = False,
+    dtype: str = "float32", ties: bool = False, clamped: ClampedGate | None = None,
 ) -> ExpertCase:  # fmt: skip
     """Draw a case; with `ties` inputs and router are small integers, so that many logits are exactly equal."""
     kind = numpy_dtype(dtype)
@@ -101,18 +109,32 @@ def expert_case(
             for ending, stored in (("packed", packed), ("scales", scales)):
                 inputs[f"{matrix}_{ending}"] = stored.reshape(part.count, rows, *stored.shape[1:])
         weights[name] = values.astype(np.float32)
-    return ExpertCase(part, bits, inputs, x.astype(np.float32), weights)
+    if clamped is not None:
+        sizes: dict[str, tuple[int, ...]] = {"router_bias": (part.count,)}
+        for matrix, name in zip(MATRICES, EXPERT_MATRICES, strict=True):
+            sizes[f"{matrix}_bias"] = (part.count, len(weights[name]) // part.count)
+        drawn = {name: rng.standard_normal(shape).astype(kind) for name, shape in sizes.items()}
+        if ties:
+            drawn["router_bias"][:] = 0
+        inputs |= drawn
+        names = zip((ROUTER_BIAS, *EXPERT_BIASES), drawn.values(), strict=True)
+        weights |= {name: values.astype(np.float32).reshape(-1) for name, values in names}
+    return ExpertCase(part, bits, inputs, x.astype(np.float32), weights, clamped)
 
 
-def check_experts(operator: EngineOperator, dtype: str, bar: float, seed: int) -> list[Check]:
-    """Run the operator on random and on tying inputs, with the engine's attributes and a few more experts."""
+def check_experts(
+    operator: EngineOperator, dtype: str, bar: float, seed: int, clamped: ClampedGate | None = None
+) -> list[Check]:
+    """Run the operator on random and on tying inputs, with the engine's attributes and a few more experts.
+
+    `clamped` is the gate of the engine's experts, where it is not that of SwiGLU."""
     numbers = cast(_OfExperts, operator).attributes
     chosen, bits = numbers["chosen"], numbers.get("bits")
     part = Experts(chosen + 3, chosen, _INNER, normalised=bool(numbers["normalised"]))
     where, error = f"{operator.nodes} nodes: random, equal logits", 0.0
     for ties in (False, True):
         rng = np.random.default_rng([seed, ties])
-        case = expert_case(part, rng, bits=bits, dtype=dtype if bits is None else "float32", ties=ties)
+        case = expert_case(part, rng, bits=bits, dtype=dtype if bits is None else "float32", ties=ties, clamped=clamped)
         (found,) = operator.run(**case.inputs)
         error = max(error, case_error(case, found))
     name = f"{operator.name} values" if bits is None else f"{operator.name} error / bound"
@@ -128,12 +150,17 @@ def case_error(case: ExpertCase, found: Array) -> float:
     return float((np.abs(found - expected) / bound).max(initial=0))
 
 
-def _bound_of(x: Array, gate: Array, up: Array, down: Array) -> Array:
-    """Return the bound of one expert's result for one token, [hidden]."""
+def _bound_of(
+    x: Array, gate: Array, up: Array, down: Array, biases: tuple[Array, Array], clamped: ClampedGate | None
+) -> Array:
+    """Return the bound of one expert's result for one token, [hidden]. Clamps move nothing apart."""
     step = _half_steps(x)
     gate_error, up_error = np.abs(gate) @ step, np.abs(up) @ step
-    gates, ups = gate @ x, up @ x
-    activated = gates / (1 + np.exp(-gates))
+    gates, ups, gain = gate @ x + biases[0], up @ x + biases[1], 1.0
+    if clamped is not None:
+        limit, gain = clamped.limit, clamped.gain
+        gates, ups = np.minimum(gates, limit), np.clip(ups, -limit, limit) + 1
+    activated = gates / (1 + np.exp(-gain * gates))
     error = _SLOPE * gate_error * (np.abs(ups) + up_error) + np.abs(activated) * up_error
     largest = np.abs(activated * ups) + error
     bound: Array = np.abs(down) @ (error + _half_steps(largest))

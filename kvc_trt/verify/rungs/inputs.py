@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from kvc_trt.backends.run_options import PrefillPrecision
 from kvc_trt.methods.base.isolated_runs import Float, Int64, PromptCase, StepCase
@@ -17,6 +18,7 @@ from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.policies import PolicyParameters
+from kvc_trt.reference.softmax import PLAIN, Softmax
 
 _LONGEST_PROMPT, _MOST_SLOTS = 4096, 4096
 """Sizes of a case where nothing depends on them: small enough for a quick check of a 128K engine."""
@@ -32,6 +34,16 @@ class AttentionCase:
     q: Float
     k: Float
     v: Float
+    softmax: Softmax = PLAIN
+
+
+def softmax_of_case(config: ModelConfig, seed: int) -> Softmax:
+    """Return a softmax of the model's form; sinks are as large as logits, and of the types that engines have."""
+    cap, heads = config.description.attention_softcap, config.num_attention_heads
+    if not config.description.attention_sinks:
+        return Softmax(cap)
+    drawn = np.random.default_rng([seed, heads]).standard_normal(heads)
+    return Softmax(cap, torch.from_numpy(drawn.astype(numpy_dtype("bfloat16")).astype(np.float32)))
 
 
 def prompt_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, seed: int) -> Iterator[PromptCase]:
@@ -56,7 +68,8 @@ def prompt_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, 
         else:
             keys = repeated(rng, shape, run=1, distinct=max(2, longest // 7))
         q_window, keys, values = (np.ascontiguousarray(one, numpy_dtype(dtype)) for one in (q_window, keys, values))
-        yield PromptCase(name, name != "random", q_window, keys, values, np.array(lengths, np.int64))
+        made, softmax = (q_window, keys, values, np.array(lengths, np.int64)), softmax_of_case(config, seed)
+        yield PromptCase(name, name != "random", *made, softmax=softmax)
 
 
 def step_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, seed: int) -> Iterator[StepCase]:
@@ -102,7 +115,7 @@ def _step_case(
     kind = numpy_dtype(dtype)
     query, k_new, v_new = (np.ascontiguousarray(array, kind) for array in (query, k_new, v_new))
     keys, values = (np.ascontiguousarray(array, kind) for array in (keys, values))
-    return StepCase(name, ties, query, k_new, v_new, keys, values, lengths - 1)
+    return StepCase(name, ties, query, k_new, v_new, keys, values, lengths - 1, softmax_of_case(config, seed))
 
 
 def attention_cases(
@@ -120,7 +133,7 @@ def attention_cases(
     for blocks in (1, 3 if window is None else 2 + window // PROMPT_BLOCK):
         shape = (1, groups, blocks * PROMPT_BLOCK, size)
         q, k, v = (_normal(rng, s).astype(held).astype(kind) for s in ((1, heads, *shape[2:]), shape, shape))
-        cases.append(AttentionCase(f"{shape[2]} tokens", q, k, v))
+        cases.append(AttentionCase(f"{shape[2]} tokens", q, k, v, softmax_of_case(config, seed)))
     return cases
 
 

@@ -28,6 +28,8 @@ from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators.attention.sliding_attention import OVER_PROMPT
 from kvc_trt.operators.compaction.layer_budgets import LAYER_BUDGETS
 from kvc_trt.operators.compaction.store_tokens import STORE_TOKENS
+from kvc_trt.operators.experts import OF_EXPERTS
+from kvc_trt.operators.softmax import SINK_LOGITS
 from kvc_trt.reference.dense import causal_attention
 from kvc_trt.reference.squeeze import squeeze
 from kvc_trt.verify.checks import Check, at_most
@@ -35,7 +37,7 @@ from kvc_trt.verify.codes.operators import run_store_tokens, with_stored_caches
 from kvc_trt.verify.rankings.array_errors import exact, larger, maximum_error
 from kvc_trt.verify.rankings.index_lists import IndexComparison, compare_exactly, compare_kept
 from kvc_trt.verify.rankings.steps import compare_step
-from kvc_trt.verify.rungs.expert_operators import OF_EXPERTS, check_experts
+from kvc_trt.verify.rungs.expert_operators import check_experts
 from kvc_trt.verify.rungs.inputs import AttentionCase, attention_cases, prompt_cases, step_cases
 from kvc_trt.verify.rungs.quantised_operators import QUANTISED, check_quantised
 from kvc_trt.verify.rungs.turn_operators import shared_runs, turn_cases
@@ -91,7 +93,8 @@ def check_operators(
             checks += check_quantised(operator, seed)
             continue
         if operator.name in OF_EXPERTS:
-            checks += check_experts(operator, dtype, thresholds.value_error, seed)
+            clamped = engine.model.description.clamped_gate
+            checks += check_experts(operator, dtype, thresholds.value_error, seed, clamped)
             continue
         site = None if operator.cache is None else sites[operator.cache]
         parameters = engine.parameters if site is None else site.parameters
@@ -181,9 +184,10 @@ def _strict(case: PromptCase | StepCase | TurnCase, outcome: Outcome) -> Outcome
 
 
 def _run_prefill_attention(operator: EngineOperator, case: AttentionCase, window: int | None) -> Outcome:
-    (output,) = operator.run(q=case.q, k=case.k, v=case.v)
+    sinks = {} if case.softmax.sinks is None else {SINK_LOGITS: case.softmax.sinks.numpy().astype(case.k.dtype)}
+    (output,) = operator.run(q=case.q, k=case.k, v=case.v, **sinks)
     rows = zip(float32(case.q), float32(case.k), float32(case.v), strict=True)
-    expected = torch.stack([causal_attention(*row, window=window) for row in rows])
+    expected = torch.stack([causal_attention(*row, window=window, softmax=case.softmax) for row in rows])
     return Outcome(value_error=maximum_error(_as_rounded(output), expected.numpy()), computes=True)
 
 

@@ -27,6 +27,7 @@ from kvc_trt.verify.engine_run import judge_compaction
 from kvc_trt.verify.rankings.index_lists import IndexComparison
 from kvc_trt.verify.rankings.steps import compare_step
 from kvc_trt.verify.report import NearTies
+from kvc_trt.verify.softmaxes import softmaxes
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -221,15 +222,17 @@ class Judge:
     def _judged(self, op: Watched, feed: Values, side: Values, truncates: bool) -> IndexComparison | None:
         """One side's choice against the reference on the inputs it got; None where they are not known."""
         site = cache_sites(self.engine.model, self.engine.parameters)[op.cache]
+        softmax = softmaxes(self.engine)[site.layer]
         if not op.inputs or any(name not in side for name in (*op.inputs, *op.outputs)):
             return None
         if self.graph == "prefill":
             inputs = [side[name] for name in op.inputs]
-            return judge_compaction(site, inputs, side[op.outputs[-1]], self.batch, truncates=truncates)
+            kept = side[op.outputs[-1]]
+            return judge_compaction(site, inputs, kept, self.batch, softmax, truncates=truncates)
         keys, values = self._keys(site, side), self._values(site, side)
         lengths = feed["cache_lengths"][op.cache] + 1
         output, selected = (side[name] for name in op.outputs)
-        read = ReadByStep(keys, values, lengths, output, selected)
+        read = ReadByStep(keys, values, lengths, output, selected, softmax)
         return compare_step(side[op.inputs[0]], read, site.parameters, exact=True, truncates=truncates)[0]
 
 

@@ -13,7 +13,16 @@ import torch
 
 from kvc_trt import reference
 from kvc_trt.methods.base.constants import Constants
-from kvc_trt.methods.base.isolated_runs import Array, Found, RunnableAlone, TurnCase, TurnRun, float32, page_bounds
+from kvc_trt.methods.base.isolated_runs import (
+    Array,
+    Found,
+    RunnableAlone,
+    TurnCase,
+    TurnRun,
+    float32,
+    page_bounds,
+    sinks_of,
+)
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators.turns.append_block import APPEND_BLOCK, APPEND_CHANNELS, RAISE_BOUNDS
@@ -21,7 +30,7 @@ from kvc_trt.operators.turns.extend_attention import EXTEND_ATTENTION
 from kvc_trt.operators.turns.join_block import JOIN_BLOCK, JOIN_IN_ORDER
 from kvc_trt.operators.turns.keep_positions import KEEP_POSITIONS
 from kvc_trt.policies import PolicyParameters
-from kvc_trt.verify.rungs.inputs import enough_slots, repeated
+from kvc_trt.verify.rungs.inputs import enough_slots, repeated, softmax_of_case
 
 LONGEST_TURN = 160
 """More than one block of queries, and few enough for a quick check."""
@@ -47,7 +56,8 @@ def turn_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, se
         q, k_new, v_new, k_cache, v_cache = (
             np.ascontiguousarray(table, numpy_dtype(dtype)) for table in (q, k_new, v_new, k_cache, v_cache)
         )
-        yield TurnCase(name, name != "random", q, k_new, v_new, k_cache, v_cache, stored, lengths)
+        softmax = softmax_of_case(config, seed)
+        yield TurnCase(name, name != "random", q, k_new, v_new, k_cache, v_cache, stored, lengths, softmax)
 
 
 def shared_runs() -> Mapping[str, TurnRun]:
@@ -65,9 +75,10 @@ def shared_runs() -> Mapping[str, TurnRun]:
 
 def _run_attention(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found:
     both = case.joined(1)
-    (found,) = operator.run(q=case.q, k=both.k, v=both.v, cache_lengths=case.cache_lengths)
+    (found,) = operator.run(q=case.q, k=both.k, v=both.v, cache_lengths=case.cache_lengths, **sinks_of(case))
     lengths = torch.from_numpy(case.cache_lengths), torch.from_numpy(case.lengths)
-    expected = reference.extend_attention(float32(case.q), float32(both.k), float32(both.v), *lengths).numpy()
+    tables = float32(case.q), float32(both.k), float32(both.v)
+    expected = reference.extend_attention(*tables, *lengths, softmax=case.softmax).numpy()
     real = (np.arange(case.q.shape[2]) < case.lengths[:, None])[:, None, :, None]
     return Found(computed=((np.where(real, found, 0).astype(found.dtype), expected),))
 

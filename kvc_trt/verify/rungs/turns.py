@@ -190,7 +190,9 @@ class _ForcedTurns:
         indices = indices.masked_fill(given < 0, -1)
         for b, new in enumerate(turn.new_lengths.tolist()):
             one, voting = slice(b, b + 1), min(parameters.window, new, turn.queries.shape[2])
-            tables = turn.queries[one, :, -voting:], turn.keys[one], turn.values[one], turn.lengths[one]
+            queries = turn.queries[one, :, -voting:]
+            observed = queries if turn.softmax.plain else reference.Observed(queries, turn.softmax)
+            tables = observed, turn.keys[one], turn.values[one], turn.lengths[one]
             lists = own.indices[one].numpy(), indices[one].int().numpy()
             self._judge(Prompts.of_tensors(*tables, turn.positions[one]), *lists, parameters)
         return _kept(own, turn.keys, turn.values, indices)

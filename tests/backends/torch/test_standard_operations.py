@@ -16,16 +16,28 @@ from onnx.reference import ReferenceEvaluator
 from kvc_trt.backends.torch.nodes.program import NodeProgram, Operators, Scope
 from kvc_trt.backends.torch.nodes.standard_operations import OPERATIONS
 from kvc_trt.operators import KVC_DOMAIN, OPSET
-from kvc_trt.operators.experts import EXPERTS, QUANTISED_EXPERTS
+from kvc_trt.operators.experts import CLAMPED_EXPERTS, EXPERTS, QUANTISED_CLAMPED_EXPERTS, QUANTISED_EXPERTS
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
 from kvc_trt.operators.registry import OPERATORS
 from kvc_trt.operators.shapes import HeadShape, Layout
 
-NUMBERS = {"pool_kernel": 7, "reallocate": True, "budgeted_layers": 3, "squeeze_share": 0.35}
+NUMBERS = {
+    "pool_kernel": 7,
+    "reallocate": True,
+    "budgeted_layers": 3,
+    "squeeze_share": 0.35,
+    "gate_limit": 7.0,
+    "gate_gain": 1.7,
+}
 LAYOUT = Layout(HeadShape(4, 2, 16), 32, 4, "float32", numbers=NUMBERS)
 OF_A_GRAPH = {"Constant", "If", "Loop", "Range"}
 """Operators that `NodeProgram` runs itself."""
-OF_ITS_DECODER = {one.name for one in (EXPERTS, QUANTISED_EXPERTS, QUANTISED_LINEAR, QUANTISED_ROWS)}
+OF_ITS_DECODER = {
+    one.name
+    for one in (
+        EXPERTS, QUANTISED_EXPERTS, CLAMPED_EXPERTS, QUANTISED_CLAMPED_EXPERTS, QUANTISED_LINEAR, QUANTISED_ROWS
+    )
+}  # fmt: skip
 """Operators that the torch decoder computes without their bodies."""
 
 

@@ -14,14 +14,12 @@ from onnx import ModelProto, NodeProto, helper
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.models.cache_formats import CacheFormat, format_of_code
 from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN, OPSET
-from kvc_trt.operators.experts import EXPERTS, QUANTISED_EXPERTS
+from kvc_trt.operators.experts import OF_EXPERTS
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
 from kvc_trt.operators.registry import KERNEL_OPERATORS
-from kvc_trt.operators.schema import CACHE_FORMAT, OF_SOME_CALLS, PLUGIN_ATTRIBUTES
+from kvc_trt.operators.schema import CACHE_FORMAT, OF_SOME_CALLS, PLUGIN_ATTRIBUTES, SOFTMAX
 from kvc_trt.operators.tensors import SINCE_BEFORE
 
-OF_EXPERTS = (EXPERTS.name, QUANTISED_EXPERTS.name)
-"""Operators without a kernel, whose bodies loop over the experts that tokens choose."""
 QUANTISED = (QUANTISED_LINEAR.name, QUANTISED_ROWS.name)
 """Operators whose matrices no version of TensorRT reads."""
 
@@ -75,6 +73,11 @@ def _check(node: NodeProto) -> None:
     if node.op_type in OF_EXPERTS:
         raise InputError(
             f"{place}: feed-forward blocks of experts, which have no kernel for TensorRT",
+            hint="build with --backend torch or onnxruntime",
+        )
+    if any(one.name == SOFTMAX.name and one.i for one in node.attribute):
+        raise InputError(
+            f"{place}: attention with capped logits or sinks, which no kernel for TensorRT computes",
             hint="build with --backend torch or onnxruntime",
         )
     if node.domain not in ("", KVC_DOMAIN):

@@ -28,6 +28,7 @@ from kvc_trt.backends.torch.model.prompt_attention import (
     queries_at_once,
     sliding_attention,
 )
+from kvc_trt.backends.torch.model.shaped_attention import shaped_attention
 from kvc_trt.backends.torch.model.turn import take_turns
 from kvc_trt.backends.torch.nodes.caches import State, runs_by_nodes
 from kvc_trt.backends.torch.whole_prompts import store_whole
@@ -37,10 +38,12 @@ from kvc_trt.kernels.reference_ops import rotated_token
 from kvc_trt.kernels.rotated import ROTATED_DENSE_ATTENTION, ROTATED_HYBRID_ATTENTION
 from kvc_trt.kernels.stored_parts import names_of
 from kvc_trt.methods.base.graph_context import of_token
+from kvc_trt.models.weights import SINKS
 from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.compaction.compact import COMPACT
+from kvc_trt.reference.softmax import Softmax
 
 if TYPE_CHECKING:
     from kvc_trt.backends.torch.model.weights import TorchWeights
@@ -107,6 +110,12 @@ class TorchDecoder(Projections):
             and not any(scale is not None for scale in self._query_scales)
         )
         self._rotates = plain and dense_attention is None and self._by_nodes.steps is None
+
+    @property
+    def sinks(self) -> dict[str, Tensor]:
+        """The sinks [H] of every layer, in the cache's type, by the names of nodes; nothing if there are none."""
+        layers = ((f"model.layers.{layer}.{SINKS}", own) for layer, own in enumerate(self._weights.layers))
+        return {name: own[SINKS].to(self.cache_dtype) for name, own in layers if SINKS in own}
 
     @property
     def steps_by_nodes(self) -> bool:
@@ -235,7 +244,12 @@ class TorchDecoder(Projections):
     ) -> Generator[None, None, Tensor]:
         """Attend over whole prompts: [B,H,S,D], [B,G,S,D], [B,G,S,D] -> [B,S,H,D]."""
         rule, blocks = self.parameters.groups(layer)[0].parameters, self._query_blocks(query.shape[2])
-        attend = partial(sliding_attention, window=rule.capacity) if rule.slides else prefill_attention
+        softmax, window = self._softmax(layer), rule.capacity if rule.slides else None
+        attend: Callable[[Tensor, Tensor, Tensor], Tensor] = (
+            prefill_attention if window is None else partial(sliding_attention, window=window)
+        )
+        if not softmax.plain:
+            attend = partial(shaped_attention, softmax=softmax, window=window)
         if len(blocks) == 1:
             whole = attend(query, keys, values).transpose(1, 2)
             yield
@@ -247,6 +261,10 @@ class TorchDecoder(Projections):
             attended[:, rows] = block.transpose(1, 2)
             yield
         return attended
+
+    def _softmax(self, layer: int) -> Softmax:
+        """Return what a layer's attention makes of logits."""
+        return Softmax(self.config.description.attention_softcap, self._weights.layers[layer].get(SINKS))
 
     def _prefill_layer(
         self, layer: int, hidden: Tensor, places: Tensor, prompt_lengths: Tensor

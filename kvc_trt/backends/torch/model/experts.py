@@ -14,22 +14,25 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvc_trt.backends.torch.memory import STEP_TOKENS
-from kvc_trt.models.weights import EXPERT_MATRICES, ROUTER, SHARED_EXPERT, SHARED_GATE
+from kvc_trt.models.weights import EXPERT_BIASES, EXPERT_MATRICES, ROUTER, ROUTER_BIAS, SHARED_EXPERT, SHARED_GATE
 from kvc_trt.reference.layers import linear
 
 if TYPE_CHECKING:
     from kvc_trt.backends.torch.model.weights import Layer
-    from kvc_trt.models.config import Experts
+    from kvc_trt.models.config import ClampedGate, Experts
 
 _DOWN = EXPERT_MATRICES[2]
 _GATE_UP = "mlp.experts.gate_up_proj.weight"
+_GATE_UP_BIAS, _DOWN_BIAS = "mlp.experts.gate_up_proj.bias", EXPERT_BIASES[2]
 
 
-def mixed(weights: Layer, x: Tensor, part: Experts) -> Tensor:
-    """Apply a layer's experts, and the one that reads every token: [N,hidden] -> [N,hidden]."""
-    chosen, shares = routed(weights[ROUTER], x, part)
+def mixed(weights: Layer, x: Tensor, part: Experts, clamped: ClampedGate | None = None) -> Tensor:
+    """Apply a layer's experts, and the one that reads every token: [N,hidden] -> [N,hidden].
+
+    With a `clamped` gate, router and experts have biases."""
+    chosen, shares = routed(weights[ROUTER], x, part, weights.get(ROUTER_BIAS))
     compute = gathered if len(x) <= STEP_TOKENS else grouped
-    result = compute(weights, x, part, chosen, shares)
+    result = compute(weights, x, part, chosen, shares, clamped)
     if not part.shared_size:
         return result
     gate, up = linear(weights, f"{SHARED_EXPERT}.gate_up_proj", x).chunk(2, dim=-1)
@@ -37,18 +40,20 @@ def mixed(weights: Layer, x: Tensor, part: Experts) -> Tensor:
     return result + shared * torch.sigmoid(functional.linear(x, weights[SHARED_GATE]))
 
 
-def routed(router: Tensor, x: Tensor, part: Experts) -> tuple[Tensor, Tensor]:
+def routed(router: Tensor, x: Tensor, part: Experts, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the experts of each token, int64 [N,chosen], and their weights, float32."""
-    logits = x.float() @ router.float().T
+    logits = functional.linear(x.float(), router.float(), None if bias is None else bias.float())
     chosen = logits.sort(dim=1, descending=True, stable=True).indices[:, : part.chosen]
     shares = logits.softmax(dim=1).gather(1, chosen)
     return chosen, shares / shares.sum(dim=1, keepdim=True) if part.normalised else shares
 
 
-def grouped(weights: Layer, x: Tensor, part: Experts, chosen: Tensor, shares: Tensor) -> Tensor:
+def grouped(
+    weights: Layer, x: Tensor, part: Experts, chosen: Tensor, shares: Tensor, clamped: ClampedGate | None = None
+) -> Tensor:
     """Add up what each expert makes of its tokens, expert by expert: no other expert's matrices are read."""
     gates, ups = _gates_and_ups(weights, part)
-    downs = weights[_DOWN].view(part.count, -1, part.size)
+    downs, biases = weights[_DOWN].view(part.count, -1, part.size), _biases(weights, part)
     order = chosen.flatten().sort(stable=True).indices
     counts = torch.bincount(chosen.flatten(), minlength=part.count).tolist()
     result, first = torch.zeros_like(x, dtype=torch.float32), 0
@@ -59,20 +64,40 @@ def grouped(weights: Layer, x: Tensor, part: Experts, chosen: Tensor, shares: Te
         first += count
         tokens = places // part.chosen
         rows = x[tokens]
-        inner = functional.silu(functional.linear(rows, gates[expert])) * functional.linear(rows, ups[expert])
-        own = functional.linear(inner, downs[expert])
+        of_gate, of_up, of_down = (None if one is None else one[expert] for one in biases)
+        gate, up = functional.linear(rows, gates[expert], of_gate), functional.linear(rows, ups[expert], of_up)
+        own = functional.linear(_activated(gate, up, clamped), downs[expert], of_down)
         result.index_add_(0, tokens, own.float() * shares.flatten()[places, None])
     return result.to(x.dtype)
 
 
-def gathered(weights: Layer, x: Tensor, part: Experts, chosen: Tensor, shares: Tensor) -> Tensor:
+def gathered(
+    weights: Layer, x: Tensor, part: Experts, chosen: Tensor, shares: Tensor, clamped: ClampedGate | None = None
+) -> Tensor:
     """Add up what each token's experts make of it, from copies of their matrices: shapes are those of the tokens."""
     gates, ups = (whole[chosen] for whole in _gates_and_ups(weights, part))
     downs = weights[_DOWN].view(part.count, -1, part.size)[chosen]
     column = x[:, None, :, None]
-    inner = functional.silu(gates @ column) * (ups @ column)
-    own = (downs @ inner).squeeze(-1)
+    of_gate, of_up, of_down = (0 if one is None else one[chosen] for one in _biases(weights, part))
+    gate, up = (gates @ column).squeeze(-1) + of_gate, (ups @ column).squeeze(-1) + of_up
+    own = (downs @ _activated(gate, up, clamped)[..., None]).squeeze(-1) + of_down
     return (own.float() * shares[..., None]).sum(dim=1).to(x.dtype)
+
+
+def _activated(gate: Tensor, up: Tensor, clamped: ClampedGate | None) -> Tensor:
+    """Return what the last matrix of an expert multiplies."""
+    if clamped is None:
+        return functional.silu(gate) * up
+    gate, up = gate.clamp(max=clamped.limit), up.clamp(-clamped.limit, clamped.limit)
+    return gate * torch.sigmoid(clamped.gain * gate) * (up + 1)
+
+
+def _biases(weights: Layer, part: Experts) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the biases [experts,out] of gate, up and down; None where there are none."""
+    if _DOWN_BIAS not in weights:
+        return None, None, None
+    gates, ups = weights[_GATE_UP_BIAS].view(2, part.count, part.size)
+    return gates, ups, weights[_DOWN_BIAS].view(part.count, -1)
 
 
 def _gates_and_ups(weights: Layer, part: Experts) -> tuple[Tensor, Tensor]:

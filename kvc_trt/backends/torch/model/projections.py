@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from kvc_trt.backends.torch.model.elementwise import Elementwise
 from kvc_trt.backends.torch.model.experts import mixed
+from kvc_trt.backends.torch.model.shaped_attention import capped
 from kvc_trt.models.rope import query_scale, rotary_tables
 from kvc_trt.models.weights import ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM
 from kvc_trt.reference.layers import linear
@@ -157,7 +158,7 @@ class Projections:
         weights, part = self._weights.layers[layer], self.config.description.feed_forward
         experts = self.config.experts(layer)
         if experts is not None:
-            return mixed(weights, x, experts)
+            return mixed(weights, x, experts, self.config.description.clamped_gate)
         activate = self._run.gated if part.gated else self._run.activated
         inner = activate(linear(weights, "mlp.gate_up_proj", x), part.activation)
         return linear(weights, "mlp.down_proj", inner)
@@ -169,7 +170,8 @@ class Projections:
     def _project_to_vocabulary(self, x: Tensor) -> Tensor:
         """Project normed tokens to float32 logits: [N,hidden] -> [N,vocab]."""
         logits, scale = float_product(x, self._weights.head), self.config.description.logit_scale
-        return logits if scale == 1 else logits * scale
+        logits = logits if scale == 1 else logits * scale
+        return capped(logits, self.config.description.logit_softcap)
 
     def _norm(self, layer: int | None, name: str, x: Tensor) -> Tensor:
         """Apply a norm of a layer, or the one after the last layer (None)."""

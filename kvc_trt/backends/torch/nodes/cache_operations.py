@@ -78,15 +78,15 @@ class CacheOperations:
     """Runs the caches of an engine's layers. `rotary` are cosine and sine of every position, float32 [L,D/2].
 
     `turns` says whether prompts store what a turn needs. Without `kernels`, steps run the bodies of all operators.
-    Values in `expose` are copied to `exposed` by every run; those of the steps of a pass have the names that a draft
-    graph gives them (`of_token`).
+    `weights` are those of the model that nodes read. Values in `expose` are copied to `exposed` by every run; those of
+    the steps of a pass have the names that a draft graph gives them (`of_token`).
     """
 
     def __init__(
         self, graphs: CacheGraphs, dtype: torch.dtype, rotary: tuple[Tensor, Tensor], *, turns: bool, kernels: bool,
-        expose: Collection[str] = (), exposed: dict[str, Tensor] | None = None,
+        expose: Collection[str] = (), exposed: dict[str, Tensor] | None = None, weights: Tensors | None = None,
     ) -> None:  # fmt: skip
-        self._graphs, self._rotary = graphs, rotary
+        self._graphs, self._rotary, self._weights = graphs, rotary, weights or {}
         self._expose = frozenset(expose)
         self.exposed = {} if exposed is None else exposed
         name = str(dtype).removeprefix("torch.")
@@ -155,7 +155,7 @@ class CacheOperations:
         self, program: NodeProgram, given: Given, state: Tensors | None = None, step: int = 0, steps: int = 1
     ) -> list[Tensor]:
         tables = dict(zip(ROTARY_TABLES, self._rotary, strict=True))
-        known = {**tables, **(state or {})}
+        known = {**tables, **self._weights, **(state or {})}
         values = {name: known[name] if name in known else given[name]() for name in program.reads}
         found = program.run(Scope(values))
         for name, value in zip(reversed(program.exposed), reversed(found), strict=False):

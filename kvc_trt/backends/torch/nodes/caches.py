@@ -34,6 +34,10 @@ class Projecting(Protocol):
     exposed: dict[str, Tensor]
 
     @property
+    def sinks(self) -> Mapping[str, Tensor]:
+        """The sinks [H] of every layer, in the cache's type, by the names of nodes; nothing if there are none."""
+
+    @property
     def rotary_tables(self) -> tuple[Tensor, Tensor]:
         """Cosine and sine of every position, float32 [L,D/2]."""
 
@@ -74,7 +78,7 @@ def runs_by_nodes(
     graphs = CacheGraphs(decoder.config, decoder.parameters, turns=turns, slice_until=until)
     operations = CacheOperations(
         graphs, decoder.cache_dtype, decoder.rotary_tables, turns=turns, kernels=engine.steps,
-        expose=expose, exposed=decoder.exposed,
+        expose=expose, exposed=decoder.exposed, weights=decoder.sinks,
     )  # fmt: skip
     caches = CachesByNodes(decoder, operations)
     steps = not engine.plain_steps if path is not None else not engine.steps

@@ -36,6 +36,16 @@ def _pointwise(function: Callable[..., Tensor]) -> Operation:
     return lambda inputs, attributes: function(*together(inputs))
 
 
+def _alike(function: Callable[[Tensor], Tensor]) -> Operation:
+    """Return the operation that gives equal elements equal results, wherever they are in a tensor.
+
+    On a CPU PyTorch computes what is left of a row by another function than whole vectors; in float64 the two round to
+    the same float32."""
+    return lambda inputs, attributes: (
+        function(inputs[0]) if inputs[0].device.type != "cpu" else function(inputs[0].double()).to(inputs[0].dtype)
+    )
+
+
 def _folded(function: Callable[[Tensor, Tensor], Tensor]) -> Operation:
     """Return the operation that folds any number of inputs."""
     return lambda inputs, attributes: reduce(function, together(inputs))
@@ -253,6 +263,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "CumSum": _cumulated,
     "Div": _pointwise(_divide),
     "Equal": _pointwise(torch.eq),
+    "Exp": _alike(torch.exp),
     "Expand": _expand,
     "Floor": _pointwise(torch.floor),
     "Gather": _gather,
@@ -295,6 +306,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "Sqrt": _pointwise(torch.sqrt),
     "Squeeze": _squeeze,
     "Sub": _pointwise(torch.sub),
+    "Tanh": _alike(torch.tanh),
     "TopK": _top_k,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,

@@ -1,0 +1,76 @@
+"""Gemma 2 (arXiv 2408.00118): every second layer slides, and the logits of attention and vocabulary are capped.
+
+Norms multiply by one more than their weight; attention and feed-forward have one before and one behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from kvc_trt.models.config import Attention, Description, FeedForward, Norms
+from kvc_trt.models.families.gemma3 import weights_of_norms
+from kvc_trt.models.family import ActivationName, DecoderFields, Family, LayerType
+from kvc_trt.models.sources.rotary_settings import Length
+from kvc_trt.models.sources.sliding_fields import attention_by_layer, fields_of_attention
+
+_Cap = Annotated[float, Field(ge=1e-3, le=1e6)] | None
+
+
+class _Fields(DecoderFields):
+    rms_norm_eps: Annotated[float, Field(ge=1e-12, le=0.1)] = 1e-6
+    tie_word_embeddings: bool = True
+    hidden_act: ActivationName = "gelu_pytorch_tanh"
+    attention_bias: bool = False
+    query_pre_attn_scalar: Annotated[int, Field(ge=1, le=1 << 20)] = 256
+    sliding_window: Length | None = None
+    layer_types: list[LayerType] | None = None
+    attn_logit_softcapping: _Cap = 50.0
+    final_logit_softcapping: _Cap = 30.0
+    use_bidirectional_attention: bool | None = None
+
+
+def _describe(fields: _Fields, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    if fields.use_bidirectional_attention:
+        raise ValueError("use_bidirectional_attention is true, expected false: attention is causal")
+    names = "attn_logit_softcapping", "final_logit_softcapping"
+    caps = {name: None if name in given and given[name] is None else getattr(fields, name) for name in names}
+    return {
+        "qkv_bias": fields.attention_bias,
+        "output_bias": fields.attention_bias,
+        "description": Description(
+            attention=attention_by_layer(fields, given, 2, sliding=Attention(), full=Attention()),
+            norms=Norms(place="both"),
+            feed_forward=FeedForward(activation="gelu-tanh"),
+            attention_scale=fields.query_pre_attn_scalar**-0.5,
+            attention_softcap=caps["attn_logit_softcapping"],
+            embedding_scale=fields.hidden_size**0.5,
+            logit_softcap=caps["final_logit_softcapping"],
+        ),
+    }
+
+
+def _fields_of(description: Description) -> Mapping[str, Any]:
+    scale = description.attention_scale
+    return {
+        **fields_of_attention(description),
+        "query_pre_attn_scalar": round(scale**-2) if scale else None,
+        "attn_logit_softcapping": description.attention_softcap,
+        "final_logit_softcapping": description.logit_softcap,
+    }
+
+
+GEMMA2 = Family(
+    architecture="Gemma2ForCausalLM",
+    fields=_Fields,
+    describe=_describe,
+    # Published files have these beside hidden_activation and sliding_window, which alone are read.
+    harmless=frozenset({"cache_implementation", "hidden_act", "sliding_window_size"}),
+    fields_of=_fields_of,
+    spelling={"hidden_act": "hidden_activation"},
+    absent_kv_heads=4,
+    absent_head_size=256,
+    weights=weights_of_norms,
+)
