@@ -62,8 +62,8 @@ def hybrid_attention(
             output[b] = attend(query[b], keys[b, :, :m], values[b, :, :m], softmax)
             selected[b, :, :m] = torch.arange(m, device=query.device)
             continue
-        given = query[b], m, page_min[b], page_max[b]
-        found = row_scores(*given, page_size=page_size, top_r=top_r, softmax=softmax).tokens
+        row = query[b], m, page_min[b], page_max[b]
+        found = row_scores(*row, page_size=page_size, top_r=top_r, softmax=softmax).tokens
         found[:, m - force_recent :] = torch.inf
         chosen = _choose(found, top_k, page_size if select == "pages" else None)
         output[b] = _attend_chosen(query[b], keys[b], values[b], chosen, softmax)
