@@ -119,7 +119,7 @@ def _layer_tensors(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]
     tensors |= (
         _feed_forward_tensors(config)
         if experts is None
-        else _expert_tensors(experts, hidden, biases=description.clamped_gate is not None)
+        else _expert_tensors(experts, hidden, biases=config.description.clamped_gate is not None)
     )
     if norms.adds_norm:
         tensors |= _norm(config, FEED_FORWARD_RESULT_NORM, hidden)
