@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from benchmarks.accuracy.formats import answers
 from benchmarks.accuracy.formats.losses import (
     LARGEST_DIVERGENCE,
     LARGEST_LOSS,
@@ -28,6 +27,8 @@ from kvc_trt.policies import BASELINE
 MIB = 1 << 20
 NEARLY = 0.9
 """Share of what the whole cache answers from which a cache is said to answer still."""
+ENOUGH = 16
+"""Questions below which a cache is no part of a claim about bytes."""
 NAMED = 5
 """Most caches that a claim names of one side."""
 FORMATS = tuple(form for form in CACHE_FORMATS if form != AUTO)
@@ -86,12 +87,13 @@ def smallest(found: Formats) -> Iterator[str]:
     """The smallest caches that still answer, group by group."""
     yield paragraph(
         f"**The smallest caches that answer {100 * NEARLY:.0f} %** of what their side's whole cache answers, as do all "
-        f"larger ones of the same method and format (at most {NAMED} of a side; in MiB):"
+        f"larger ones of the same method and format (at most {NAMED} of a side, of those asked {ENOUGH} questions; "
+        "in MiB):"
     )
     lines = []
     for group in found.groups:
         full = found.answered.full(group)
-        if full is None or full.likelihood:
+        if full is None or full.likelihood or len(full.scores) < ENOUGH:
             continue
         said = [f"{_named(found, found.answered.of(OURS, group) + _wholes(found, group), full)}"]
         for side in (KVPRESS, OPENVINO):
@@ -117,9 +119,10 @@ def _whole_openvino(cells: Sequence[Answered]) -> Answered | None:
 
 def _named(found: Formats, cells: Sequence[Answered], whole: Answered) -> str:
     sizes = []
-    for method in methods(cells):
+    asked = [cell for cell in cells if len(cell.scores) >= ENOUGH]
+    for method in methods(asked):
         enough = None
-        for cell in sorted((one for one in cells if one.method == method), key=lambda one: -one.stored):
+        for cell in sorted((one for one in asked if one.method == method), key=lambda one: -one.stored):
             kept = on_answered(cell.scores, whole.scores)
             if kept is None or kept.value < NEARLY:
                 break
@@ -133,22 +136,21 @@ def at_equal_bytes(found: Formats) -> Iterator[str]:
     """Whole caches in few bits beside evicting ones in fp32, and evicting ones in few bits beside those."""
     yield paragraph(
         "**At equal bytes**, better or worse beyond chance (exact sign test over the questions, Holm's correction over "
-        "a claim's comparisons in a group), of all groups together:"
+        f"a claim's comparisons in a group), of all groups together and of caches that were asked {ENOUGH} questions:"
     )
     lines = []
     for form in FORMATS:
-        rows = [
-            _record(found, lambda group, form=form: found.cell(group, BASELINE, form, None), keep)
-            for keep in (_evicting(AUTO, larger=True), *(_evicting(one, larger=False) for one in FORMATS))
-        ]
-        beside = f"evicting caches in fp32 of at least its bytes: {rows[0]}"
-        others = "; ".join(f"`{one}`: {row}" for one, row in zip(FORMATS, rows[1:], strict=True))
-        sizes = [cell.stored / MIB for one in found.groups if (cell := found.cell(one, BASELINE, form, None))]
-        size = span(f"{one:.1f}" for one in sorted(sizes))
+        larger = _record(found, form, _evicting(AUTO, larger=True))
+        smaller = {one: _record(found, form, _evicting(one, larger=False)) for one in FORMATS}
+        said = "; ".join(f"in `{one}` {record}" for one, record in smaller.items() if record)
+        if not larger and not said:
+            continue
+        sizes = sorted(cell.stored / MIB for one in found.groups if (cell := found.cell(one, BASELINE, form, None)))
+        beside = f" beside evicting caches in fp32 of at least its bytes: {larger}." if larger else "."
         lines.append(
             bullet(
-                f"**The whole cache in `{form}`** ({size} MiB) beside {beside}. "
-                f"Beside those of no more bytes in {others}."
+                f"**The whole cache in `{form}`** ({span(f'{one:.1f}' for one in sizes)} MiB){beside}"
+                + (f" Beside those of no more bytes: {said}." if said else "")
             )
         )
     yield "\n".join(lines)
@@ -167,13 +169,14 @@ def _evicting(form: str, *, larger: bool) -> Kept:
     return kept
 
 
-def _record(found: Formats, mine: Callable[[Group], Answered | None], kept: Kept) -> str:
+def _record(found: Formats, form: str, kept: Kept) -> str:
+    """How often the whole cache in a format is better and worse than others, of all groups; empty if there are none."""
     better = worse = count = 0
     for group in found.groups:
-        own = mine(group)
-        if own is None:
+        own = found.cell(group, BASELINE, form, None)
+        if own is None or len(own.scores) < ENOUGH:
             continue
-        others = [cell for cell in found.answered.of(OURS, group) if kept(own, cell)]
+        others = [one for one in found.answered.of(OURS, group) if kept(own, one) and len(one.scores) >= ENOUGH]
         sign = -1 if own.likelihood else 1
         chances = holm([sign_test(own.scores, cell.scores) for cell in others])
         for cell, chance in zip(others, chances, strict=True):
@@ -181,11 +184,4 @@ def _record(found: Formats, mine: Callable[[Group], Answered | None], kept: Kept
             better += chance <= CHANCE and higher > lower
             worse += chance <= CHANCE and lower > higher
             count += 1
-    if not count:
-        return "there are none"
-    return f"better in {better}, worse in {worse} of {count}"
-
-
-def budgets() -> str:
-    """The token budgets in words."""
-    return " and ".join(map(str, answers.BUDGETS))
+    return f"better than {better}, worse than {worse} of {count}" if count else ""

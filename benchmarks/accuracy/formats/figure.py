@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from benchmarks.accuracy.formats import answers
 from benchmarks.accuracy.formats.methods import METHODS
 from benchmarks.accuracy.formats.recorded import OPENVINO, Formats, peers
-from benchmarks.accuracy.smollm2.cells import KVPRESS, Answered, Group
+from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered, Group
+from benchmarks.page import span
 from kvc_trt.accuracy.pages.figures import new_figure, png
 from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.pages.chart import COLOURS
@@ -53,7 +54,8 @@ def _panel(axes: Axes, found: Formats, group: Group) -> None:
                     *zip(*points, strict=True), color=_COLOURS[method], marker=_MARKERS[form], linestyle=_LINES[form],
                     linewidth=1.1, markersize=4.5, alpha=0.85, zorder=2,
                 )  # fmt: skip
-    asked = 0 if full is None else len(full.scores)
+    counts = sorted(len(cell.scores) for cell in found.answered.of(OURS, group))
+    asked = span(str(count) for count in counts) if counts else "0"
     axes.set_title(f"{group.short} (n = {asked})", fontsize="medium")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

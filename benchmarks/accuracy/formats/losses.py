@@ -101,30 +101,41 @@ def divergence(found: Formats, length: int, method: str, form: str) -> Loss:
 
 def against(found: Formats, form: str) -> Iterator[str]:
     """Yield what speaks against a format as the default, a clause each; nothing where nothing does."""
+    few: dict[int, list[str]] = {}
     for group in found.groups:
         loss = pooled(found, group, form)
-        if loss is None:
-            yield f"{group.short}: not asked"
-            continue
-        if loss.count < SAMPLES:
-            yield f"{group.short}: {loss.count} of {SAMPLES} questions were asked"
-        if in_nats(found, group):
-            if loss.high > LARGEST_DIVERGENCE:
-                yield f"{group.short}: a loss of up to {loss.high:.3f} nats is not excluded"
-        else:
-            if loss.low < -LARGEST_LOSS:
-                yield f"{group.short}: a loss of up to {-100 * loss.low:.1f} points is not excluded"
-            for one in alone(found, group, form):
-                if one.worse:
-                    yield f"{group.short}: `{one.own.method}`, {one.own.point}, is worse in it beyond chance"
+        count = 0 if loss is None else loss.count
+        if count < SAMPLES:
+            few.setdefault(count, []).append(group.short)
+        if loss is not None:
+            yield from _losses(found, group, form, loss)
+    for count, groups in few.items():
+        yield f"{count} of {SAMPLES} questions were asked of: {'; '.join(groups)}"
+    absent = []
     for method in METHODS:
         what = "the whole cache" if method == BASELINE else f"`{method}`"
         means = [(divergence(found, *one, form).value, one[0]) for one in found.followed if one[1] == method]
         largest, length = max(means, default=(0.0, 0))
         if not means:
-            yield f"the divergence of {what} was not measured"
+            absent.append(what)
         elif largest > LARGEST_DIVERGENCE:
             yield f"{what} diverges by {largest:.3f} nats a token at {length:,} tokens"
+    if absent:
+        yield f"divergence was not measured of {', '.join(absent)}"
+
+
+def _losses(found: Formats, group: Group, form: str, loss: Loss) -> Iterator[str]:
+    """What of a group speaks against a format: of few questions what chance does not explain, of all what is open."""
+    decided = loss.count >= SAMPLES
+    if in_nats(found, group):
+        if loss.high > LARGEST_DIVERGENCE and (decided or loss.low > 0):
+            yield f"{group.short}: a loss of up to {loss.high:.3f} nats is not excluded"
+        return
+    if loss.low < -LARGEST_LOSS and (decided or loss.high < 0):
+        yield f"{group.short}: a loss of up to {-100 * loss.low:.1f} points is not excluded"
+    for one in alone(found, group, form):
+        if one.worse:
+            yield f"{group.short}: `{one.own.method}`, {one.own.point}, is worse in it beyond chance"
 
 
 def in_nats(found: Formats, group: Group) -> bool:

@@ -15,6 +15,7 @@ from benchmarks.accuracy.formats.figure import over_bytes
 from benchmarks.accuracy.formats.methods import in_format, split
 from benchmarks.accuracy.formats.recorded import OPENVINO, Formats, caches, peers, recorded
 from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered
+from benchmarks.accuracy.smollm2.stages import SAMPLES
 from benchmarks.page import DOCS, IMAGES, Marks, cells, measured_by, paragraph, plot, table
 from kvc_trt.errors import InputError
 from kvc_trt.files.atomic import write_whole
@@ -53,7 +54,7 @@ def measured(found: Formats) -> str:
     parts = [
         "## Claims", *costs(found), *at_equal_bytes(found), *smallest(found),
         "## Answers over the bytes of one sequence", plot(IMAGE, PAGE),
-        "## Every cache", overview(found),
+        f"## Every cache; in brackets the questions, where fewer than {SAMPLES} were asked", overview(found),
         "## How it was measured", _head(found),
     ]  # fmt: skip
     return "\n\n".join(parts)
@@ -108,10 +109,11 @@ def _figures(found: Formats, at: Sequence[Answered | None]) -> list[str]:
 def _figure(found: Formats, cell: Answered | None) -> str:
     if cell is None:
         return "-"
-    lost = found.answered.lost(cell)
+    lost, count = found.answered.lost(cell), len(cell.scores)
+    few = f" ({count})" if count < SAMPLES else ""
     if cell.likelihood:
-        return "-" if lost is None else f"{lost.value:.3f}"
-    return f"{100 * cell.mean.value:.0f}"
+        return "-" if lost is None else f"{lost.value:.3f}{few}"
+    return f"{100 * cell.mean.value:.0f}{few}"
 
 
 def _diverged(found: Formats, length: int, method: str, form: str) -> str:
