@@ -56,22 +56,20 @@ def _panel(axes: Axes, found: Formats, group: Group) -> None:
                 )  # fmt: skip
     counts = sorted(len(cell.scores) for cell in found.answered.of(OURS, group))
     asked = span(str(count) for count in counts) if counts else "0"
-    axes.set_title(f"{group.short} (n = {asked})", fontsize="medium")
+    whole = "" if full is None or nats else f"; whole: {100 * full.mean.value:.0f} %"
+    axes.set_title(f"{group.short} (n = {asked}{whole})", fontsize="medium")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("MiB of cache for one sequence")
-    axes.set_ylabel("nats a token above the whole cache" if nats else "questions answered, %")
+    axes.set_ylabel("nats a token above the whole fp32 cache" if nats else "points beside the whole fp32 cache")
     axes.grid(visible=True, which="major", alpha=0.3)
-    if not nats:
-        axes.set_ylim(-4, 104)
+    axes.axhline(0, color="black", linewidth=0.8, zorder=0)
 
 
 def _height(found: Formats, cell: Answered) -> float | None:
-    """Percent, or nats above the whole cache of the same side."""
-    if not cell.likelihood:
-        return 100 * cell.mean.value
-    lost = found.answered.lost(cell)
-    return None if lost is None else lost.value
+    """Points, or nats, beside the whole fp32 cache on the same questions: caches may have been asked fewer of them."""
+    beside = found.beside_whole(cell)
+    return None if beside is None else beside.value * (1 if cell.likelihood else 100)
 
 
 def _legend(axes: Axes) -> None:

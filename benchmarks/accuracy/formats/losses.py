@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.accuracy.formats.methods import METHODS
-from benchmarks.accuracy.formats.recorded import Formats
+from benchmarks.accuracy.formats.recorded import Formats, caches
 from benchmarks.accuracy.smollm2.cells import Answered, Group
 from benchmarks.accuracy.smollm2.stages import SAMPLES
 from kvc_trt.accuracy.cell import interval
@@ -43,10 +43,10 @@ def pooled(found: Formats, group: Group, form: str) -> Loss | None:
 
     Questions are resampled, not answers: what is hard for one method is hard for others too. In points two more are
     drawn from, on one of which one cache gains its answer and on the other loses it: without them an interval of equal
-    answers would have no width, and excluded whatever was not seen. None where nothing was asked of both.
+    answers would have no width, and excluded whatever was not seen. None where some method was not asked.
     """
     pairs = list(found.pairs(group, form))
-    if not pairs:
+    if len(pairs) < len(caches()):
         return None
     count = min(len(one.scores) for pair in pairs for one in pair)
     changed = np.mean([np.subtract(other.scores[:count], own.scores[:count]) for own, other in pairs], axis=0)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from benchmarks.accuracy.formats import answers, divergence
 from benchmarks.accuracy.formats.claims import at_equal_bytes, costs, smallest
 from benchmarks.accuracy.formats.figure import over_bytes
+from benchmarks.accuracy.formats.losses import in_nats
 from benchmarks.accuracy.formats.methods import in_format, split
 from benchmarks.accuracy.formats.recorded import OPENVINO, Formats, caches, peers, recorded
 from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered
@@ -54,7 +55,12 @@ def measured(found: Formats) -> str:
     parts = [
         "## Claims", *costs(found), *at_equal_bytes(found), *smallest(found),
         "## Answers over the bytes of one sequence", plot(IMAGE, PAGE),
-        f"## Every cache; in brackets the questions, where fewer than {SAMPLES} were asked", overview(found),
+        "## Every cache",
+        paragraph(
+            "Points and nats are beside the whole cache in fp32, whose own are in the first row, on the same "
+            f"questions; in brackets how many, where they are fewer than {SAMPLES}. Divergence is from that cache too."
+        ),
+        overview(found),
         "## How it was measured", _head(found),
     ]  # fmt: skip
     return "\n\n".join(parts)
@@ -64,9 +70,7 @@ def overview(found: Formats) -> str:
     """A row per method, budget and format, and for the peers' at the same budgets; a column per group of questions."""
     groups, lengths = found.groups, found.lengths
     heads = ["cache", "MiB"]
-    for group in groups:
-        full = found.answered.full(group)
-        heads.append(f"{group.short}, {'nats above' if full is not None and full.likelihood else '%'}")
+    heads += [f"{group.short}, {'nats' if in_nats(found, group) else 'points'}" for group in groups]
     heads += [f"divergence, {length:,}" for length in lengths]
     rows = []
     for method, budget in caches():
@@ -109,11 +113,14 @@ def _figures(found: Formats, at: Sequence[Answered | None]) -> list[str]:
 def _figure(found: Formats, cell: Answered | None) -> str:
     if cell is None:
         return "-"
-    lost, count = found.answered.lost(cell), len(cell.scores)
+    beside = found.beside_whole(cell)
+    count = len(cell.scores) if beside is None else beside.samples
     few = f" ({count})" if count < SAMPLES else ""
-    if cell.likelihood:
-        return "-" if lost is None else f"{lost.value:.3f}{few}"
-    return f"{100 * cell.mean.value:.0f}{few}"
+    if cell is found.answered.full(cell.group):
+        return (f"{cell.mean.value:.2f} nats" if cell.likelihood else f"{100 * cell.mean.value:.0f} %") + few
+    if beside is None:
+        return "-"
+    return (f"{beside.value:+.3f}" if cell.likelihood else f"{100 * beside.value:+.0f}") + few
 
 
 def _diverged(found: Formats, length: int, method: str, form: str) -> str:

@@ -13,6 +13,8 @@ from benchmarks.accuracy.formats.methods import METHODS, in_format
 from benchmarks.accuracy.kvpress import answers as kvpress
 from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered, Comparison, Group, read
 from benchmarks.accuracy.smollm2.grid import MODEL
+from kvc_trt.accuracy.cell import Mean
+from kvc_trt.accuracy.pages.paired import difference
 from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.models.presets import load_preset
 from kvc_trt.policies import BASELINE
@@ -77,6 +79,11 @@ class Formats:
                 point = BASELINE if tokens is None else f"{tokens} tokens"
                 found.append(Answered(OPENVINO, group, "u8", point, stored, tuple(cell["scores"]), likelihood=False))
         return found
+
+    def beside_whole(self, cell: Answered) -> Mean | None:
+        """Return a cell minus our whole fp32 cache on the same questions; None where that was not asked."""
+        whole = self.answered.full(cell.group)
+        return None if whole is None else difference(cell.scores, whole.scores)
 
     def _asked(self, group: Group) -> set[str]:
         place = group._asdict()

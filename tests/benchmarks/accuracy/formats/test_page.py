@@ -116,7 +116,8 @@ def test_the_page_has_every_cache_once_and_the_peers_where_they_were_asked(tmp_p
     text = page.measured(found)
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     assert len(rows) == len(set(rows)) == len(caches()) * len(CACHE_FORMATS)
-    assert "| OpenVINO `u8`, full | 25.3 | 75 | - | - | - |" in text
+    assert "| `full` | 90.0 | 75 % | 1.31 nats | 0.5000 | 0.5000 |" in text
+    assert "| OpenVINO `u8`, full | 25.3 | +0 | - | - | - |" in text
     assert "OpenVINO `u8`, 128 tokens" in text
     assert "256 tokens" not in text.replace("2,048, 4,096 tokens", "")
     assert max(map(len, (line for line in text.splitlines() if not line.startswith("|")))) <= 120
