@@ -6,6 +6,7 @@ policy answers them, as many at a time as fit in memory with what it stores, and
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -155,7 +156,7 @@ class GroupMeasurement:
             depths=self.questions.depths[:last],
             executor=answerer.executor,
             row_bytes=row_bytes or answerer.row_bytes,
-            parameters=asdict(answerer.parameters),
+            parameters=json.loads(json.dumps(asdict(answerer.parameters))),  # as the file will have them
             seconds=round(cell.seconds + time.monotonic() - started, 3),
         )
 
