@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.accuracy.formats import answers, divergence, page
 from benchmarks.accuracy.formats.losses import against, alone, enough_questions, open_with, pooled
+from benchmarks.accuracy.formats.losses import divergence as divergence_of
 from benchmarks.accuracy.formats.methods import METHODS, in_format
 from benchmarks.accuracy.formats.recorded import caches, recorded
 from benchmarks.accuracy.smollm2.cells import Group
@@ -129,3 +130,31 @@ def test_the_page_has_every_cache_once_and_the_peers_where_they_were_asked(tmp_p
 
 def test_the_figure_shows_what_is_there(tmp_path):
     assert page.over_bytes(write(tmp_path)).startswith(b"\x89PNG")
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return recorded()
+
+
+def test_the_page_is_that_of_the_results(committed):
+    command = "python -m benchmarks.accuracy.formats.page"
+    assert page.MARKS.inside(page.PAGE) == page.measured(committed), command
+    assert page.CELLS.read_text() == page.sidecar(committed), command
+    assert page.IMAGE.is_file(), command
+
+
+def test_what_page_and_decision_say_by_hand_follows_from_the_results(committed):
+    def diverged(form, digits):
+        found = [divergence_of(committed, length, "full", form).value for length in (2048, 4096)]
+        return [round(one, digits) for one in found]
+
+    assert max(diverged("int8", 4)) < 0.001
+    assert (diverged("k8v4", 3), diverged("fp8", 2), diverged("int4", 2)) == ([0.005] * 2, [0.02] * 2, [0.05, 0.06])
+    needles = committed.groups[0]
+    pairs = {form: alone(committed, needles, form) for form in ("int8", "fp8")}
+    lost = {form: (sum(one.lost for one in some), sum(one.gained for one in some)) for form, some in pairs.items()}
+    assert lost == {"int8": (5, 6), "fp8": (11, 1)}
+    asked = {form: sum(min(len(one.own.scores), len(one.other.scores)) for one in some) for form, some in pairs.items()}
+    assert asked == {"int8": 576, "fp8": 272}
+    assert all(list(against(committed, form)) for form in CACHE_FORMATS if form != "auto")
