@@ -155,6 +155,7 @@ def test_contexts_of_before_still_fit():
     later = {
         "fp8_bounds": True, "kv_cache": "int8", "by_length": True, "long_prompt": 9, "short_pool_kernel": 3,
         "pool_kind": "avg", "prompt_share": 0.2, "squeeze_cap": 3.5, "layer_windows": (64, 0),
+        "linear_layers": (0,),
     }  # fmt: skip
     assert set(recorded(parameters)) == {field.name for field in dataclasses.fields(parameters)} - set(later)
     for name, value in later.items():

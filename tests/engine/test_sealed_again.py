@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import os
 from collections import Counter
@@ -63,9 +64,9 @@ def read(path: Path) -> None:
     assert program.dtype == "float32"
     assert len(program.limits.capacities) >= engine.model.num_hidden_layers
     assert program.largest_budget >= 0
-    for as_json in (False, True):
+    for layers, as_json in itertools.product((False, True), repeat=2):
         with contextlib.redirect_stdout(io.StringIO()):
-            inspect.command.callback(path, as_json)
+            inspect.command.callback(path, layers, as_json)
     read_source(path)
 
 

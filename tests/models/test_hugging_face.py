@@ -181,8 +181,10 @@ def test_missing_fields_are_named(tiny_fields, field):
 
 
 def test_unknown_names_list_what_is_supported(tiny_fields):
-    with pytest.raises(InputError, match=r"expected ForCausalLM behind one of .*Qwen3"):
+    with pytest.raises(InputError, match=r"\['BloomForCausalLM'\], expected one of \d+ classes") as raised:
         parse_config(tiny_fields(architectures=["BloomForCausalLM"]), "x")
+    assert "ForCausalLM behind one of" in raised.value.hint
+    assert "Qwen3," in raised.value.hint
     with pytest.raises(InputError, match="llama3"):
         parse_config(tiny_fields(rope_scaling={"rope_type": "proportional", "factor": 4.0}), "x")
     with pytest.raises(InputError, match="unknown key 'low_freq_facto'"):

@@ -54,13 +54,14 @@ def test_tables_of_every_preset_equal_transformers_to_the_last_position(name):
     ours = inverse_frequencies(config, 20000)
     # The float32 pow of torch is off by one unit in the last place for a few exponents; ours is rounded correctly.
     np.testing.assert_array_max_ulp(ours, inverse, maxulp=1)
-    equal = ours == inverse
-    assert equal.mean() > 0.95
+    assert (ours == inverse).mean() > 0.9
     our_cos, our_sin = rotary_tables(config, length)
-    np.testing.assert_allclose(our_cos[positions][:, equal], cos[:, equal], rtol=0, atol=3e-7)
-    np.testing.assert_allclose(our_sin[positions][:, equal], sin[:, equal], rtol=0, atol=3e-7)
-    np.testing.assert_allclose(our_cos[positions], cos, rtol=0, atol=4e-6)
-    np.testing.assert_allclose(our_sin[positions], sin, rtol=0, atol=4e-6)
+    # An angle is position times frequency in float32: one unit of a frequency moves it, and may round it otherwise.
+    angles = positions[:, None] * inverse
+    moved = positions[:, None] * np.abs(ours.astype(np.float64) - inverse) + np.spacing(angles.astype(np.float32))
+    drift = 3e-7 + np.where(ours == inverse, 0, moved)
+    assert (np.abs(our_cos[positions] - cos) <= drift).all()
+    assert (np.abs(our_sin[positions] - sin) <= drift).all()
 
 
 @pytest.mark.parametrize("scaling", [None, {"type": "linear", "factor": 4.0}, LLAMA3, LLAMA3 | {"factor": 32.0}])

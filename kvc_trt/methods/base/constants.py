@@ -108,8 +108,8 @@ class Constants:
     """If layer budgets are set per prompt: the most that a layer may keep, in prompt budgets."""
     layer_windows: Annotated[tuple[Count, ...], Field(max_length=1024)] | None = None
     """If some layers of the model slide: the window of each of these, 0 for those that the policy compresses."""
-    linear_layers: Annotated[tuple[Count, ...], Field(max_length=1024)] = ()
-    """The layers of the model that have no cache of tokens (`Attention.linear`)."""
+    linear_layers: Annotated[tuple[Count, ...], Field(max_length=1024)] | None = None
+    """If some layers of the model have no cache of tokens (`Attention.linear`): these."""
 
     @property
     def cache_format(self) -> CacheFormat:

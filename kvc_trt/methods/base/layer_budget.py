@@ -68,7 +68,7 @@ def with_layer_kinds(parameters: PolicyParameters, inputs: PolicyInputs) -> Poli
         shorter = f", or sequences of at most {longest} tokens" if inputs.model.windows(longest) is None else ""
         sliding = f"{sum(map(bool, windows))} of {layers} slide in sequences of {parameters.max_sequence_len} tokens"
         _check_undivided(parameters, inputs, sliding, shorter)
-    return replace(parameters, layer_windows=windows, linear_layers=linear)
+    return replace(parameters, layer_windows=windows, linear_layers=linear or None)
 
 
 def _check_undivided(parameters: PolicyParameters, inputs: PolicyInputs, others: str, way_out: str) -> None:

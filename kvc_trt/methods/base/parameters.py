@@ -53,8 +53,8 @@ class PolicyParameters(Constants):
             raise InputError(f"retrieval_heads is no table of {layers} layers by {heads} KV heads")
         if self.layer_windows != (windows := model.windows(self.max_sequence_len)):
             raise InputError(f"layer_windows is {self.layer_windows}; expected {windows}, the windows of the model")
-        if self.linear_layers != model.linear_layers:
-            raise InputError(f"linear_layers is {self.linear_layers}; expected {model.linear_layers}, as in the model")
+        if self.linear_layers != (linear := model.linear_layers or None):
+            raise InputError(f"linear_layers is {self.linear_layers}; expected {linear}, as in the model")
         self.check_softmax(model)
         self._check_lengths()
         for name, most in (("skip_layers", layers), ("top_r", model.head_size), ("page_size", self.max_sequence_len)):
@@ -134,7 +134,7 @@ class PolicyParameters(Constants):
         """The reason why the tokens of a draft cannot be checked in one pass; None if they can."""
         if self.layer_windows is not None:
             return "sliding layers of the model drop a token for each that they store, and a rejected one is not undone"
-        if self.linear_layers:
+        if self.linear_layers is not None:
             return "the state of linear layers of the model takes in each token, and a rejected one is not undone"
         return self.selection.no_drafts
 
@@ -201,10 +201,10 @@ class PolicyParameters(Constants):
         """Return the groups of one layer, one per cache (mostly a single one), with the layer's own numbers.
 
         A linear layer has none."""
-        if layer in self.linear_layers:
+        if self.linear_layers is not None and layer in self.linear_layers:
             return ()
         alone = replace(
-            self, skip_layers=0, layer_budgets=None, retrieval_heads=None, layer_windows=None, linear_layers=()
+            self, skip_layers=0, layer_budgets=None, retrieval_heads=None, layer_windows=None, linear_layers=None
         )
         if self.layer_windows is not None and (window := self.layer_windows[layer]):
             return (Group(None, alone._sliding(window)),)

@@ -147,7 +147,10 @@ def _family_of(mapping: Mapping[str, Any], source: str, spelling: Mapping[str, s
                 "heads, and policies choose by the keys of each"
             )
         classes = ", ".join(one.removesuffix(_SUFFIX) for one in known)
-        raise InputError(f"{source}: {name} is {describe(found)}, expected {_SUFFIX} behind one of {classes}")
+        raise InputError(
+            f"{source}: {name} is {describe(found)}, expected one of {len(known)} classes",
+            hint=f"{_SUFFIX} behind one of {classes}",
+        )
     return known[found[0]]
 
 

@@ -78,16 +78,22 @@ def gathered(
     gates, ups = (whole[chosen] for whole in _gates_and_ups(weights, part))
     downs = weights[_DOWN].view(part.count, -1, part.size)[chosen]
     column = x[:, None, :, None]
-    of_gate, of_up, of_down = (0 if one is None else one[chosen] for one in _biases(weights, part))
-    gate, up = (gates @ column).squeeze(-1) + of_gate, (ups @ column).squeeze(-1) + of_up
-    own = (downs @ _activated(gate, up, clamped)[..., None]).squeeze(-1) + of_down
+    of_gate, of_up, of_down = (None if one is None else one[chosen] for one in _biases(weights, part))
+    inner = _activated(_product(gates, column, of_gate), _product(ups, column, of_up), clamped)
+    own = _product(downs, inner[..., None], of_down)
     return (own.float() * shares[..., None]).sum(dim=1).to(x.dtype)
 
 
+def _product(matrices: Tensor, column: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply and add a bias, if there is one: [N,chosen,out,in], [N,1 or chosen,in,1] -> [N,chosen,out]."""
+    product = (matrices @ column).squeeze(-1)
+    return product if bias is None else product + bias
+
+
 def _activated(gate: Tensor, up: Tensor, clamped: ClampedGate | None) -> Tensor:
-    """Return what the last matrix of an expert multiplies."""
+    """Return what the last matrix of an expert multiplies; `gate` is overwritten."""
     if clamped is None:
-        return functional.silu(gate) * up
+        return functional.silu(gate, inplace=True) * up
     gate, up = gate.clamp(max=clamped.limit), up.clamp(-clamped.limit, clamped.limit)
     return gate * torch.sigmoid(clamped.gain * gate) * (up + 1)
 
