@@ -201,7 +201,7 @@ def attention_graphs(context: int) -> tuple[dict[str, ModelProto], dict[str, Pol
     emit = Emitter()
     hybrid_outputs = _call(
         emit, HYBRID_ATTENTION, page_size=sparse.page_size, top_r=sparse.top_r, top_k=sparse.top_k,
-        token_budget=sparse.token_budget, dense_until=sparse.dense_until,
+        token_budget=sparse.token_budget, dense_until=sparse.dense_until, fp8_bounds=int(sparse.fp8_bounds),
     )  # fmt: skip
     hybrid_inputs = {**new, **caches(sparse.capacity), **bounds}
     body = HYBRID_ATTENTION.body(layout)
@@ -211,7 +211,7 @@ def attention_graphs(context: int) -> tuple[dict[str, ModelProto], dict[str, Pol
     inputs = {**new, **caches(dense.capacity)}
     graphs["full"] = _one_node(emit, inputs, outputs, DENSE_ATTENTION.body(layout))
     emit = Emitter()
-    grouped = attend.group_query(emit, "query", head_shape)
+    grouped = attend.group_query(emit, "query", layout)
     scores = emit.MatMul(grouped.scaled, emit.Transpose("k_cache", perm=[0, 1, 3, 2]))
     emit.MatMul(emit.Softmax(scores, axis=-1), "v_cache", outputs=["output"])
     graphs["bare_matmul"] = _one_node(emit, {"query": new["query"], **caches(dense.capacity)}, ["output"])
