@@ -38,8 +38,9 @@ def costs(found: Formats) -> Iterator[str]:
     """What each format costs beside fp32, and what speaks against it as the default."""
     yield paragraph(
         "**What a format costs** beside the same cache in fp32: points, a mean over all methods and budgets for each "
-        "of n questions, with 95 % intervals over the questions; nats a token of a summary; divergence in nats a token "
-        "along plain text, the same way."
+        "of the n questions that all of them were asked, with 95 % intervals over these and two made-up ones, a gain "
+        "and a loss of one cache; nats a token of a summary; divergence in nats a token along plain text: both without "
+        "made-up ones."
     )
     lines = []
     for form in FORMATS:
