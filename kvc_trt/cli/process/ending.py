@@ -35,10 +35,16 @@ _forgiven = threading.Event()
 
 def end_in_time() -> None:
     """Answer SIGTERM by SystemExit, as Python answers Ctrl-C by KeyboardInterrupt, and end what neither ends."""
-    signal.signal(signal.SIGTERM, _terminated)
-    sys.unraisablehook = _report_lost
     heard, told = os.pipe()
     os.set_blocking(told, False)
+
+    def terminated(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(OSError):  # the thread hears of it where an event loop hears of signals instead
+            os.write(told, bytes([number]))
+        raise SystemExit(TERMINATED)  # unwinds the stack, so every `finally` removes what it had begun to write
+
+    signal.signal(signal.SIGTERM, terminated)
+    sys.unraisablehook = _report_lost
     signal.set_wakeup_fd(told, warn_on_full_buffer=False)
     with contextlib.suppress(RuntimeError):  # no memory for a thread: Python alone answers
         threading.Thread(target=_end_what_lasts, args=(heard,), name="kvc-trt signals", daemon=True).start()
@@ -69,11 +75,6 @@ def event_loop_inside() -> Iterator[None]:
         yield
     finally:
         signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    # SystemExit unwinds the stack, so every `finally` removes what it had begun to write.
-    raise SystemExit(TERMINATED)
 
 
 def _report_lost(lost: UnraisableHookArgs) -> None:

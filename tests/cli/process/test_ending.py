@@ -52,18 +52,20 @@ def test_a_process_ends_in_time_and_leaves_nothing(tmp_path, work, number, code)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_signal_while_an_object_is_freed_ends_the_process_without_a_traceback():
-    """Python drops what is raised there, and goes on."""
-    program = """
-import os, signal, time
-from kvc_trt.cli.process.ending import end_in_time
+@pytest.mark.parametrize("around", ["contextlib.nullcontext", "event_loop_inside"])
+def test_a_signal_while_an_object_is_freed_ends_the_process_without_a_traceback(around):
+    """Python drops what is raised there, and goes on; the line that is being typed is read by an event loop."""
+    program = f"""
+import contextlib, os, signal, time
+from kvc_trt.cli.process.ending import end_in_time, event_loop_inside
 end_in_time()
 class Freed:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.1)
-Freed()
-time.sleep(600)
+with {around}():
+    Freed()
+    time.sleep(600)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (143, "")
