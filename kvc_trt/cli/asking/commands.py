@@ -47,8 +47,8 @@ def run_command(line: str, talk: Talk) -> bool:
 def _named(name: str, argument: str) -> Command:
     names = [command.name for command in COMMANDS]
     if name not in names:
-        space = "; a question that begins with / is asked with a space before it"
-        raise InputError(f"no such command {name!r}{did_you_mean(name, names) or ', /help lists them'}{space}")
+        known = did_you_mean(name, names) or ", /help lists them."
+        raise InputError(f"no such command {name!r}{known} Put a space before a question that begins with /.")
     (command,) = (one for one in COMMANDS if one.name == name)
     if bool(argument) != bool(command.argument) and not (command.argument_may_lack and not argument):
         found = f"found {argument!r}" if argument else "found nothing"
