@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from kvc_trt import build
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.engine import EngineDirectory
+from kvc_trt.progress import Advance, NullProgress
 from kvc_trt.verify.ladder import verify
 from kvc_trt.verify.questions.question import Accuracy
 
@@ -33,6 +36,27 @@ def test_full_and_compressed_accuracies_of_each_placement_are_reported(engine: E
     assert ("in the prompt" in names[0], "after compaction" in names[2]) == (True, True)
     assert str(retrieval.checks[0].measured).startswith("100.0% ± 0.0% | ")
     assert retrieval.checks[1].passed
+
+
+class Counted(NullProgress):
+    """Notes each task's total and the amounts that it advanced by."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, tuple[int | None, list[int]]] = {}
+
+    @contextlib.contextmanager
+    def task(self, description: str, total: int | None) -> Iterator[Advance]:
+        self.tasks[description] = total, []
+        yield self.tasks[description][1].append
+
+
+def test_progress_counts_every_answer_so_that_it_can_say_the_time_left(engine: EngineDirectory):
+    progress = Counted()
+    report = verify(engine, level="retrieval", samples=6, progress=progress)
+    total, steps = progress.tasks["retrieval"]
+    assert report.passed
+    assert total == sum(steps) == 2 * 3 * 6, "two placements; the engine, its dense twin and the reference"
+    assert len(steps) > 2 * 2 * 6, "each answer of the engines by itself"
 
 
 @pytest.mark.slow

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from copy import copy
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -13,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
+from kvc_trt.runtime.grammar.threads import MaskThreads
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_BESIDE = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "kvc-trt grammar mask")
-"""Threads that compute masks while a model's step runs; the library lets other threads run meanwhile."""
+_BESIDE = MaskThreads()
 
 
 class Matcher:

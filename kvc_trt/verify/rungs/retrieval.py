@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvc_trt.errors import InputError
+from kvc_trt.progress import Advance
 from kvc_trt.runtime import Request
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.checks import Check, Rung
@@ -24,7 +25,7 @@ from kvc_trt.verify.rungs.tokens import Greedy, Match, explanation, match, refer
 
 if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
-    from kvc_trt.runtime import Session
+    from kvc_trt.runtime import Event, Session
 
 Answers = list[tuple[int, ...]]
 
@@ -44,27 +45,36 @@ def check_retrieval(tested: EngineUnderTest, rung: Rung) -> None:
         rung.reason = wording
         return
     contexts = tested.plan.contexts_for(tested.engine.parameters.max_input_len, text=wording.is_text)
-    with tested.progress.task("retrieval", len(contexts) * len(PLACEMENTS)) as advance:
-        for context in contexts:
+    samples_of = {context: tested.plan.samples_at(context, text=wording.is_text) for context in contexts}
+    total = len(PLACEMENTS) * sum(_answers_to(tested, wording, samples) for samples in samples_of.values())
+    with tested.progress.task("retrieval", total) as advance:
+        for context, samples in samples_of.items():
             for placement in PLACEMENTS:
-                samples = tested.plan.samples_at(context, text=wording.is_text)
                 try:
                     asked = wording.ask(context=context, placement=placement, samples=samples, seed=tested.seed)
                 except InputError as error:
                     rung.reason = error.message
                     return
-                rung.checks += _ask(tested, rung, wording, asked, f"{PLACEMENTS[placement]}, {context} tokens")
-                advance(1)
+                where = f"{PLACEMENTS[placement]}, {context} tokens"
+                rung.checks += _ask(tested, rung, wording, asked, where, advance)
 
 
-def _ask(tested: EngineUnderTest, rung: Rung, wording: Wording, asked: QuestionSet, where: str) -> list[Check]:
+def _answers_to(tested: EngineUnderTest, wording: Wording, samples: int) -> int:
+    """Return how many answers questions take: of the engine, of its dense twin, and of the reference to some."""
+    engines = 1 + tested.engine.parameters.compresses
+    return engines * samples + tested.plan.reference_samples(samples, text=wording.is_text)
+
+
+def _ask(
+    tested: EngineUnderTest, rung: Rung, wording: Wording, asked: QuestionSet, where: str, advance: Advance
+) -> list[Check]:
     parameters = tested.engine.parameters
     if asked.room > parameters.max_output_len:
         detail = f"query and answer are {asked.room} tokens, the engine has room for {parameters.max_output_len}"
         return [Check(f"full | compressed, {where}", "0 questions", "not asked", detail=detail)]
     rows = _rows_for(tested.engine.model, parameters.max_sequence_len)
     with tested.answering():
-        found = answers(tested.session(rows), asked)
+        found = answers(tested.session(rows), asked, advance)
     compressed, count = asked.accuracy(found), f"{len(asked.questions)} questions"
     if not parameters.compresses:
         checks = [Check(f"full, {where}", count, str(compressed), "no bar", detail=wording.name, note=asked.about)]
@@ -73,7 +83,7 @@ def _ask(tested: EngineUnderTest, rung: Rung, wording: Wording, asked: QuestionS
         )
     else:
         with tested.phase("dense twin"):
-            full = asked.accuracy(answers(tested.twin_session(rows), asked))
+            full = asked.accuracy(answers(tested.twin_session(rows), asked, advance))
         both, how = f"{full} | {compressed}", f"{wording.name}, budget {parameters.token_budget}"
         checks = [Check(f"full | compressed, {where}", count, both, "no bar", detail=how, note=asked.about)]
         rung.summary.append(
@@ -81,11 +91,14 @@ def _ask(tested: EngineUnderTest, rung: Rung, wording: Wording, asked: QuestionS
             f"{parameters.token_budget} {compressed.right} ({where}; {wording.name})"
         )
         _note_loss(tested, where, full, compressed)
-    return [*checks, _against_reference(tested, wording, where, asked, found)]
+    return [*checks, _against_reference(tested, wording, where, asked, found, advance)]
 
 
-def answers(session: Session, asked: QuestionSet) -> Answers:
-    """Greedy answers; a query that is not in the prompt is fed to the row after its cache was compacted."""
+def answers(session: Session, asked: QuestionSet, advance: Advance) -> Answers:
+    """Greedy answers; a query that is not in the prompt is fed to the row after its cache was compacted.
+
+    `advance` is told of each answer.
+    """
     requests = [
         Request(
             question.prompt_ids,
@@ -95,11 +108,16 @@ def answers(session: Session, asked: QuestionSet) -> Answers:
         )
         for question in asked.questions
     ]
-    return [output.token_ids for output in session.generate(requests)]
+
+    def note(number: int, event: Event) -> None:
+        if event.output is not None:
+            advance(1)
+
+    return [output.token_ids for output in session.generate(requests, note)]
 
 
 def _against_reference(
-    tested: EngineUnderTest, wording: Wording, where: str, asked: QuestionSet, found: Answers
+    tested: EngineUnderTest, wording: Wording, where: str, asked: QuestionSet, found: Answers, advance: Advance
 ) -> Check:
     bars = tested.thresholds
     count = tested.plan.reference_samples(len(asked.questions), text=wording.is_text)
@@ -108,6 +126,7 @@ def _against_reference(
         given = [found[number] for number in part]
         expected = _expected(tested, [asked.questions[number] for number in part], given)
         total += match(given, expected, bars.near_equal_logits)
+        advance(len(part))
     tested.near_ties.near_equal_tokens += total.near_equal
     return Check(
         "answers as the reference's",

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import warnings
 from concurrent.futures import Future
 
 import numpy as np
@@ -53,6 +58,11 @@ def test_masks_are_the_same_whatever_is_asked_meanwhile(grammar, seed):
             prepared.begin_answer()
 
 
+def test_a_process_that_forks_gets_masks_on_threads_of_its_own():
+    """Both masks that were begun before the fork and masks that the child begins, also where another fork follows."""
+    subprocess.run([sys.executable, "-m", __spec__.name], check=True, timeout=60)
+
+
 class Noted:
     """In place of the threads: computes at once, and notes that it did."""
 
@@ -98,3 +108,31 @@ def test_passes_over_drafts_prepare_one_mask_for_a_row(log, monkeypatch):
     assert output.finish_reason == "stop"
     assert made.timings.draft_runs
     assert len(log) == made.timings.decode_runs
+
+
+def _fork_twice() -> None:
+    """Fork beside computed masks; every process takes the mask that it was forked with, and ten more."""
+    warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later warn of what is tried here
+    plain, prepared = (COMPILED.matcher(GRAMMARS[0], [END], "row 0") for _ in range(2))
+    children = 0
+    for _ in range(2):
+        prepared.prepare()
+        children, parent = children + 1, os.fork()
+        if not parent:
+            children = 0
+    signal.alarm(50)  # whoever hangs ends, and nobody waits for them
+    for _ in range(10):
+        allowed = plain.allowed()
+        np.testing.assert_array_equal(prepared.allowed(), allowed)
+        token = int(np.flatnonzero(allowed)[0])
+        if token == END:
+            break
+        for one in (plain, prepared):
+            one.advance(token)
+        prepared.prepare()
+    for _ in range(children):
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+
+
+if __name__ == "__main__":
+    _fork_twice()
