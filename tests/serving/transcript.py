@@ -39,6 +39,9 @@ REQUESTS = {
     "a tool that may be called": _tool(),
     "a tool that must be called": _tool(tool_choice="required"),
     "a call in a stream": _tool(tool_choice="required", stream=True, stream_options={"include_usage": True}),
+    "one call alone": _tool(tool_choice="required", parallel_tool_calls=False, **_DRAWN),
+    "one call alone, in a stream": _tool(tool_choice="required", parallel_tool_calls=False, stream=True, **_DRAWN),
+    "a word in place of a switch": _tool(parallel_tool_calls="no"),
     "a tool by its name": _tool(tool_choice={"type": "function", "function": {"name": "look"}}, n=2),
     "a tool that is not there": _tool(tool_choice={"type": "function", "function": {"name": "see"}}),
     "a tool that nothing can obey": _tool(

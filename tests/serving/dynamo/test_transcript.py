@@ -32,9 +32,9 @@ def test_every_request_has_the_light_servers_answer(clients, kind):
 def test_the_requests_ask_for_what_they_say(clients):
     """Otherwise equal answers would say little."""
     _, light = clients
-    answers = {
-        kind: answer_of(light, *REQUESTS[kind])[1][0]["choices"][0] for kind in ("a tool by its name", "a choice")
-    }
+    asked = ("a tool by its name", "one call alone", "a choice")
+    answers = {kind: answer_of(light, *REQUESTS[kind])[1][0]["choices"][0] for kind in asked}
+    assert len(answers["one call alone"]["message"]["tool_calls"]) == 1
     (call,) = answers["a tool by its name"]["message"]["tool_calls"]
     assert call["function"]["name"] == "look"
     assert answers["a tool by its name"]["finish_reason"] == "tool_calls"
