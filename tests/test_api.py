@@ -356,6 +356,37 @@ def test_a_task_that_nobody_knows_is_refused(retrieval):
         retrieval.measure_accuracy(max_new_tokens={"no-such-task": 3})
 
 
+def test_memory_is_bytes_or_a_text_of_them():
+    asked = {"policy": "tova", "kv_cache": "auto"}
+    assert kvc_trt.plan("llama3.1-8b", memory="64MiB", **asked) == kvc_trt.plan("llama3.1-8b", memory=64 << 20, **asked)
+    for wrong in ("lots", "", 1.5, True):
+        with pytest.raises(InputError, match="memory: expected a number of bytes, or a text such as '60MiB', found"):
+            kvc_trt.plan("llama3.1-8b", memory=wrong, **asked)
+        with pytest.raises(InputError, match="memory: expected a number of bytes, or a text such as '60MiB', found"):
+            kvc_trt.tune("retrieval-tiny", "own.jsonl", wrong)
+
+
+@pytest.mark.parametrize("name", ["rows", "samples", "max_new_tokens", "minutes", "max_step_ms"])
+@pytest.mark.parametrize("value", ["3", 0, -1])
+def test_numbers_of_tune_are_numbers(name, value):
+    with pytest.raises(InputError, match=f"{name}: expected (at least 1|more than 0), found '?{value}"):
+        kvc_trt.tune("retrieval-tiny", "own.jsonl", "1MiB", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("call", "keyword", "meant"),
+    [
+        (lambda **asked: kvc_trt.tune("retrieval-tiny", "own.jsonl", "1MiB", **asked), "row", "rows"),
+        (lambda **asked: kvc_trt.tune("retrieval-tiny", "own.jsonl", "1MiB", **asked), "weight", "weights"),
+        (lambda **asked: kvc_trt.measure_accuracy("retrieval-tiny", **asked), "length", "lengths"),
+    ],
+    ids=("tune's field", "tune's own", "accuracy"),
+)
+def test_unknown_keywords_name_the_nearest(call, keyword, meant):
+    with pytest.raises(TypeError, match=f"unknown keyword '{keyword}'; did you mean '{meant}'\\?"):
+        call(**{keyword: 3})
+
+
 def test_a_plan_is_the_command_lines(capfd):
     flags = ["--policy", "rocketkv", "--token-budget", "512"]
     for extra, compare in (([], False), (["--compare"], True)):

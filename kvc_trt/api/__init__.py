@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.api.engine import Engine, StrPath, as_path
+from kvc_trt.api.keywords import check_fields, size
 from kvc_trt.config import configured
 from kvc_trt.progress import NullProgress, Progress
 
@@ -77,7 +78,7 @@ def plan(
     *,
     config: StrPath | None = None,
     compare: bool = False,
-    memory: int | None = None,
+    memory: int | str | None = None,
     rows: int | None = None,
     mix: StrPath | None = None,
     gpus: Sequence[str] = (),
@@ -86,10 +87,10 @@ def plan(
     """Predict cache size, traffic and the bandwidth floor of an engine; needs neither weights nor a GPU.
 
     `settings` are the keys of a build; with `compare`, every policy is shown at their budget. With `memory`, bytes that
-    the caches of `rows` rows may take, it is the largest budget of each policy and cache format that fits; with `rows`
-    alone, of those with which so many rows fit each GPU. `mix` is a YAML file of requests (docs/plan.md). `gpus` are
-    names such as "h100", or "NAME=bandwidth,TFLOPS,GiB". The result holds plain values: sizes in bytes, times in
-    milliseconds. Raises InputError.
+    the caches of `rows` rows may take (a number, or "60MiB"), it is the largest budget of each policy and cache format
+    that fits; with `rows` alone, of those with which so many rows fit each GPU. `mix` is a YAML file of requests
+    (docs/plan.md). `gpus` are names such as "h100", or "NAME=bandwidth,TFLOPS,GiB". The result holds plain values:
+    sizes in bytes, times in milliseconds. Raises InputError.
 
     >>> predicted = plan("llama3.1-8b", policy="rocketkv", token_budget=512)
     >>> predicted["policy"]["top_k"] < predicted["policy"]["prompt_budget"] < predicted["policy"]["max_input_len"]
@@ -101,7 +102,7 @@ def plan(
     from kvc_trt.profile.planning.question import Question, answered
 
     given = _given({"model": model, **settings})
-    question = Question(tuple(gpus), compare, memory, rows, as_path(mix))
+    question = Question(tuple(gpus), compare, None if memory is None else size("memory", memory), rows, as_path(mix))
     question.check(given)
     chosen, _ = configured(as_path(config), ("plan", given))
     return answered(chosen, question)
@@ -119,10 +120,12 @@ def measure_accuracy(
 ) -> AccuracyReport:
     """Ask a model the tasks under many policies (None: all) and token budgets; no engine has to be built.
 
-    `asked` are the fields of `kvc_trt.AccuracyRequest`: tasks, lengths, modes, samples, directory and others.
+    `asked` are the fields of `kvc_trt.AccuracyRequest`: tasks, lengths, modes, samples, directory and others. Raises
+    InputError, and TypeError for an unknown keyword.
     """
     from kvc_trt.accuracy.request import AccuracyRequest, measure_policies
 
+    check_fields(asked, AccuracyRequest, "policies", "budgets", "weights", "checkpoint", "progress")
     return measure_policies(
         model,
         AccuracyRequest(**asked),
@@ -137,7 +140,7 @@ def measure_accuracy(
 def tune(
     model: str,
     data: StrPath,
-    memory: int,
+    memory: int | str,
     *,
     weights: str = "auto",
     checkpoint: StrPath | None = None,
@@ -146,16 +149,18 @@ def tune(
 ) -> Tuned:
     """Choose a policy, its budget and a cache format for `memory` bytes of cache, by measurement on a file's prompts.
 
+    `memory` is for all rows: a number of bytes, or a text such as "192MiB".
     `asked` are the other fields of `kvc_trt.tuning.request.TuneRequest`: rows, directory, policies, minutes and others.
     The result has `recommendation`, `good_enough`, `lines` (every candidate) and `findings()` in words; the page and
-    build.yaml are in the directory. Raises InputError.
+    build.yaml are in the directory. Raises InputError, and TypeError for an unknown keyword.
     """
     from kvc_trt.tuning.request import TuneRequest
     from kvc_trt.tuning.run import tune_model
 
+    check_fields(asked, TuneRequest, "weights", "checkpoint", "progress")
     return tune_model(
         model,
-        TuneRequest(data=data, memory=memory, **asked),
+        TuneRequest(data=data, memory=size("memory", memory), **asked),
         weights=weights,
         checkpoint=None if checkpoint is None else str(checkpoint),
         progress=progress or NullProgress(),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from kvc_trt.api.conversations import open_conversation
+from kvc_trt.api.keywords import check_fields
 from kvc_trt.api.memory_plan import memory_plan
 from kvc_trt.api.prompts import Messages, chat_ids, prompt_ids
 from kvc_trt.api.rules import requests_of
@@ -450,9 +451,11 @@ class Engine:
         """Ask the engine generated questions beside its dense twin: what the policy costs in answers.
 
         `asked` are the fields of `kvc_trt.AccuracyRequest`. Bars that do not hold are in the report, not raised.
+        TypeError for an unknown keyword.
         """
         from kvc_trt.accuracy.request import AccuracyRequest, measure_engine
 
+        check_fields(asked, AccuracyRequest, "kernels")
         request = AccuracyRequest(**asked)
         return measure_engine(self.directory, self.backend, request, kernels=as_path(kernels), progress=self._progress)
 

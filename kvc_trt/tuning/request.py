@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from os import PathLike
 
 from kvc_trt.accuracy.grid import FRAMINGS
-from kvc_trt.errors import InputError, did_you_mean
+from kvc_trt.errors import InputError, describe, did_you_mean
 from kvc_trt.profile.accelerators import accelerator
+from kvc_trt.runtime.kinds import is_integer
 from kvc_trt.tasks.own.fitting import Truncate
 
 ROWS = 8
@@ -63,12 +64,12 @@ class TuneRequest:
         """InputError for numbers that cannot be right, and for names that nothing has."""
         for name, least in (("rows", 1), ("memory", 1), ("samples", 1), ("max_new_tokens", 1)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"{name}: expected at least {least}, found {value}")
+            if value is not None and (not is_integer(value) or value < least):
+                raise InputError(f"{name}: expected at least {least}, found {describe(value)}")
         for name in ("minutes", "max_step_ms"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InputError(f"{name}: expected more than 0, found {value}")
+            if value is not None and (not isinstance(value, (int, float)) or not value > 0):
+                raise InputError(f"{name}: expected more than 0, found {describe(value)}")
         if self.framing is not None and self.framing not in FRAMINGS:
             near = did_you_mean(self.framing, FRAMINGS)
             raise InputError(f"unknown framing {self.framing!r}{near}", hint=f"framings: {', '.join(FRAMINGS)}")
