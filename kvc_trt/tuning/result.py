@@ -214,7 +214,8 @@ class Tuned:
         if self.good_enough:
             variant = best.chosen.variant
             budget = "" if variant.token_budget is None else f" with a token budget of {variant.token_budget:,}"
-            yield f"Take {variant.policy}{budget}: {each} a row, {total} for {rows} rows."
+            of_all = f", {total} for {rows} rows" if rows > 1 else ""
+            yield f"Take {variant.policy}{budget}: {each} a row{of_all}."
         else:
             yield (
                 f"No candidate is good enough in {readable_size(self.asked.row_limit)} a row: the choice among them, "

@@ -184,9 +184,11 @@ def test_steps_are_measured_here_and_slow_ones_left_out(tmp_path, capsys):
     before = (tmp_path / "out" / "steps.json").read_bytes()
     assert run(["tune", *given, "--rows", "2", "--max-step-ms", "60000", "-o", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "steps.json").read_bytes() == before
-    capsys.readouterr()
+    assert re.search(r" a row, \S+ KiB for 2 rows\.$", capsys.readouterr().out, re.MULTILINE)
     assert run(["tune", *given, "--rows", "1", "--max-step-ms", "60000", "--json", "-o", str(tmp_path / "out")]) == 0
-    assert json.loads(capsys.readouterr().out)["step_times"]["rows"] == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["step_times"]["rows"] == 1
+    assert found["findings"][0].endswith(" KiB a row."), "no sum over one row"
 
 
 def test_that_no_policy_is_good_enough_is_exit_code_1_and_no_build_file(tmp_path, capsys):
