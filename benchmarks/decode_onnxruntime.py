@@ -202,6 +202,7 @@ def attention_graphs(context: int) -> tuple[dict[str, ModelProto], dict[str, Pol
     hybrid_outputs = _call(
         emit, HYBRID_ATTENTION, page_size=sparse.page_size, top_r=sparse.top_r, top_k=sparse.top_k,
         token_budget=sparse.token_budget, dense_until=sparse.dense_until, fp8_bounds=int(sparse.fp8_bounds),
+        recent=sparse.recent,
     )  # fmt: skip
     hybrid_inputs = {**new, **caches(sparse.capacity), **bounds}
     body = HYBRID_ATTENTION.body(layout)

@@ -22,8 +22,8 @@ def compare_compaction(
 
 def compare_selection(
     query: np.ndarray, keys: np.ndarray, lengths: np.ndarray, expected: np.ndarray, actual: np.ndarray,
-    *, page_size: int, top_r: int, fp8_bounds: bool = False, truncates: bool = False,
+    *, page_size: int, top_r: int, fp8_bounds: bool = False, recent: int = 0, truncates: bool = False,
 ) -> IndexComparison:  # fmt: skip
     """Tokens read by one step, `actual` [B, G, .] against the reference's `expected`."""
-    ranking = ByPages(page_size, top_r, fp8_bounds)
+    ranking = ByPages(page_size, top_r, fp8_bounds, recent)
     return compare_read(ranking, Step(query, keys, lengths), expected, actual, truncates=truncates)

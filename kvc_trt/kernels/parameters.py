@@ -100,11 +100,11 @@ def _numbers(operator: Operator, kernel: Kernel) -> Iterator[Member]:
         if symbol not in operator.formulas:
             most = size.at_most if size.at_most in size_members(operator) else _number(size.most)
             yield _size(symbol, size, f"{symbol} in {size.least}..{most}", sizes)
-    for attribute in operator.attributes:
-        if attribute.name not in kernel.ignored:
-            yield Member(attribute.name, f"int{attribute.bits}_t", _range(operator, attribute), attribute)
-    if operator.stores:
-        yield Member(CACHE_FORMAT.name, f"int{CACHE_FORMAT.bits}_t", _range(operator, CACHE_FORMAT), CACHE_FORMAT)
+    own = [attribute for attribute in operator.attributes if attribute.name not in kernel.ignored]
+    later = [attribute for attribute in own if attribute.name in kernel.later]
+    formats = [CACHE_FORMAT] if operator.stores else []
+    for attribute in (*(one for one in own if one not in later), *formats, *later):
+        yield Member(attribute.name, f"int{attribute.bits}_t", _range(operator, attribute), attribute)
     for symbol, size in sizes.items():
         if symbol in operator.formulas:
             yield _size(symbol, size, operator.formulas[symbol], sizes)

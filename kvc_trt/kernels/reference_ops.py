@@ -109,7 +109,7 @@ def replace_bounds(bounds: Tensor, bounds_kept: Tensor, fp8_bounds: int) -> None
 def hybrid_attention(
     query: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, bounds: Tensor,
     cache_lengths: Tensor, page_size: int, top_r: int, top_k: int, token_budget: int, dense_until: int,
-    fp8_bounds: int,
+    fp8_bounds: int, recent: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`KernelLibrary.hybrid_attention`, computed by the reference."""
     active = _active(cache_lengths, k_cache)
@@ -127,6 +127,7 @@ def hybrid_attention(
     attended, chosen = reference.hybrid_attention(
         _widened(query[active]), _widened(keys), _widened(values), slots + 1, _widened(page_min), _widened(page_max),
         page_size=page_size, top_r=top_r, top_k=top_k, token_budget=token_budget, dense_until=dense_until,
+        force_recent=recent,
     )  # fmt: skip
     output[active], selected[active] = attended.to(query.dtype), chosen
     return output, selected
@@ -151,13 +152,14 @@ def dense_attention(
 def rotated_hybrid_attention(
     joined: Tensor, cosines: Tensor, sines: Tensor, k_cache: Tensor, v_cache: Tensor, bounds: Tensor,
     cache_lengths: Tensor, heads: int, page_size: int, top_r: int, top_k: int, token_budget: int, dense_until: int,
-    fp8_bounds: int,
+    fp8_bounds: int, recent: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`hybrid_attention` behind the rotary embedding: joined [B,H+2G,D], cosines, sines [B,D/2]; also the query."""
     token = rotated_token(joined, cosines, sines, heads)
     output, selected = hybrid_attention(
-        *token, k_cache, v_cache, bounds, cache_lengths, page_size, top_r, top_k, token_budget, dense_until, fp8_bounds
-    )
+        *token, k_cache, v_cache, bounds, cache_lengths, page_size, top_r, top_k, token_budget, dense_until,
+        fp8_bounds, recent,
+    )  # fmt: skip
     return output, selected, token[0]
 
 

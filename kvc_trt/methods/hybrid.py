@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from kvc_trt import reference
+from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.inputs import DEFAULT_WINDOW, EVERY_POLICY, SELECTION, PolicyInputs, constants
@@ -80,6 +81,8 @@ class ByPages(StepRanking):
     page_size: int
     top_r: int
     fp8_bounds: bool = False
+    recent: int = 0
+    """Last tokens that are read in any case, and do not compete."""
     proves_equal_inputs = True
 
     def explain(self, inputs: Step, chosen: ChosenList, slack: float) -> str | None:
@@ -87,9 +90,12 @@ class ByPages(StepRanking):
         if (broken := self._breaks_page_order(inputs, chosen)) is not None:
             return broken
         query, keys = inputs.queries_of(chosen), inputs.keys_of(chosen)
-        choices = possible_choices(query, self.top_r, slack)
+        taken, open_tokens = self._competing(inputs, chosen)
         softmax = inputs.softmax_of(chosen)
-        problems = (self.scores(query, keys, choice, slack, softmax).unexplained(chosen.taken) for choice in choices)
+        problems = (
+            self.scores(query, keys, choice, slack, softmax).first(open_tokens).unexplained(taken)
+            for choice in possible_choices(query, self.top_r, slack)
+        )
         return chosen.instead("read", _first_unless_explained(problems))
 
     def explain_on_equal_inputs(self, inputs: Step, chosen: ChosenList, *, truncates: bool) -> str | None:
@@ -98,7 +104,7 @@ class ByPages(StepRanking):
             return broken
         query, keys = inputs.queries_of(chosen), inputs.keys_of(chosen)
         choices = channel_choices(query, self.top_r)
-        given = chosen.taken, truncates, inputs.softmax_of(chosen)
+        given = *self._competing(inputs, chosen), truncates, inputs.softmax_of(chosen)
         problems = (self._outside_tolerance(query, keys, choice, *given) for choice in choices)
         return chosen.instead("read", _first_unless_explained(problems, "the query is not a number"))
 
@@ -147,21 +153,34 @@ class ByPages(StepRanking):
         return BoundedScores(*(np.repeat(table, self.page_size)[: len(keys)] for table in tables))
 
     def _breaks_page_order(self, step: Step, chosen: ChosenList) -> str | None:
-        """Return what no scores explain: a page's tokens share one, so the lowest are read, and one page may be cut."""
-        pages, first, counts = np.unique(chosen.taken // self.page_size, return_index=True, return_counts=True)
+        """Return what no scores explain.
+
+        The last `recent` tokens are read. A page's other tokens share a score: the lowest are read, of one page a part.
+        """
+        taken, open_tokens = self._competing(step, chosen)
+        if chosen.taken.size - taken.size < self.recent:
+            last = np.setdiff1d(np.arange(open_tokens, step.stored(chosen)), chosen.taken)
+            return f"the last {self.recent} tokens are read in any case, and {few(last)} of them are not"
+        pages, first, counts = np.unique(taken // self.page_size, return_index=True, return_counts=True)
         starts = pages * self.page_size
-        not_lowest = (chosen.taken[first] != starts) | (chosen.taken[first + counts - 1] != starts + counts - 1)
+        not_lowest = (taken[first] != starts) | (taken[first + counts - 1] != starts + counts - 1)
         if not_lowest.any():
             return f"page {pages[not_lowest][0]} did not give its lowest tokens: an exact tie, and the lower index wins"
-        cut = counts < np.minimum(self.page_size, step.stored(chosen) - starts)
+        cut = counts < np.minimum(self.page_size, open_tokens - starts)
         return f"pages {few(pages[cut])} are cut, at most one may be" if cut.sum() > 1 else None
 
+    def _competing(self, step: Step, chosen: ChosenList) -> tuple[Int64, int]:
+        """Return the tokens of the list that competed, and how many tokens of the row did: not the last `recent`."""
+        open_tokens = step.stored(chosen) - self.recent
+        return chosen.taken[chosen.taken < open_tokens], open_tokens
+
     def _outside_tolerance(
-        self, query: Float64, keys: Float64, choice: ChannelChoice, taken: Int64, truncates: bool, softmax: Softmax
-    ) -> str | None:
-        """Return why `taken` are not the best tokens under these scores up to near-ties; None if they are."""
+        self, query: Float64, keys: Float64, choice: ChannelChoice, taken: Int64, open_tokens: int, truncates: bool,
+        softmax: Softmax,
+    ) -> str | None:  # fmt: skip
+        """Return why `taken` are not the best of the first `open_tokens` up to near-ties; None if they are."""
         scores = page_scores(query, keys, self.page_size, choice, fp8_bounds=self.fp8_bounds, softmax=softmax)
-        weight = np.repeat(scores.token_weight, self.page_size)[: len(keys)]
+        weight = np.repeat(scores.token_weight, self.page_size)[:open_tokens]
         order = np.lexsort((np.arange(weight.size), -weight))
         best = np.sort(order[: taken.size])
         extra, missing = np.setdiff1d(taken, best), np.setdiff1d(best, taken)
@@ -297,7 +316,8 @@ class BestOfPages(DecodeSelection):
         read = reference.hybrid_attention(
             query, cache.keys, cache.values, cache.lengths, cache.page_min, cache.page_max,
             page_size=rule.page_size, top_r=rule.top_r, top_k=rule.top_k,
-            token_budget=rule.token_budget, dense_until=rule.dense_until, softmax=cache.softmax,
+            token_budget=rule.token_budget, dense_until=rule.dense_until, force_recent=rule.recent,
+            softmax=cache.softmax,
         )  # fmt: skip
         return reference.Selection(*read)
 
@@ -309,11 +329,12 @@ class BestOfPages(DecodeSelection):
     @override
     def describe(self, rule: Constants) -> str:
         bounds = ", bounds in fp8" if rule.fp8_bounds else ""
-        return f"page size {rule.page_size}, {rule.top_r} channels{bounds}"
+        recent = f", the last {rule.recent} always" if rule.recent else ""
+        return f"page size {rule.page_size}, {rule.top_r} channels{bounds}{recent}"
 
     def ranking(self, rule: Constants) -> ByPages:
         """Return the ranking by pages and their channels."""
-        return ByPages(rule.page_size, rule.top_r, rule.fp8_bounds)
+        return ByPages(rule.page_size, rule.top_r, rule.fp8_bounds, rule.recent)
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
@@ -329,6 +350,12 @@ def select_from_pages(
     """Return the parameters of hybrid attention over a cache of `capacity` slots."""
     page_size = inputs.value("page_size", default_page_size(capacity, inputs.budget))
     channels = default_channels(capacity, inputs.budget, page_size, inputs.model.head_size)
+    top_k, recent = inputs.value("top_k", inputs.budget // 2), inputs.value("recent", 0)
+    if recent > top_k:
+        raise InputError(
+            f"recent is {recent}; expected at most the {top_k} tokens that a step reads",
+            hint=f"--set recent={top_k}, or a larger --token-budget",
+        )
     return constants(
         inputs, eviction, BEST_OF_PAGES,
         capacity=capacity,
@@ -337,8 +364,9 @@ def select_from_pages(
         pool_kernel=pool_kernel,
         page_size=page_size,
         top_r=inputs.value("top_r", channels),
-        top_k=inputs.value("top_k", inputs.budget // 2),
+        top_k=top_k,
         dense_until=inputs.value("dense_until", inputs.budget),
+        recent=recent,
     )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ from kvc_trt.methods.base.by_row import (
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection
 from kvc_trt.methods.base.graph_context import PromptLayer, StepLayer
-from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, constants
+from kvc_trt.methods.base.inputs import EVERY_POLICY, PolicyInputs, check_integer, constants
 from kvc_trt.methods.base.isolated_runs import (
     Array,
     Found,
@@ -340,6 +340,7 @@ def resolve(inputs: PolicyInputs) -> PolicyParameters:
 def keep_recent(inputs: PolicyInputs, sinks: int) -> PolicyParameters:
     """Return the parameters of a cache of `sinks` first tokens and as many last ones as fit in the budget."""
     recent = inputs.value("recent", max(1, inputs.budget - sinks))
+    check_integer("recent", recent, 1)
     if sinks + recent > inputs.budget:
         raise InputError(
             f"the token budget is {inputs.budget}; expected at least {sinks + recent}: {sinks} sinks and {recent} "

@@ -119,6 +119,8 @@ class Kernel:
     """Name of the operation's parameter struct."""
     ignored: tuple[str, ...] = ()
     """Attributes that only the ONNX body reads."""
+    later: tuple[str, ...] = ()
+    """Attributes that came after a struct's other 32-bit numbers were settled, and stand behind them."""
     strided: tuple[str, ...] = ()
     """Inputs that share strides and need not be contiguous; the elements of a head are contiguous."""
     strides: tuple[Stride, ...] = ()

@@ -50,7 +50,10 @@ DENSE_UNTIL = Attribute(
 FP8_BOUNDS = Attribute(
     "fp8_bounds", 0, 1, "1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type", bits=32
 )
-SINCE_BEFORE = {FP8_BOUNDS.name: 0}
+READ_ALWAYS = Attribute(
+    "recent", 0, MAX_TOKENS, "last tokens that a sparse step reads in any case, of its top_k", bits=32, at_most="top_k"
+)
+SINCE_BEFORE = {FP8_BOUNDS.name: 0, READ_ALWAYS.name: 0}
 """The values of attributes that calls in the graphs of older engines do not have."""
 CAPACITY = Attribute("capacity", 1, MAX_TOKENS, "slots of the cache")
 

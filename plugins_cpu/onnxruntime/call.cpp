@@ -25,12 +25,14 @@ float Attributes::real(const char* name) const {
     return value;
 }
 
-bool Attributes::flag(const char* name) const {
+int64_t Attributes::integer_or(const char* name, int64_t absent) const {
     int64_t value = 0;
     ort::Status* const status = api_.integer_attribute(info_, name, &value);
     if (status != nullptr) api_.release(status);
-    return status == nullptr && value != 0;
+    return status == nullptr ? value : absent;
 }
+
+bool Attributes::flag(const char* name) const { return integer_or(name, 0) != 0; }
 
 namespace {
 

@@ -24,6 +24,9 @@ public:
     /// Returns an INT attribute; throws Error where the node lacks it or its value is below `least`.
     int64_t integer(const char* name, int64_t least = 0) const;
 
+    /// Returns an INT attribute, `absent` where the node lacks it, as those of older engines do.
+    int64_t integer_or(const char* name, int64_t absent) const;
+
     /// Returns a FLOAT attribute; throws Error where the node lacks it.
     float real(const char* name) const;
 

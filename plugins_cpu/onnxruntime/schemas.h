@@ -11,7 +11,7 @@
 namespace kvc {
 
 /// The version of the interface that Python and the library share.
-inline constexpr int32_t kInterface = 1843283636;
+inline constexpr int32_t kInterface = 1611094470;
 
 inline constexpr const char* kDomain = "kvc";
 

@@ -2,6 +2,7 @@
 // budget, the code of KvcDenseAttention attends to all entries.
 #include <algorithm>
 #include <memory>
+#include <numeric>
 
 #include "kernels/choice.h"
 #include "operators/all.h"
@@ -13,6 +14,7 @@ namespace {
 
 struct Rule {
     int64_t page_size, top_r, top_k, token_budget, dense_until;
+    int64_t recent;  // last entries of a sparse row, which are read in any case
 
     /// Rows of at most this many entries attend to all of them.
     int64_t dense_limit() const { return std::max({token_budget, dense_until, top_k}); }
@@ -32,6 +34,8 @@ public:
         require(pages_ == expected, "bounds: expected ", expected, " pages, found ", pages_);
         require(call.sizes()[Symbol::kTwiceHeadSize] == 2 * step_.head_size(), "bounds: expected ",
                 2 * step_.head_size(), " rows, found ", call.sizes()[Symbol::kTwiceHeadSize]);
+        require(rule.recent >= 0 && rule.recent <= rule.top_k, "recent: expected 0..", rule.top_k, ", found ",
+                rule.recent);
         require(rule.top_r <= step_.head_size(), "top_r: expected at most ", step_.head_size(), ", found ", rule.top_r);
         width_ = rule.dense_limit();
         call.fix(Symbol::kSelectedWidth, width_, "selected");
@@ -88,11 +92,16 @@ private:
                               .channels = rule_.top_r,
                               .scratch = memory.get()},
                              ranks);
-        kernels().take_best({.ranks = ranks,
-                             .items = pages,
-                             .weight = rule_.page_size,
-                             .last_weight = length - (pages - 1) * rule_.page_size},
-                            count, tokens);
+        // The last `recent` entries do not compete. They come behind all that do, so the list stays ascending.
+        const int64_t open = length - rule_.recent, best = count - rule_.recent;
+        const int64_t open_pages = (open + rule_.page_size - 1) / rule_.page_size;
+        if (best > 0)
+            kernels().take_best({.ranks = ranks,
+                                 .items = open_pages,
+                                 .weight = rule_.page_size,
+                                 .last_weight = open - (open_pages - 1) * rule_.page_size},
+                                best, tokens);
+        std::iota(tokens + best, tokens + count, static_cast<int32_t>(open));
         step_.scale_query(row, scaled);
         kernels().attend({.query = scaled,
                           .keys = step_.keys(row),
@@ -125,7 +134,8 @@ public:
                 .top_r = attributes.integer("top_r", 1),
                 .top_k = attributes.integer("top_k", 1),
                 .token_budget = attributes.integer("token_budget"),
-                .dense_until = attributes.integer("dense_until")} {}
+                .dense_until = attributes.integer("dense_until"),
+                .recent = attributes.integer_or("recent", 0)} {}
 
     void compute(Call& call) const override {
         HybridStep step(call, rule_);

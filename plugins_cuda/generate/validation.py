@@ -89,7 +89,12 @@ def _size_ranges(operator: Operator) -> Iterator[str]:
 def _attribute_ranges(operator: Operator) -> Iterator[str]:
     """Ranges of attributes: limits come before the values that they limit, derived values come last."""
     others = [one for one in _attributes(operator) if one.name not in size_members(operator).values()]
-    for one in sorted(others, key=lambda attribute: attribute.at_most is not None):
+    limits = {one.name: one.at_most for one in _attributes(operator)}
+
+    def depth(name: str | None) -> int:
+        return 0 if name is None else 1 + depth(limits.get(name))
+
+    for one in sorted(others, key=lambda attribute: depth(attribute.at_most)):
         yield _range(operator, one.name, one.least, one.most, one.at_most)
     for symbol, size in _sizes(operator):
         if symbol in operator.formulas:

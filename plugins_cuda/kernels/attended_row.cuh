@@ -12,6 +12,7 @@ struct AttentionLimits {
     int64_t capacity;     // C
     int64_t top_k;        // tokens that a sparse step reads
     int64_t dense_limit;  // rows of at most this many entries read all of them: max(token_budget, dense_until)
+    int32_t recent;       // last entries that a sparse row reads in any case, of its top_k
 };
 
 // The entries that one row reads.
@@ -19,6 +20,11 @@ struct AttendedRow {
     int length;  // m: entries after the append; 0 if the row is inactive
     int count;   // k_eff: entries that are read
     bool all;    // count == length: slots 0..m-1, no list is needed
+    int recent;  // last entries that are read without being compared; 0 where all are read
+
+    // Entries that are compared, which are the first ones, and those of them that are read.
+    __device__ __forceinline__ int compared() const { return length - recent; }
+    __device__ __forceinline__ int best() const { return count - recent; }
 };
 
 // True if a row of this many entries takes part in the step: there is a slot for its new token.
@@ -29,11 +35,11 @@ __device__ __forceinline__ bool has_slot(int64_t cache_length, int64_t capacity)
 // The row whose cache holds `cache_length` entries before the append.
 __device__ __forceinline__ AttendedRow attended_row(int64_t cache_length, const AttentionLimits& limits) {
     if (!has_slot(cache_length, limits.capacity)) {
-        return {0, 0, true};
+        return {0, 0, true, 0};
     }
     const int64_t length = cache_length + 1;
     const bool all = length <= limits.dense_limit || length <= limits.top_k;
-    return {static_cast<int>(length), static_cast<int>(all ? length : limits.top_k), all};
+    return {static_cast<int>(length), static_cast<int>(all ? length : limits.top_k), all, all ? 0 : limits.recent};
 }
 
 }  // namespace kvc

@@ -29,13 +29,13 @@ struct ScoredPages {
     int64_t row_units;             // U
     int32_t group;                 // g
     int32_t page_size;             // p
-    int32_t length;                // m
+    int32_t compared;              // tokens that are compared: m without the last ones that are read in any case
     int32_t count;                 // ceil(m / p)
 
-    // Tokens in a page; the last one may be partial.
+    // Tokens of a page that are compared: a part of the page where the last one ends, and none behind it.
     __device__ __forceinline__ int32_t weight(int32_t page) const {
-        const int32_t left = length - page * page_size;
-        return left < page_size ? left : page_size;
+        const int32_t left = compared - page * page_size;
+        return left < page_size ? (left > 0 ? left : 0) : page_size;
     }
 };
 

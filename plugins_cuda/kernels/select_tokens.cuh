@@ -2,7 +2,8 @@
 //
 // Source: RocketKV (arXiv 2502.14051), section 3.3, step 8 of hybrid attention: top_k tokens by (f descending, x
 // ascending), f[x] being their share of attention (page_shares.cuh). Tokens of a page have one share, so pages are
-// selected by weight (radix_select.cuh) and the last one gives its lowest tokens.
+// selected by weight (radix_select.cuh) and the last one gives its lowest tokens. The last `recent` tokens of a row are
+// taken first and are not compared: they weigh nothing in their pages (docs/decisions/0052-last-tokens.md).
 //
 //   in   scores fp32 [B,G,H/G,8U] of page_scores.cuh and the statistics of their units [B,G,H/G,U]
 //   out  indices int32 [B,G,index_stride]: the top_k slots of a row that does not read all its entries, ascending;
@@ -69,6 +70,14 @@ struct TokenLists {
         indices[slot] = token;
         if (selected != nullptr) {
             selected[slot] = token;
+        }
+    }
+
+    // Writes the last tokens of a row, which are read in any case, behind the best ones of those before them; by
+    // `threads` threads, this one being number `thread`.
+    __device__ __forceinline__ void write_recent(const AttendedRow& row, int32_t thread, int32_t threads) const {
+        for (int32_t i = thread; i < row.recent; i += threads) {
+            write(row.compared() + i, row.best() + i);
         }
     }
 };
@@ -178,7 +187,7 @@ __global__ void __launch_bounds__(kTokenThreads, kTokenBlocks) select_tokens(con
                                    units,
                                    params.group,
                                    params.page_size,
-                                   row.length,
+                                   row.compared(),
                                    (row.length - 1) / params.page_size + 1};
         const TokenLists lists = {params.indices + head * params.index_stride, selected};
         KVC_SHARED(HeadSoftmax, heads, KVC_LARGEST_GROUP);
@@ -187,12 +196,13 @@ __global__ void __launch_bounds__(kTokenThreads, kTokenBlocks) select_tokens(con
         KVC_SHARED(int32_t, shares, kEmissionWords<kTokenThreads>);
         const SelectionStorage storage = {heads, histogram, sums, shares};
         if constexpr (std::is_same_v<Keys, KeysInWorkspace>) {
-            select_in_memory(pages, row.count, params.keys + head * params.pages, storage, lists);
+            select_in_memory(pages, row.best(), params.keys + head * params.pages, storage, lists);
         } else if constexpr (std::is_same_v<Keys, KeysInShared>) {
-            select_in_memory(pages, row.count, dynamic_shared<uint32_t>(0, params.pages), storage, lists);
+            select_in_memory(pages, row.best(), dynamic_shared<uint32_t>(0, params.pages), storage, lists);
         } else {
-            select_in_registers<Keys::kPages>(pages, row.count, storage, lists);
+            select_in_registers<Keys::kPages>(pages, row.best(), storage, lists);
         }
+        lists.write_recent(row, static_cast<int32_t>(threadIdx.x), kTokenThreads);
     }
     if (selected != nullptr) {
         fill_selected(selected, row.all ? 0 : row.count, row.count, params.selected_width,

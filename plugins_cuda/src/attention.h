@@ -25,11 +25,11 @@ int32_t group_of(const Params& params) {
 
 /// The limits where every row reads all its entries, at most the capacity.
 inline AttentionLimits limits_of(const KvcDenseAttentionParams& params) {
-    return {params.capacity, params.capacity, params.capacity};
+    return {params.capacity, params.capacity, params.capacity, 0};
 }
 
 inline AttentionLimits limits_of(const KvcHybridAttentionParams& params) {
-    return {params.capacity, params.top_k, std::max(params.token_budget, params.dense_until)};
+    return {params.capacity, params.top_k, std::max(params.token_budget, params.dense_until), params.recent};
 }
 
 /// Entries that blocks are launched for. The blocks of a row that reads more take several splits each.

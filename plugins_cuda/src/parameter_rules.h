@@ -196,9 +196,9 @@ inline void check_numbers(const KvcHybridAttentionParams& p) {
                   {"dense_until", p.dense_until, 0, kLargestInt32},
                   {"top_r", p.top_r, 1, p.head_size, "head_size"},
                   {"top_k", p.top_k, 1, p.capacity, "capacity"},
+                  {"recent", p.recent, 0, p.top_k, "top_k"},
                   {"selected_width", p.selected_width, std::max({top_k, token_budget, dense_until}),
-                   std::max({top_k, token_budget, dense_until}), "max(top_k, token_budget, dense_until)"},
-                  {"reserved", p.reserved, 0, 0}});
+                   std::max({top_k, token_budget, dense_until}), "max(top_k, token_budget, dense_until)"}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
     check_group(p);
@@ -363,9 +363,9 @@ inline void check_numbers(const KvcRotatedHybridAttentionParams& p) {
                   {"dense_until", p.dense_until, 0, kLargestInt32},
                   {"top_r", p.top_r, 1, p.head_size, "head_size"},
                   {"top_k", p.top_k, 1, p.capacity, "capacity"},
+                  {"recent", p.recent, 0, p.top_k, "top_k"},
                   {"selected_width", p.selected_width, std::max({top_k, token_budget, dense_until}),
-                   std::max({top_k, token_budget, dense_until}), "max(top_k, token_budget, dense_until)"},
-                  {"reserved", p.reserved, 0, 0}});
+                   std::max({top_k, token_budget, dense_until}), "max(top_k, token_budget, dense_until)"}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
     check_group(p);

@@ -17,7 +17,7 @@ inline KvcHybridAttentionParams with_rotated_query(const KvcRotatedHybridAttenti
     params.top_r = p.top_r;
     params.fp8_bounds = p.fp8_bounds;
     params.cache_format = p.cache_format;
-    params.reserved = p.reserved;
+    params.recent = p.recent;
     params.capacity = p.capacity;
     params.top_k = p.top_k;
     params.token_budget = p.token_budget;

@@ -50,7 +50,7 @@ inline constexpr const char* kDimNames[kDims] = {"batch",
                                                  "bytes per element"};
 
 /// The most attributes of any operator.
-inline constexpr size_t kMaxFields = 7;
+inline constexpr size_t kMaxFields = 8;
 
 /// The most inputs that any operator has in some format, and more than it has outputs.
 inline constexpr size_t kMaxTensors = 14;

@@ -50,14 +50,15 @@ def test_a_compaction_passes_sizes_strides_and_addresses(double, calls):
 @pytest.mark.parametrize(("dtype", "number"), [(torch.float32, 0), (torch.float16, 1), (torch.bfloat16, 2)])
 def test_a_step_passes_sizes_and_addresses(dtype, number, double, calls):
     case = step_case(
-        lengths=[30, 7], capacity=40, page=3, top_r=5, top_k=9, token_budget=11, dense_until=13, dtype=dtype
-    )
+        lengths=[30, 7], capacity=40, page=3, top_r=5, top_k=9, token_budget=11, dense_until=13, dtype=dtype,
+        recent=2,
+    )  # fmt: skip
     output, selected = double.hybrid_attention(**case.arguments())
     passed = calls.params(struct_of(HYBRID_ATTENTION))
     wanted = {
         "dtype": number, "batch": 2, "heads": 4, "kv_heads": 2, "head_size": 32, "page_size": 3, "top_r": 5,
         "capacity": 40, "top_k": 9, "token_budget": 11, "dense_until": 13, "selected_width": 13,
-        "output": output.data_ptr(), "selected": selected.data_ptr(),
+        "recent": 2, "output": output.data_ptr(), "selected": selected.data_ptr(),
     }  # fmt: skip
     tensors = ("query", "k_new", "v_new", "k_cache", "v_cache", "bounds", "cache_lengths")
     wanted |= {name: getattr(case, name).data_ptr() for name in tensors}

@@ -112,7 +112,7 @@ class Step(torch.nn.Module):
     def forward(self, q_window, k, v, prompt_lengths, query, k_new, v_new):
         k_cache, v_cache, bounds, lengths, _ = kvc.compact(q_window * 2, k, v, prompt_lengths, 24, 40, 5, 4, 0)
         output, selected = kvc.hybrid_attention(
-            query, k_new, v_new, k_cache, v_cache, bounds, lengths, 4, 8, 16, 16, 16, 0
+            query, k_new, v_new, k_cache, v_cache, bounds, lengths, 4, 8, 16, 16, 16, 0, 3
         )
         output = kvc.dense_attention(output + query, k_new, v_new, k_cache, v_cache, lengths + 1)
         return output.relu(), selected, k_cache * 1, bounds * 1

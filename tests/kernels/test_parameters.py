@@ -24,7 +24,7 @@ ORDER = {
     COMPACT.name: f"{COMMON} window pool_kernel page_size fp8_bounds by_length cache_format reserved "
     "prompt_length prompt_budget capacity kv_stride_batch kv_stride_head kv_stride_token q_window k v prompt_lengths "
     f"prompt_budgets pool_kernels {CACHES} bounds cache_lengths indices",
-    HYBRID_ATTENTION.name: f"{COMMON} page_size top_r fp8_bounds cache_format reserved capacity top_k token_budget "
+    HYBRID_ATTENTION.name: f"{COMMON} page_size top_r fp8_bounds cache_format recent capacity top_k token_budget "
     f"dense_until selected_width query k_new v_new {CACHES} bounds cache_lengths output selected",
     DENSE_ATTENTION.name: f"{COMMON} cache_format capacity query k_new v_new {CACHES} cache_lengths output",
     COMPACT_TURN.name: f"{COMMON} window pool_kernel page_size fp8_bounds by_length cache_format reserved "
@@ -39,7 +39,7 @@ ORDER = {
     REPLACE_CACHE.name: f"{OF_CACHE} head_size cache_format reserved capacity {CACHES} slot_positions "
     "k_kept k_kept_scale k_kept_minimum v_kept v_kept_scale v_kept_minimum positions_kept",
     REPLACE_BOUNDS.name: f"{OF_CACHE} channels fp8_bounds reserved pages bounds bounds_kept",
-    ROTATED_HYBRID_ATTENTION.name: f"{OF_CACHE} head_size heads page_size top_r fp8_bounds cache_format reserved "
+    ROTATED_HYBRID_ATTENTION.name: f"{OF_CACHE} head_size heads page_size top_r fp8_bounds cache_format recent "
     f"capacity top_k token_budget dense_until selected_width joined cosines sines {CACHES} bounds cache_lengths output "
     "selected query",
     ROTATED_DENSE_ATTENTION.name: f"{OF_CACHE} head_size heads cache_format capacity joined cosines sines {CACHES} "

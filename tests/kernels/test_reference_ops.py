@@ -50,9 +50,15 @@ def test_too_little_room_is_refused():
 
 
 @settings(max_examples=30)
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=3), st.integers(1, 7), st.integers(1, 24), st.integers(0, 12))
-def test_a_step_is_the_references_on_the_appended_cache(lengths, page, top_k, budget):
-    case = step_case(lengths=lengths, page=page, top_k=top_k, token_budget=budget)
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=3),
+    st.integers(1, 7),
+    st.integers(1, 24),
+    st.integers(0, 12),
+    st.integers(0, 24),
+)
+def test_a_step_is_the_references_on_the_appended_cache(lengths, page, top_k, budget, recent):
+    case = step_case(lengths=lengths, page=page, top_k=top_k, token_budget=budget, recent=recent)
     before = {name: getattr(case, name).clone() for name in ("k_cache", "v_cache", "bounds")}
     output, selected = reference_ops.hybrid_attention(**case.arguments())
     pages = -(-case.k_cache.shape[2] // page)
@@ -62,7 +68,7 @@ def test_a_step_is_the_references_on_the_appended_cache(lengths, page, top_k, bu
     )  # fmt: skip
     expected, chosen = reference.hybrid_attention(
         case.query, keys, values, case.cache_lengths + 1, low, high, page_size=page, top_r=case.top_r,
-        top_k=case.top_k, token_budget=budget, dense_until=case.dense_until,
+        top_k=case.top_k, token_budget=budget, dense_until=case.dense_until, force_recent=case.recent,
     )  # fmt: skip
     assert torch.equal(output, expected)
     assert torch.equal(selected, chosen)

@@ -35,6 +35,7 @@ class Case:
     kv_heads: int = 2
     dtype: str = "float32"
     fp8_bounds: bool = False
+    recent: int = 0
 
     @property
     def pages(self):
@@ -105,13 +106,13 @@ def check_step(case: Case, state, step, lengths, node: SingleNode | None = None)
     output, selected = reference.hybrid_attention(
         torch.from_numpy(query), stored, torch.from_numpy(found["v_cache_out"]), torch.from_numpy(after), low, high,
         page_size=case.page_size, top_r=case.top_r, top_k=case.top_k, token_budget=case.token_budget,
-        dense_until=case.dense_until,
+        dense_until=case.dense_until, force_recent=case.recent,
     )  # fmt: skip
     assert found["selected"].dtype == np.int32
     assert found["selected"].shape == (len(lengths), case.kv_heads, max(case.top_k, case.limit))
     comparison = compare_selection(
         query, found["k_cache_out"], after, selected.numpy(), found["selected"],
-        page_size=case.page_size, top_r=case.top_r, fp8_bounds=case.fp8_bounds,
+        page_size=case.page_size, top_r=case.top_r, fp8_bounds=case.fp8_bounds, recent=case.recent,
     )  # fmt: skip
     assert not comparison.wrong
     if not comparison.near_ties:
@@ -133,10 +134,21 @@ def test_rows_of_every_length_follow_the_reference_step_by_step(page_size, kv_he
         lengths = [length + 1 for length in lengths]
 
 
+RECENT = (
+    Case(recent=1),
+    Case(page_size=5, recent=7),
+    Case(page_size=1, top_k=5, recent=5),
+    Case(page_size=4, top_k=9, token_budget=2, dense_until=0, recent=8),
+)
+"""Steps that read the last tokens in any case: within a page, across pages, and nothing else."""
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.integers(0, CAPACITY - 1), min_size=1, max_size=4),
-    st.sampled_from([Case(), Case(page_size=1, top_r=16), Case(page_size=5, top_r=1, kv_heads=8), Case(top_k=20)]),
+    st.sampled_from(
+        [Case(), Case(page_size=1, top_r=16), Case(page_size=5, top_r=1, kv_heads=8), Case(top_k=20), *RECENT]
+    ),
     st.integers(0, 10_000),
     st.booleans(),
     st.booleans(),
@@ -145,6 +157,23 @@ def test_any_batch_selects_what_the_reference_selects(lengths, case, seed, round
     case = replace(case, fp8_bounds=fp8_bounds)
     state = cache(case, lengths, seed=seed, rounded=rounded)
     check_step(case, state, new_entry(case, len(lengths), seed=seed, rounded=rounded), lengths)
+
+
+@pytest.mark.parametrize("case", RECENT)
+def test_last_tokens_are_read_in_any_case_within_top_k(case):
+    """Keys that score low stay in the list, and the others get the places that are left."""
+    lengths = np.array([40, 63])
+    query, k_new, v_new = new_entry(case, 2)
+    keys, values, _ = cache(case, lengths)
+    query, keys = np.abs(query), np.where(np.arange(CAPACITY)[:, None] >= 30, -np.abs(keys), keys)
+    state = keys, values, bounds_of(case, keys, lengths)[1]
+    found = hybrid(case)(query, -np.abs(k_new), v_new, *state, lengths)["selected"]
+    for row, m in zip(found, lengths + 1, strict=True):
+        read = row[:, : case.top_k]
+        assert (read >= 0).all()
+        assert (row[:, case.top_k :] == -1).all()
+        np.testing.assert_array_equal(read[:, case.top_k - case.recent :], [range(m - case.recent, m)] * case.kv_heads)
+        assert (np.diff(read) > 0).all()
 
 
 def test_the_last_slot_can_be_filled():

@@ -26,7 +26,7 @@ from kvc_trt.operators.registry import KERNEL_OPERATORS, OPERATORS
 from kvc_trt.operators.schema import CACHE, Attribute, Operator, Tensor
 from kvc_trt.operators.shapes import HeadShape, Layout
 
-NUMBERS = {"page_size": 4, "top_r": 8, "top_k": 16, "token_budget": 32, "dense_until": 24, "fp8_bounds": 0}
+NUMBERS = {"page_size": 4, "top_r": 8, "top_k": 16, "token_budget": 32, "dense_until": 24, "fp8_bounds": 0, "recent": 2}
 COMPACTION = {"prompt_budget": 8, "capacity": 16, "pool_kernel": 3, "page_size": 4, "fp8_bounds": 0}
 LAYOUT = Layout(
     HeadShape(4, 2, 16),

@@ -32,11 +32,11 @@ OPERATORS: dict[str, tuple[Any, dict[str, int]]] = {
     "dense": (DENSE_ATTENTION, {"dense_until": 0}),
     "hybrid": (
         HYBRID_ATTENTION,
-        {"page_size": PAGE, "top_r": 5, "top_k": 8, "token_budget": 8, "dense_until": 0, "fp8_bounds": 0},
+        {"page_size": PAGE, "top_r": 5, "top_k": 8, "token_budget": 8, "dense_until": 0, "fp8_bounds": 0, "recent": 0},
     ),
     "hybrid, bounds in fp8": (
         HYBRID_ATTENTION,
-        {"page_size": PAGE, "top_r": 5, "top_k": 8, "token_budget": 8, "dense_until": 0, "fp8_bounds": 1},
+        {"page_size": PAGE, "top_r": 5, "top_k": 8, "token_budget": 8, "dense_until": 0, "fp8_bounds": 1, "recent": 3},
     ),
     "quest": (
         QUEST_ATTENTION,

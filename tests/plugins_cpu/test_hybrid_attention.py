@@ -49,6 +49,8 @@ CASES = [
     Case(page_size=5, top_r=1, kv_heads=8),
     Case(top_k=20),
     Case(page_size=64, top_k=3, token_budget=4, dense_until=0),
+    Case(page_size=64, top_k=3, token_budget=4, dense_until=0, recent=3),
+    *bodies.RECENT,
 ]
 
 

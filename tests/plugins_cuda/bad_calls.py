@@ -28,7 +28,7 @@ NUMBERS = {
         "prompt_budget": 8, "capacity": 24, "kv_stride_batch": 768, "kv_stride_head": 384, "kv_stride_token": 16,
     },
     "kvc_hybrid_attention": {
-        **SHAPE, "page_size": 4, "top_r": 8, "fp8_bounds": 0, "cache_format": 0, "reserved": 0, "capacity": 24,
+        **SHAPE, "page_size": 4, "top_r": 8, "fp8_bounds": 0, "cache_format": 0, "recent": 2, "capacity": 24,
         "top_k": 8, "token_budget": 12, "dense_until": 10, "selected_width": 12,
     },
     "kvc_dense_attention": {**SHAPE, "cache_format": 0, "capacity": 24},

@@ -65,6 +65,7 @@ class StepCase(_Case):
     token_budget: int
     dense_until: int
     fp8_bounds: int = 0
+    recent: int = 0
 
     def arguments(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -106,7 +107,7 @@ def step_case(
     *, lengths: Sequence[int], heads: int = 4, kv_heads: int = 2, size: int = 32, capacity: int | None = None,
     page: int = 4, top_r: int = 8, top_k: int = 16, token_budget: int = 16, dense_until: int | None = None,
     dtype: torch.dtype = torch.float32, seed: int = 0, ties: bool = False, distinct: int = 3, opposite: bool = False,
-    fp8: bool = False,
+    fp8: bool = False, recent: int = 0,
 ) -> StepCase:  # fmt: skip
     """One decode step over rows that store `lengths` tokens before it (a negative one, or C, is an inactive row).
 
@@ -133,7 +134,7 @@ def step_case(
     until = token_budget if dense_until is None else dense_until
     return StepCase(
         query, k_new, v_new, k_cache, v_cache, bounds_of(k_cache, stored, page, fp8=fp8), numbers, page, top_r,
-        min(top_k, slots), token_budget, until, int(fp8),
+        min(top_k, slots), token_budget, until, int(fp8), min(recent, top_k, slots),
     )  # fmt: skip
 
 

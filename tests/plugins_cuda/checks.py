@@ -77,7 +77,7 @@ def check_hybrid(library: KernelLibrary, case: StepCase) -> IndexComparison:
         one = compare_selection(
             case.query[b : b + 1].float().numpy(), mine.k_cache[b : b + 1, :, :m].float().numpy(),
             case.cache_lengths[b : b + 1].numpy() + 1, expected[b : b + 1].numpy(), selected[b : b + 1].numpy(),
-            page_size=case.page_size, top_r=case.top_r, fp8_bounds=bool(case.fp8_bounds),
+            page_size=case.page_size, top_r=case.top_r, fp8_bounds=bool(case.fp8_bounds), recent=case.recent,
             truncates=truncates(library, case.query.dtype),
         )  # fmt: skip
         total = total + one

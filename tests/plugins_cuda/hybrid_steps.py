@@ -19,7 +19,7 @@ PAGES = (1, 2, 3, 4, 5, 7, 16)
 @st.composite
 def steps(draw: Any, dtype: torch.dtype) -> StepCase:
     """Rows that end around page boundaries, inactive rows, exact ties, heads of opposite sign, zero channels, both
-    types of bounds."""
+    types of bounds, any number of last tokens that are read in any case."""
     group, kv_heads, page = draw(st.sampled_from(GROUPS)), draw(st.integers(1, 2)), draw(st.sampled_from(PAGES))
     size = draw(st.sampled_from((16, 24, 32, 40, 64, 80, 96, 128, 256)))
     capacity = draw(st.integers(1, 200))
@@ -31,7 +31,7 @@ def steps(draw: Any, dtype: torch.dtype) -> StepCase:
         top_k=draw(st.integers(1, capacity)), token_budget=draw(st.one_of(st.just(0), st.integers(0, capacity + 3))),
         dense_until=draw(st.one_of(st.just(0), st.integers(0, capacity + 3))), dtype=dtype,
         seed=draw(st.integers(0, 2**31)), ties=draw(st.booleans()), opposite=group > 1 and draw(st.booleans()),
-        fp8=draw(st.booleans()),
+        fp8=draw(st.booleans()), recent=draw(st.one_of(st.just(0), st.integers(0, capacity))),
     )  # fmt: skip
     if draw(st.booleans()):
         case.query[:, :, draw(st.integers(0, size - 1)) :: 3] = 0

@@ -83,7 +83,7 @@ def bad_numbers_of_compact() -> Iterator[Bad]:
 def bad_numbers_of_attention() -> Iterator[Bad]:
     for name in PAGED:
         yield from bad_numbers_of_pages(name)
-        yield from outside(name, "reserved", 0, 0, largest=INT32)
+        yield from outside(name, "recent", 0, 8, largest=INT32)
 
 
 def bad_numbers_of_pages(name: str) -> Iterator[Bad]:

@@ -70,15 +70,16 @@ def check_hybrid(library: KernelLibrary, step: StoredStep) -> None:
     before, after = (torch.where(active, case.cache_lengths + more, 0) for more in (0, 1))
     numbers = {name: getattr(case, name) for name in ("page_size", "top_r", "top_k", "token_budget", "dense_until")}
     stored = bounds_of(keys, before, page, dtype, fp8=fp8)
-    found = step.run(library, HYBRID_ATTENTION, bounds=stored, fp8_bounds=fp8, **numbers)
+    found = step.run(library, HYBRID_ATTENTION, bounds=stored, fp8_bounds=fp8, recent=case.recent, **numbers)
     for name, expected in step.expected().items():
         assert_equal_bytes(found[name], expected, name)
     raised = bounds_of(keys, after, page, dtype, fp8=fp8)
     assert_same_bits(found["bounds"], raised, "bounds")
     low, high = reference_ops.page_major(raised[active], -(-keys.shape[2] // page))
     _, chosen = reference.hybrid_attention(
-        case.query[active].float(), keys[active], values[active], after[active], low.float(), high.float(), **numbers
-    )
+        case.query[active].float(), keys[active], values[active], after[active], low.float(), high.float(),
+        force_recent=case.recent, **numbers,
+    )  # fmt: skip
     assert bool((found["selected"][~active] == -1).all()), "an inactive row reads"
     total = IndexComparison()
     for at, row in enumerate(active.nonzero()[:, 0].tolist()):
@@ -86,7 +87,7 @@ def check_hybrid(library: KernelLibrary, step: StoredStep) -> None:
         total = total + compare_selection(
             case.query[row : row + 1].float().numpy(), keys[row : row + 1, :, :m].numpy(),
             after[row : row + 1].numpy(), chosen[at : at + 1].numpy(), selected.numpy(), page_size=page,
-            top_r=case.top_r, fp8_bounds=bool(fp8), truncates=truncates(library, dtype),
+            top_r=case.top_r, fp8_bounds=bool(fp8), recent=case.recent, truncates=truncates(library, dtype),
         )  # fmt: skip
         exact = attend_exactly(case.query[row], keys[row], values[row], selected[0])
         assert_close(found["output"][row], exact, f"output of row {row}")
@@ -100,7 +101,7 @@ def check_hybrid(library: KernelLibrary, step: StoredStep) -> None:
 @pytest.mark.pairwise
 def test_sparse_steps(library: KernelLibrary, form: str, size: int, dtype: torch.dtype, fp8: bool) -> None:
     """Sparse rows, one that reads everything, and one without a slot."""
-    case = step_case(lengths=[200, 130, 9, -1], size=size, dtype=dtype, fp8=fp8, seed=size)
+    case = step_case(lengths=[200, 130, 9, -1], size=size, dtype=dtype, fp8=fp8, seed=size, recent=size % 7)
     check_hybrid(library, StoredStep(case, form))
 
 
@@ -114,7 +115,9 @@ def test_a_key_that_is_not_finite_spoils_its_page_alone(library: KernelLibrary, 
     before, after = case.cache_lengths, case.cache_lengths + 1
     numbers = {name: getattr(case, name) for name in ("page_size", "top_r", "top_k", "token_budget", "dense_until")}
     stored = bounds_of(keys, before, case.page_size, torch.float32, fp8=fp8)
-    found = StoredStep(case, form).run(library, HYBRID_ATTENTION, bounds=stored, fp8_bounds=int(fp8), **numbers)
+    found = StoredStep(case, form).run(
+        library, HYBRID_ATTENTION, bounds=stored, fp8_bounds=int(fp8), recent=0, **numbers
+    )
     assert_same_bits(found["bounds"], bounds_of(keys, after, case.page_size, torch.float32, fp8=fp8), "bounds")
 
 

@@ -94,7 +94,7 @@ def test_an_operator_reaches_every_file(monkeypatch: pytest.MonkeyPatch) -> None
     for text in ('make.input("sinks", p.sinks, {p.heads})', 'check_odd("window_slots", p.window_slots)'):
         assert text in texts["parameter_rules.h"]
     assert '{"window_slots", p.window_slots, 3, p.top_k, "top_k"}' in texts["parameter_rules.h"]
-    assert "kMaxFields = 8" in texts["dimensions.h"]
+    assert "kMaxFields = 9" in texts["dimensions.h"]
     for text in (
         '{"sinks", kCache, {kHeads}}',
         '.odd = true, .at_most = "top_k"}',

@@ -83,7 +83,22 @@ MUTATIONS = (
     Mutation("the_last_unit_does_not_count", STATISTICS, "(pages + kUnitPages - 1) / kUnitPages", "pages / kUnitPages"),
     without_barrier("after_the_statistics_of_warps", STATISTICS, f"{BARRIER}\n    const int thread"),
     without_barrier("after_the_softmax", STATISTICS, f"1, maximum)}};\n    }}\n    {BARRIER}"),
-    Mutation("a_partial_page_gives_as_many_as_a_full_one", SHARES, "left < page_size ? left : page_size", "page_size"),
+    Mutation(
+        "a_partial_page_gives_as_many_as_a_full_one", SHARES, "left < page_size ? (left > 0 ? left : 0)", "left < 1 ? 0"
+    ),
+    Mutation("last_tokens_compete_too", SELECT, "row.compared(),", "row.length,"),
+    Mutation(
+        "last_tokens_are_not_written",
+        SELECT,
+        "        lists.write_recent(row,",
+        "        if (false) lists.write_recent(row,",
+    ),
+    Mutation(
+        "last_tokens_are_beyond_the_quota",
+        SELECT,
+        "select_in_registers<Keys::kPages>(pages, row.best()",
+        "select_in_registers<Keys::kPages>(pages, row.count",
+    ),
     Mutation("shares_of_the_first_head_alone", SHARES, "shares[j] +=", "shares[j] = first + i > 0 ? shares[j] :"),
     Mutation("heads_of_equal_sums", SHARES, " * head.scale;", ";"),
     Mutation("the_last_page_of_a_thread_is_lost", RADIX, "if (j < count) visit", "if (j + 1 < count) visit"),
@@ -128,6 +143,11 @@ def check(library: KernelLibrary) -> None:
     steps.append(
         step_case(  # more rows than are staged at a time
             lengths=(399,), heads=9, kv_heads=1, size=128, capacity=400, page=2, top_r=90, dtype=torch.bfloat16, seed=7
+        )
+    )
+    steps.append(  # last tokens that are read in any case: whole pages and a part of one
+        step_case(
+            lengths=(199, 64), heads=8, capacity=201, page=4, top_r=11, top_k=20, token_budget=16, seed=11, recent=7
         )
     )
     steps.append(without_pages(step_case(lengths=(199,), capacity=201, page=3, top_r=11, token_budget=16, seed=6), 9))

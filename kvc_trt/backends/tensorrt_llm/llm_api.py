@@ -252,6 +252,11 @@ def _check_expressible(parameters: PolicyParameters) -> None:
             f"pool_kind is {parameters.pool_kind}; TensorRT-LLM's RocketKV pools by {PolicyParameters.pool_kind} alone",
             hint=f"--set pool_kind={PolicyParameters.pool_kind}",
         )
+    if parameters.recent:
+        raise InputError(
+            f"recent is {parameters.recent}; TensorRT-LLM's RocketKV ranks the last tokens like any others",
+            hint=f"--set recent=0; {engine}",
+        )
     if parameters.skip_layers:
         raise InputError(
             f"the first {parameters.skip_layers} layers are not to be compressed (skip_layers); "

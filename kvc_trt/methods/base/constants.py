@@ -73,7 +73,7 @@ class Constants:
     sinks: Count = 0
     """First tokens of a prompt that are never evicted."""
     recent: Count = 0
-    """Last tokens that are never evicted while decoding."""
+    """Last tokens that are never evicted while decoding, or that hybrid attention reads in any case."""
     positions: Positions = "original"
     """The unit of a cached key's rotary position: tokens of the text, or entries of the cache."""
     per_query_head: bool = False

@@ -20,7 +20,7 @@ DEFAULT_WINDOW = 32
 EVERY_POLICY = ("skip_layers", "max_conversation_len", "kv_cache")
 EVICTION = ("prompt_budget", "window", "pool_kernel", "pool_kind")
 BY_LENGTH = ("by_length",)
-SELECTION = ("page_size", "top_r", "top_k", "dense_until", "fp8_bounds")
+SELECTION = ("page_size", "top_r", "top_k", "dense_until", "fp8_bounds", "recent")
 OVERRIDES = (
     "prompt_budget", "page_size", "top_r", "top_k", "pool_kernel", "pool_kind", "window", "skip_layers", "sinks",
     "recent", "future_positions", "positions", "reallocate", "layer_budget", "squeeze_share", "squeeze_cap",
@@ -130,7 +130,7 @@ def check_inputs(inputs: PolicyInputs) -> None:
         "dense_until": (0, None, ""),
         "skip_layers": (0, model.num_hidden_layers, "the number of layers"),
         "sinks": (0, None, ""),
-        "recent": (1, None, ""),
+        "recent": (0, None, ""),
         "future_positions": (1, None, ""),
     }
     for name, value in inputs.overrides.items():

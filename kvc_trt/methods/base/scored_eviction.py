@@ -20,7 +20,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.methods.base.by_row import TrimmedByRow, budgets_of, keep_capacities, kept_name
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.decode_selection import DecodeSelection, Rule, decode_selection
-from kvc_trt.methods.base.inputs import PolicyInputs, constants
+from kvc_trt.methods.base.inputs import PolicyInputs, check_integer, constants
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.prompt_eviction import PromptEviction
 from kvc_trt.operators.attention.heavy_hitter_attention import SLOT_POSITIONS
@@ -192,6 +192,7 @@ def beside_recent(
 ) -> PolicyParameters:
     """Return the parameters of a cache that keeps `recent` last tokens, unless they are set, and the best others."""
     budget, recent = min(inputs.budget, inputs.sequence), inputs.value("recent", recent)
+    check_integer("recent", recent, 1)
     if recent > budget:
         raise InputError(
             f"the token budget is {budget}; expected at least the {recent} recent tokens",

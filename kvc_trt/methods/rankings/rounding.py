@@ -120,7 +120,11 @@ class BoundedScores:
 
     def without_last(self) -> BoundedScores:
         """Return the scores of all but the last, which is taken whatever its score."""
-        return BoundedScores(self.value[:-1], self.low[:-1], self.high[:-1])
+        return self.first(self.value.size - 1)
+
+    def first(self, count: int) -> BoundedScores:
+        """Return the first scores: the others are of what is taken in any case."""
+        return BoundedScores(self.value[:count], self.low[:count], self.high[:count])
 
     def unexplained(self, taken: Int64) -> str | None:
         """Return why `taken`, of these scores, cannot be the best ones whatever rounding did; None if they can."""

@@ -33,6 +33,7 @@ from kvc_trt.operators.tensors import (
     K_CACHE,
     OUTPUT,
     PAGE_SIZE,
+    READ_ALWAYS,
     STEP,
     TOKEN_BUDGET,
     TOP_K,
@@ -48,7 +49,8 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body of KvcHybridAttention.
 
     A row with at most max(token_budget, dense_until) entries attends to all of them. If all rows of the batch are that
-    short, the code of KvcDenseAttention runs on the same slice.
+    short, the code of KvcDenseAttention runs on the same slice. A longer row reads its last `recent` entries, and the
+    best of the others.
     """
     place, step = append(emit, layout)
     page = emit.Div(place.slots, emit.attribute("page_size"))
@@ -66,6 +68,7 @@ def _select_and_attend(emit: Emitter, step: AppendedStep, bounds: Value) -> list
     """Steps 3 to 10 of the rule; -> [attended [B,G,g,D], tokens INT64 [B,G,T] by page rank, -1 where not taken]."""
     score = _page_scores(emit, step, bounds)
     taken, tokens = _walk_pages(emit, step, score)
+    taken, tokens = _with_recent(emit, step, taken, tokens)
     keys, values = step.gather(emit, step.rows(emit, tokens))
     attended = attend(emit, step.query, keys, values, taken)
     return [attended, emit.Where(emit.Squeeze(taken, [2]), tokens, -1)]
@@ -116,13 +119,17 @@ def _tokens_in_every_page(emit: Emitter, step: AppendedStep, bounds: Value) -> V
 def _walk_pages(emit: Emitter, step: AppendedStep, score: Value) -> tuple[Value, Value]:
     """Take whole pages by (score descending, page ascending), the last one cut to its lowest tokens (step 8).
 
-    -> (taken BOOL [B,G,1,T], tokens INT64 [B,G,T]). One page more than needed is visited, since one may be partial.
+    -> (taken BOOL [B,G,1,T], tokens INT64 [B,G,T]). The last `recent` tokens of a sparse row do not compete, and its
+    other tokens are chosen as if they had places of their own. One page more than needed is visited, since one may be
+    partial, and as many as have nothing but tokens that do not compete.
     """
-    page_size, lengths = emit.attribute("page_size"), step.lengths
-    chosen = emit.Min(lengths, emit.attribute("top_k"))
-    wanted = emit.Where(emit.LessOrEqual(lengths, step.limit), lengths, chosen)
+    page_size, recent = emit.attribute("page_size"), emit.attribute("recent")
+    whole = _reads_all(emit, step)
+    lengths = emit.Where(whole, step.lengths, emit.Sub(step.lengths, recent))
+    wanted = emit.Where(whole, step.lengths, emit.Sub(emit.attribute("top_k"), recent))
     rounding = emit.Sub(emit.Mul(page_size, 2), 1)
     pages = emit.Div(emit.Add(emit.ReduceMax(wanted, [0, 1, 2], keepdims=0), rounding), page_size)
+    pages = emit.Add(pages, emit.Div(emit.Sub(emit.Add(recent, page_size), 1), page_size))
     all_pages = scalar(emit, size(emit, score, 3)) if step.layout.pages is None else step.layout.pages
     _, walk = emit.TopK(score, emit.Min(pages, all_pages), outputs=2, axis=3)
     starts = emit.Mul(walk, page_size)
@@ -132,6 +139,23 @@ def _walk_pages(emit: Emitter, step: AppendedStep, score: Value) -> tuple[Value,
     taken = emit.Less(offsets, emit.Reshape(quota, [0, 0, -1, 1]))
     tokens = emit.Add(emit.Reshape(starts, [0, 0, -1, 1]), offsets)
     return emit.Reshape(taken, [0, 0, 1, -1]), emit.Reshape(tokens, [0, 0, -1])
+
+
+def _with_recent(emit: Emitter, step: AppendedStep, taken: Value, tokens: Value) -> tuple[Value, Value]:
+    """Append the last `recent` tokens of sparse rows to `taken` [B,G,1,T] and `tokens` [B,G,T]."""
+    kv_heads = step.layout.shape.fixed_kv_heads
+    back = emit.Range(emit.Neg(emit.attribute("recent")), 0, 1)
+    last = emit.Max(emit.Add(emit.Squeeze(step.lengths, [3]), back), 0)
+    own = emit.And(emit.Not(_reads_all(emit, step)), emit.GreaterOrEqual(emit.Unsqueeze(last, [2]), 0))
+    return (
+        str(emit.Concat(taken, emit.Expand(own, [1, kv_heads, 1, 1]), axis=3)),
+        str(emit.Concat(tokens, emit.Expand(last, [1, kv_heads, 1]), axis=2)),
+    )
+
+
+def _reads_all(emit: Emitter, step: AppendedStep) -> Value:
+    """Tell which rows read all their entries, BOOL [B,1,1,1]."""
+    return str(emit.LessOrEqual(step.lengths, emit.Max(step.limit, emit.attribute("top_k"))))
 
 
 HYBRID_ATTENTION = Operator(
@@ -152,10 +176,11 @@ HYBRID_ATTENTION = Operator(
         TOKEN_BUDGET,
         DENSE_UNTIL,
         FP8_BOUNDS,
+        READ_ALWAYS,
     ),
     formulas={"K": "max(top_k, token_budget, dense_until)"},
     write=_write,
     attends=True,
     stores=True,
-    kernel=Kernel("kvc_hybrid_attention", "KvcHybridAttentionParams"),
+    kernel=Kernel("kvc_hybrid_attention", "KvcHybridAttentionParams", later=(READ_ALWAYS.name,)),
 )

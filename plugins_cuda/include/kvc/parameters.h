@@ -150,7 +150,7 @@ typedef struct KvcHybridAttentionParams {
     int32_t top_r;                /* 1..head_size: channels that score pages */
     int32_t fp8_bounds;           /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
     int32_t cache_format;         /* 0..4: how keys and values are stored */
-    int32_t reserved;             /* 0 */
+    int32_t recent;               /* 0..top_k: last tokens that a sparse step reads in any case, of its top_k */
     int64_t capacity;             /* C in 1..2^20 */
     int64_t top_k;                /* 1..capacity: tokens that a sparse step reads */
     int64_t token_budget;         /* 0..2^31-1 */
@@ -272,7 +272,7 @@ typedef struct KvcRotatedHybridAttentionParams {
     int32_t top_r;                /* 1..head_size: channels that score pages */
     int32_t fp8_bounds;           /* 0..1: 1: bounds are fp8 (E5M2), rounded up; 0: they have the cache's type */
     int32_t cache_format;         /* 0..4: how keys and values are stored */
-    int32_t reserved;             /* 0 */
+    int32_t recent;               /* 0..top_k: last tokens that a sparse step reads in any case, of its top_k */
     int64_t capacity;             /* C in 1..2^20 */
     int64_t top_k;                /* 1..capacity: tokens that a sparse step reads */
     int64_t token_budget;         /* 0..2^31-1 */

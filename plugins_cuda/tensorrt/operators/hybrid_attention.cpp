@@ -20,6 +20,7 @@ constexpr FieldSpec kFields[] = {
     {.name = "token_budget", .minimum = 0, .maximum = INT32_MAX},
     {.name = "dense_until", .minimum = 0, .maximum = INT32_MAX},
     {.name = "fp8_bounds", .minimum = 0, .maximum = 1},
+    {.name = "recent", .minimum = 0, .maximum = 1048576, .at_most = "top_k"},
     {.name = "cache_format", .minimum = 0, .maximum = 4, .optional = true},
 };
 
@@ -80,6 +81,7 @@ KvcHybridAttentionParams params_of(const Call& call) {
     params.top_r = call.fields.get("top_r");
     params.fp8_bounds = call.fields.get("fp8_bounds");
     params.cache_format = call.fields.get("cache_format");
+    params.recent = call.fields.get("recent");
     params.capacity = call.sizes.get(kCapacity);
     params.top_k = call.fields.get("top_k");
     params.token_budget = call.fields.get("token_budget");

@@ -25,6 +25,7 @@ GOOD = {
         "token_budget": 32,
         "dense_until": 24,
         "fp8_bounds": 0,
+        "recent": 2,
     },
     "KvcDenseAttention": {"dense_until": 32},
 }
