@@ -7,7 +7,9 @@ gets its tensors as they lie there.
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +17,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError, describe
+from kvc_trt.graph.rewrites.prune import read_names
+from kvc_trt.operators import KVC_DOMAIN
+from kvc_trt.operators.quantised_linear import QUANTISED_ROWS
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, TensorProto
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
     from onnxruntime import OrtValue, SessionOptions
 
     from kvc_trt.files.held import HeldFile
 
-_FILES_IN_MEMORY = "add_external_initializers_from_files_in_memory"
-"""ONNX Runtime 1.23, the newest for Python 3.10, does not have it."""
+_REFUSES_LINKS = "add_external_initializers_from_files_in_memory"
+"""What versions have that refuse a link out of `_FOLDER`: later ones than 1.23, the newest for Python 3.10."""
 _FOLDER = "session.model_external_initializers_file_folder_path"
+_EMPTY = Path(os.devnull)
+"""Reading weights from it is an error, not zeros."""
+_FLOAT32 = 1
+"""TensorProto.FLOAT."""
 
 
 class SharedWeights:
@@ -39,16 +48,26 @@ class SharedWeights:
     def lend(self, model: ModelProto, options: SessionOptions) -> None:
         """Let a session with these options read the initializers that `model` has in the file, in place.
 
-        What its optimiser folds, such as float16 weights of which it makes float32, it reads from a file of that name;
-        here that is this memory, or a link to the file that is held. The path of the file is never opened again.
+        What its optimiser folds, such as float16 weights of which it makes float32, it reads while it loads; here that
+        is this memory, or a link to the file that is held. The path of the file is never opened again. What is never
+        folded is not read while it loads; `model` says afterwards that it lies in an empty file.
         """
-        for tensor in model.graph.initializer:
-            if (value := self.value(tensor)) is not None:
-                options.add_initializer(tensor.name, value)
-        if hasattr(options, _FILES_IN_MEMORY):
-            getattr(options, _FILES_IN_MEMORY)([self._path.name], [self._bytes], [self._bytes.size])
-        else:
+        values = {one.name: value for one in model.graph.initializer if (value := self.value(one)) is not None}
+        for name, value in values.items():
+            options.add_initializer(name, value)
+        if not hasattr(options, _REFUSES_LINKS):
             options.add_session_config_entry(_FOLDER, self._folder_of_a_link())
+            return
+        # What these versions are given to fold they copy, all of it at once, which reads it.
+        unfolded = never_folded(model.graph, {body.name for body in model.functions})
+        for tensor in model.graph.initializer:
+            if tensor.name in values and tensor.name in unfolded:
+                for entry in tensor.external_data:
+                    if entry.key == "location":
+                        entry.value = _EMPTY.name
+        options.add_session_config_entry(_FOLDER, str(_EMPTY.parent))
+        foldable = {name: value for name, value in values.items() if name not in unfolded}
+        options.add_external_initializers(list(foldable), list(foldable.values()))
 
     def _folder_of_a_link(self) -> str:
         """Return a folder, there for as long as this object, in which the file's name leads to what is held."""
@@ -79,3 +98,31 @@ class SharedWeights:
             values = self._bytes[offset : offset + length].view(dtype).reshape(tuple(tensor.dims))
             self._lent[key] = OrtValue.ortvalue_from_numpy(values)
         return self._lent[key]
+
+
+def never_folded(graph: GraphProto, bodies: Collection[str]) -> set[str]:
+    """Return the initializers that no optimiser computes with.
+
+    They are those that only operators of a native library read, ours without a body, matrices of lookups, and float32
+    matrices of products. Of 16-bit ones the optimiser makes float32.
+    """
+    single = {one.name for one in graph.initializer if one.data_type == _FLOAT32}
+    constants = {one.name for one in graph.initializer}
+    folded = {output.name for output in graph.output}
+    for node in graph.node:
+        names = read_names([node])
+        if names <= constants:
+            constants |= set(node.output)
+            folded |= names
+        elif node.domain != KVC_DOMAIN or node.op_type in bodies:
+            folded |= names - _unread(node, single)
+    return {one.name for one in graph.initializer} - folded
+
+
+def _unread(node: NodeProto, single: set[str]) -> set[str]:
+    """Return the inputs that lie as they are until a node runs; `single` are initializers in float32."""
+    if node.op_type == QUANTISED_ROWS.name:
+        return set(node.input)
+    if node.op_type == "Gather":
+        return {node.input[0]}
+    return single.intersection(node.input[1:2]) if node.op_type == "Gemm" else set()
