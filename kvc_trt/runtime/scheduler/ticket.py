@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from kvc_trt.runtime.context import Context
 from kvc_trt.runtime.request import Event, Output, Request
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class _LoopBell:
@@ -24,7 +26,7 @@ class _LoopBell:
     _making = threading.Lock()
 
     def __init__(self) -> None:
-        self._waiting = WeakSet[asyncio.Event]()  # a loop that ends early leaves nothing behind
+        self._waiting: WeakSet[asyncio.Event] = WeakSet()  # a loop that ends early leaves nothing behind
         self._rung = False
         self._lock = threading.Lock()
 
@@ -128,6 +130,8 @@ class Ticket:
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
         """Like iteration, without blocking the loop."""
+        import asyncio  # here: commands that answer nothing start without it
+
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         bell = _LoopBell.of(loop)
 
