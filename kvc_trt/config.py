@@ -71,7 +71,7 @@ class BuildConfig(OwnSchema):
     window: Positive | None = None
     skip_layers: Count | None = None
     sinks: Count | None = None
-    recent: Positive | None = None
+    recent: Count | None = None
     future_positions: Positive | None = None
     max_conversation_len: Positive | None = None
     positions: Literal["original", "cache"] | None = None

@@ -59,6 +59,20 @@ def test_the_halves_of_rocketkv() -> None:
     assert all(found.is_compressed(0) for found in (rocket, snap, pages))
 
 
+@pytest.mark.parametrize("policy", ["rocketkv", "hybrid", "expected-attention-hybrid"])
+def test_last_tokens_that_are_read_in_any_case_are_some_of_top_k(policy: str) -> None:
+    found = [resolved(policy, **more).recent for more in ({}, {"recent": 0}, {"recent": 256})]
+    assert found == [0, 0, 256]
+    with pytest.raises(InputError, match="recent is 257; expected at most the 256 tokens that a step reads"):
+        resolved(policy, recent=257)
+
+
+@pytest.mark.parametrize("policy", ["tova", "h2o", "streaming-llm", "sliding-window"])
+def test_a_policy_that_evicts_at_every_step_keeps_a_last_token(policy: str) -> None:
+    with pytest.raises(InputError, match="recent is 0; expected an integer at least 1"):
+        resolved(policy, recent=0)
+
+
 def test_snapkv_spends_the_budget_on_eviction_alone() -> None:
     found = resolved("snapkv-gqa")
     assert (found.prompt_budget, found.capacity, found.pool_kernel) == (384, 512, 7)
