@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from kvc_trt.backends.registry import backends
 from kvc_trt.backends.tensorrt.lowering import PLUGINS, lower
 from kvc_trt.backends.tensorrt_llm.layers import NetworkLayers
+from kvc_trt.engine.supported import supporting
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.graph.state import check_layers
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.family import families
 from kvc_trt.models.random_weights import RandomWeights
@@ -19,6 +20,7 @@ from tests.graph.small_models import resolve
 from tests.oracles.family_models import MODELS, our_config
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
+HOSTS = {"ONNX Runtime": "onnxruntime", "OpenVINO": "openvino", "torch": "torch"}
 BY_CLASS = {f"{prefix}ForCausalLM": name for name, (prefix, _) in reversed(MODELS.items())}
 """The first model of each architecture in the table of tests."""
 
@@ -39,7 +41,7 @@ def test_there_is_one_line_for_each_family_and_one_model_in_the_tests() -> None:
 def test_a_line_says_what_runs(architecture: str) -> None:
     model, gguf = our_config(BY_CLASS[architecture]), families()[architecture].gguf
     expected = {
-        **dict.fromkeys(("ONNX Runtime", "OpenVINO", "torch"), _said(_is_built(model))),
+        **{title: _said(_is_built(model, name)) for title, name in HOSTS.items()},
         "TensorRT": _said(_is_lowered(model)),
         "TensorRT-LLM": _said(_has_network(model)),
         "--tp": _said(_is_divided(model)),
@@ -53,13 +55,9 @@ def _said(able: bool) -> str:
     return "yes" if able else "no"
 
 
-def _is_built(model: ModelConfig) -> bool:
+def _is_built(model: ModelConfig, backend: str) -> bool:
     """`tests/oracles/test_families.py` has the answers of those that are."""
-    try:
-        check_layers(model)
-    except InputError:
-        return False
-    return True
+    return backend in supporting(resolve("rocketkv", model), model.num_hidden_layers, backends())
 
 
 def _is_lowered(model: ModelConfig) -> bool:

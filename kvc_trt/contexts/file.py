@@ -25,6 +25,7 @@ from kvc_trt.contexts.packing import RowPacking
 from kvc_trt.errors import InputError, describe
 from kvc_trt.files.atomic import write_new_pieces
 from kvc_trt.models.sources.safetensors_file import ALIGNMENT, PADDING_PREFIX, SafetensorsFile, TensorPlan, serialised
+from kvc_trt.operators.linear.tokens import STATE
 from kvc_trt.runtime.context import Array, Context
 from kvc_trt.validation import validated
 
@@ -34,6 +35,7 @@ LARGEST_DOCUMENT = 1 << 20
 """Characters; no model has caches enough for more."""
 
 _OF_A_CACHE = re.compile(r"[a-z_]{1,40}\.(0|[1-9][0-9]{0,8})")
+_OF_A_LINEAR_LAYER = re.compile(rf"({'|'.join(one.name for one in STATE)})\.(0|[1-9][0-9]{{0,8}})")
 
 
 class StoredTensor(NamedTuple):
@@ -117,10 +119,10 @@ def _check_content(path: Path, context: Context) -> None:
 
 
 def _check_names(file: SafetensorsFile, caches: int) -> None:
-    """Raise InputError for a tensor that belongs to none of the caches."""
+    """Raise InputError for a tensor that belongs to none of the caches, and to no linear layer."""
     for name in file.names():
         found = _OF_A_CACHE.fullmatch(name)
-        if name != LOGITS and (found is None or int(found[1]) >= caches):
+        if name != LOGITS and not _OF_A_LINEAR_LAYER.fullmatch(name) and (found is None or int(found[1]) >= caches):
             raise InputError(f"{file.path}: tensor {describe(name)} belongs to none of its {caches} caches")
 
 

@@ -1,7 +1,8 @@
 """One row's state tensors as the tensors of a context, and back.
 
-A context holds the slots that are in use, contiguous. What follows from the stored keys bit for bit (page bounds, keys
-by channel) is left out and rebuilt; the policy's kind of selection says what that is. Everything else travels as it is.
+A context holds the slots that are in use, contiguous, and the state of linear layers. What follows from the stored keys
+bit for bit (page bounds, keys by channel) is left out and rebuilt; the policy's kind of selection says what that is.
+Everything else travels as it is.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class RowPacking:
         self._fingerprint = fingerprint
         self.limits: Limits = program.limits
         self._caches = caches_of(program.model, program.parameters, program.state)
+        self._linear = linear_of(program.state)
         self.other_turns = _other_turns(program)
         """The engine that differs from this one in taking turns alone; None where nothing is kept for turns."""
 
@@ -72,7 +74,7 @@ class RowPacking:
 
     def layout(self, cache_lengths: Sequence[int], logical_length: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return type and shape of every tensor of a context with these lengths, by its name there."""
-        return _layout(self._caches, cache_lengths, logical_length)
+        return _layout(self._caches, self._linear, cache_lengths, logical_length)
 
     def pack(self, row: Mapping[str, Array], cache_lengths: Iterable[int], logical_length: int) -> dict[str, Array]:
         """Return copies of what a row holds, without empty slots and without what can be rebuilt."""
@@ -81,7 +83,7 @@ class RowPacking:
             for kind, tensor in _carried(site, tensors).items():
                 used = _used(kind, site, tensors, lengths, logical_length)
                 found[_name(kind, site)] = np.array(row[tensor.name][:, :used], order="C")
-        return found
+        return found | {tensor.name: np.array(row[tensor.name], order="C") for tensor in self._linear}
 
     def nbytes(self, cache_lengths: Sequence[int], logical_length: int) -> int:
         """Return the bytes of a context with these lengths: its tensors and the logits."""
@@ -105,6 +107,8 @@ class RowPacking:
             for kind, rebuild in rule.selection.rebuilt.items():
                 vectors = cached_vectors(keys, K_CACHE, rule.cache_format)
                 yield tensors[kind].name, rebuild(vectors, kept, rule, numpy_dtype(tensors[kind].dtype))[0]
+        for one in self._linear:
+            yield one.name, context.tensors[one.name]
 
 
 def packing_of(engine: EngineDirectory, program: Program | None = None) -> RowPacking:
@@ -180,7 +184,8 @@ def context_bytes(
     logical_length: int,
 ) -> int:
     """Return the bytes of a context with these lengths: its tensors and the logits."""
-    return _bytes_of(_layout(caches_of(model, parameters, state), cache_lengths, logical_length), model.vocab_size)
+    caches, linear = caches_of(model, parameters, state), linear_of(state)
+    return _bytes_of(_layout(caches, linear, cache_lengths, logical_length), model.vocab_size)
 
 
 def caches_of(model: ModelConfig, parameters: PolicyParameters, state: Sequence[StateTensor]) -> list[Cache]:
@@ -191,16 +196,21 @@ def caches_of(model: ModelConfig, parameters: PolicyParameters, state: Sequence[
     ]
 
 
+def linear_of(state: Sequence[StateTensor]) -> list[StateTensor]:
+    """Return the state of linear layers, which a context holds whole, under its own names."""
+    return [tensor for tensor in state if tensor.cache is None]
+
+
 def _layout(
-    caches: Iterable[Cache], cache_lengths: Sequence[int], logical_length: int
+    caches: Iterable[Cache], linear: Iterable[StateTensor], cache_lengths: Sequence[int], logical_length: int
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    found = {}
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for site, tensors in caches:
         for kind, tensor in _carried(site, tensors).items():
             used = _used(kind, site, tensors, cache_lengths, logical_length)
             heads, slots, *rest = tensor.shape
             found[_name(kind, site)] = (tensor.dtype, (heads, slots if used is None else used, *rest))
-    return found
+    return found | {tensor.name: (tensor.dtype, tensor.shape) for tensor in linear}
 
 
 def _bytes_of(layout: Mapping[str, tuple[str, tuple[int, ...]]], vocab_size: int) -> int:

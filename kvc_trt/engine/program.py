@@ -57,7 +57,8 @@ class Program:
     @property
     def capacities(self) -> tuple[int, ...]:
         """Slots C of each cache with tensors [G,C,D], in the order of the rows of `cache_lengths`."""
-        slots = {tensor.cache: tensor.shape[1] for tensor in self.state if tensor.name.startswith("k_cache")}
+        keys = (tensor for tensor in self.state if tensor.name.startswith("k_cache"))
+        slots = {tensor.cache: tensor.shape[1] for tensor in keys if tensor.cache is not None}
         return tuple(slots[cache] for cache in sorted(slots))
 
     @property

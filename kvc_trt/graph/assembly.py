@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
@@ -11,7 +10,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.graph import IR_VERSION
 from kvc_trt.graph.cache_nodes import layout_of
 from kvc_trt.graph.layers import ELEMENT_TYPES, Layers
-from kvc_trt.graph.state import CacheSite, state_tensors
+from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weight_plans import rotary_names
 from kvc_trt.graph.weights import EMBEDDING, PACKED, GraphWeights
 from kvc_trt.methods.base.parameters import PolicyParameters
@@ -20,12 +19,6 @@ from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.rope import rotary_choice
 from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN, OPSET
 from kvc_trt.version import __version__
-
-
-def by_layer(sites: Sequence[CacheSite]) -> Iterator[tuple[int, list[CacheSite]]]:
-    """Yield each layer with its caches."""
-    for layer, group in groupby(sites, key=lambda site: site.layer):
-        yield layer, list(group)
 
 
 def int64(name: str, shape: Sequence[int | str]) -> ValueInfoProto:

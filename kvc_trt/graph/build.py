@@ -16,11 +16,12 @@ from onnx import ModelProto, TensorProto, helper
 
 from kvc_trt.errors import InputError
 from kvc_trt.graph import squeeze
-from kvc_trt.graph.assembly import assembled, by_layer, check, int64, state_values
+from kvc_trt.graph.assembly import assembled, check, int64, state_values
 from kvc_trt.graph.cache_nodes import numbers_of_prompts, numbers_of_turns, prompt_window, turn_window
 from kvc_trt.graph.decoder import decode_layer, extend_layer, prefill_layer
 from kvc_trt.graph.layers import Layers
-from kvc_trt.graph.state import cache_sites
+from kvc_trt.graph.linear_layers import decode_linear_layer, extend_linear_layer, prefill_linear_layer
+from kvc_trt.graph.state import by_layer, cache_sites
 from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.methods.base.graph_context import DecodeBatch, PromptBatch, TurnBatch
 from kvc_trt.methods.base.parameters import PolicyParameters
@@ -46,8 +47,11 @@ def build_prefill(
     sites = cache_sites(config, parameters)
     squeezed = [site for site in sites if site.parameters.squeeze_share is not None]
     cosines = []
-    for layer, of_layer in by_layer(sites):
+    for layer, of_layer in by_layer(config, sites):
         with emit.scope(f"layers.{layer}"):
+            if not of_layer:
+                x = prefill_linear_layer(layers, prompt, x, layer)
+                continue
             before = x
             x, attended = prefill_layer(layers, prompt, x, of_layer, turns=turns)
             if of_layer[0] in squeezed:
@@ -86,9 +90,9 @@ def build_decode(
     batch = DecodeBatch(angles, "cache_lengths", "positions", limit, layers.rotary_tables)
     x = layers.embed("token", "positions")
     sites = cache_sites(config, parameters)
-    for layer, of_layer in by_layer(sites):
+    for layer, of_layer in by_layer(config, sites):
         with emit.scope(f"layers.{layer}"):
-            x = decode_layer(layers, batch, x, of_layer)
+            x = decode_layer(layers, batch, x, of_layer) if of_layer else decode_linear_layer(layers, x, layer)
     emit.Identity(layers.head(x), outputs=["logits"])
     inputs = [
         int64("token", ["batch"]),
@@ -123,7 +127,7 @@ def build_draft(config: ModelConfig, parameters: PolicyParameters, *, weights: G
     )
     x = layers.embed(emit.Reshape("token", [-1]), places)
     sites = cache_sites(config, parameters)
-    for layer, of_layer in by_layer(sites):
+    for layer, of_layer in by_layer(config, sites):
         with emit.scope(f"layers.{layer}"):
             x = decode_layer(layers, batch, x, of_layer)
     emit.Reshape(layers.head(x), emit.Concat(emit.Shape("token"), [-1], axis=0), outputs=["logits"])
@@ -159,9 +163,12 @@ def build_extend(
     turn, places = _turn(layers, parameters)
     x = layers.embed(emit.Reshape("input_ids", [-1]), places)
     sites = cache_sites(config, parameters)
-    for layer, of_layer in by_layer(sites):
+    for layer, of_layer in by_layer(config, sites):
         with emit.scope(f"layers.{layer}"):
-            x = extend_layer(layers, turn, x, of_layer, "cache_lengths")
+            if of_layer:
+                x = extend_layer(layers, turn, x, of_layer, "cache_lengths")
+            else:
+                x = extend_linear_layer(layers, turn, x, layer)
     block: list[int | str] = ["batch", "block"]
     by_token = emit.Concat(turn.grid, [-1], axis=0)
     if all_logits:

@@ -27,6 +27,7 @@ from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators.emitter import Emitter, Value
 from kvc_trt.operators.experts import GATE_GAIN, GATE_LIMIT
+from kvc_trt.operators.linear.tokens import KERNEL
 from kvc_trt.operators.shapes import HeadShape, Layout, count_to
 
 
@@ -157,6 +158,8 @@ def layout_of(config: ModelConfig, rule: PolicyParameters, dtype: str) -> Layout
     }
     if (gate := config.description.clamped_gate) is not None:
         numbers |= {GATE_LIMIT: gate.limit, GATE_GAIN: gate.gain}
+    if linear := [one.linear for one in config.description.attention if one.linear is not None]:
+        numbers[KERNEL] = linear[0].kernel
     shape, form = _head_shape(config, rule), rule.cache_format
     softmax = softmax_of(config)
     return Layout(shape, capacity, pages, dtype, rule.fp8_bounds, numbers, form, rule.by_length, softmax)

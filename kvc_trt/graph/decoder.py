@@ -9,7 +9,7 @@ from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
 from kvc_trt.methods.base.graph_context import DecodeBatch, PromptBatch, TurnBatch, by_head, softmax_of
 from kvc_trt.models.rope import query_scale
-from kvc_trt.models.weights import ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM
+from kvc_trt.models.weights import ATTENTION_GATE, ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM
 from kvc_trt.operators.attention.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.attention.sliding_attention import SLIDING_ATTENTION
 from kvc_trt.operators.emitter import Value
@@ -25,7 +25,7 @@ def prefill_layer(
     and feed-forward.
     """
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
-    normed = _read(layers, x, f"{name}.input_layernorm")
+    normed = read(layers, x, f"{name}.input_layernorm")
     made = _projected(layers, batch, normed, sites[0].layer)
     inputs = {"q": made.queries, "k": made.keys, "v": made.values, **layers.sinks(sites[0].layer)}
     rule = sites[0].parameters
@@ -37,7 +37,7 @@ def prefill_layer(
     else:
         attended = PREFILL_ATTENTION.call(emit, inputs, None, **numbers)["o"]
     store_prompt(emit, config, batch, made, sites, turns=turns)
-    return _finished(layers, x, normed, attended, name)
+    return _finished(layers, x, normed, attended, sites[0].layer)
 
 
 def extend_layer(layers: Layers, batch: TurnBatch, x: Value, sites: Sequence[CacheSite], stored: Value) -> Value:
@@ -46,14 +46,14 @@ def extend_layer(layers: Layers, batch: TurnBatch, x: Value, sites: Sequence[Cac
     `stored` [caches,B] are the entries before the turn.
     """
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
-    normed = _read(layers, x, f"{name}.input_layernorm")
+    normed = read(layers, x, f"{name}.input_layernorm")
     made = _projected(layers, batch, normed, sites[0].layer)
     layers.sinks(sites[0].layer)  # which the nodes of its caches read
     attended = take_turn(emit, config, batch, made, sites, stored)
-    return _finished(layers, x, normed, attended, name)[0]
+    return _finished(layers, x, normed, attended, sites[0].layer)[0]
 
 
-def _read(layers: Layers, x: Value, name: str) -> Value:
+def read(layers: Layers, x: Value, name: str) -> Value:
     """Return what attention or feed-forward read of the residual stream: a norm of it, or the stream itself."""
     return layers.norm(x, name) if layers.config.description.norms.reads_norm else x
 
@@ -68,7 +68,7 @@ def _projected(layers: Layers, batch: PromptBatch, normed: Value, layer: int) ->
     emit, config = layers.emit, layers.config
     plain_query, query = _rotated(layers, batch, normed, layer, "q")
     plain_key, key = _rotated(layers, batch, normed, layer, "k")
-    value = _by_row(layers, batch, layers.linear(normed, f"model.layers.{layer}.self_attn.v_proj"))
+    value = by_row(layers, batch, layers.linear(normed, f"model.layers.{layer}.self_attn.v_proj"))
     queries, keys, values = (by_head(emit, part, config.head_size) for part in (query, key, value))
 
     def plain_keys() -> Value:
@@ -80,7 +80,7 @@ def _projected(layers: Layers, batch: PromptBatch, normed: Value, layer: int) ->
     return Projected(query, queries, keys, values, plain_keys, plain_queries)
 
 
-def _finished(layers: Layers, x: Value, normed: Value, attended: Value, name: str) -> tuple[Value, Value]:
+def _finished(layers: Layers, x: Value, normed: Value, attended: Value, layer: int) -> tuple[Value, Value]:
     """Add attention [B,H,S,D] and the feed-forward block to the stream; return it after both, and between them.
 
     `normed` is what attention has read of the stream."""
@@ -88,18 +88,31 @@ def _finished(layers: Layers, x: Value, normed: Value, attended: Value, name: st
     flat = emit.Reshape(
         emit.Transpose(attended, perm=[0, 2, 1, 3]), [-1, config.num_attention_heads * config.head_size]
     )
-    return _after_attention(layers, x, normed, flat, name, layers.feed_forward)
+    update = _output(layers, normed, flat, layer)
+    return with_update(layers, x, normed, update, f"model.layers.{layer}", layers.feed_forward)
 
 
-def _after_attention(
-    layers: Layers, x: Value, normed: Value, flat: Value, name: str, feed_forward: Callable[[Value, str], Value]
+def _output(layers: Layers, normed: Value, flat: Value, layer: int) -> Value:
+    """Project attention [T,H*D] back [T,hidden], times the gate that reads what attention has read."""
+    name = f"model.layers.{layer}"
+    if layers.config.attention(layer).gated:
+        gate = layers.linear(normed, f"{name}.{ATTENTION_GATE}")
+        flat = str(layers.emit.Mul(flat, layers.emit.Sigmoid(gate)))
+    return layers.linear(flat, f"{name}.self_attn.o_proj")
+
+
+def with_update(
+    layers: Layers, x: Value, normed: Value, update: Value, name: str, feed_forward: Callable[[Value, str], Value]
 ) -> tuple[Value, Value]:
-    """Add attention [T,H*D] and the feed-forward block, in one of its two forms, to the stream."""
+    """Add what attention or a linear layer gives [T,hidden], and the feed-forward block, to the residual stream.
+
+    `normed` is what the former has read, `feed_forward` one of the block's two forms. Return the stream after both, and
+    between them.
+    """
     norms, before = layers.config.description.norms, x
-    update = layers.linear(flat, f"{name}.self_attn.o_proj")
     x = layers.residual(x, _added(layers, update, f"{name}.{ATTENTION_RESULT_NORM}"))
-    read = before if norms.side_by_side else x
-    normed = normed if norms.place == "shared" else _read(layers, read, f"{name}.post_attention_layernorm")
+    stream = before if norms.side_by_side else x
+    normed = normed if norms.place == "shared" else read(layers, stream, f"{name}.post_attention_layernorm")
     update = feed_forward(normed, name)
     return layers.residual(x, _added(layers, update, f"{name}.{FEED_FORWARD_RESULT_NORM}")), x
 
@@ -108,7 +121,7 @@ def _rotated(layers: Layers, batch: PromptBatch, normed: Value, layer: int, kind
     """Queries or keys of the whole prompt, [B,S,heads*D], before RoPE and after it."""
     heads = layers.config.num_attention_heads if kind == "q" else layers.config.num_key_value_heads
     attention = f"model.layers.{layer}.self_attn"
-    plain = _by_row(layers, batch, layers.linear(normed, f"{attention}.{kind}_proj"))
+    plain = by_row(layers, batch, layers.linear(normed, f"{attention}.{kind}_proj"))
     if layers.config.qk_norm:
         plain = layers.norm_heads(plain, f"{attention}.{kind}_norm.weight")
     if kind == "q":
@@ -116,7 +129,7 @@ def _rotated(layers: Layers, batch: PromptBatch, normed: Value, layer: int, kind
     return plain, layers.rotate(plain, batch.angles, heads, layer)
 
 
-def _by_row(layers: Layers, batch: PromptBatch, x: Value) -> Value:
+def by_row(layers: Layers, batch: PromptBatch, x: Value) -> Value:
     """Reshape [T,width] -> [B,S,width]."""
     return str(layers.emit.Reshape(x, layers.emit.Concat(batch.grid, [-1], axis=0)))
 
@@ -124,10 +137,11 @@ def _by_row(layers: Layers, batch: PromptBatch, x: Value) -> Value:
 def decode_layer(layers: Layers, batch: DecodeBatch, x: Value, sites: Sequence[CacheSite]) -> Value:
     """Pass the residual stream [T,hidden] through one layer, which reads and writes its caches `sites`."""
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
-    normed = _read(layers, x, f"{name}.input_layernorm")
+    normed = read(layers, x, f"{name}.input_layernorm")
     attended = _attend(layers, batch, normed, name, sites)
     flat = emit.Reshape(attended, [0, config.num_attention_heads * config.head_size])
-    return _after_attention(layers, x, normed, flat, name, layers.feed_forward_joined)[0]
+    update = _output(layers, normed, flat, sites[0].layer)
+    return with_update(layers, x, normed, update, name, layers.feed_forward_joined)[0]
 
 
 def _attend(layers: Layers, batch: DecodeBatch, normed: Value, name: str, sites: Sequence[CacheSite]) -> Value:

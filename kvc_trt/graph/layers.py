@@ -70,7 +70,7 @@ class Layers:
         rows = self._scaled(self._rows(token_ids), self.config.description.embedding_scale)
         if not self.config.description.learned_positions:
             return rows
-        learned = self.emit.Gather(self._tensor(POSITIONS), self.emit.Reshape(positions, [-1]))
+        learned = self.emit.Gather(self.tensor(POSITIONS), self.emit.Reshape(positions, [-1]))
         return str(self.emit.Add(rows, learned))
 
     def _rows(self, token_ids: Value) -> Value:
@@ -78,13 +78,13 @@ class Layers:
             inputs = {"rows": token_ids, **self._quantised(EMBEDDING)}
             rows = QUANTISED_ROWS.call(self.emit, inputs, bits=self._bits(EMBEDDING), block=BLOCK)["y"]
             return self._with_offsets(rows, token_ids) if EMBEDDING + OFFSETS in self.weights else rows
-        return str(self.emit.Gather(self._tensor(EMBEDDING), token_ids))
+        return str(self.emit.Gather(self.tensor(EMBEDDING), token_ids))
 
     def norm(self, x: Value, name: str) -> Value:
         """Apply the model's kind of norm over the last axis."""
         norms, epsilon = self.config.description.norms, self.config.norm_epsilon
-        weights = [self._tensor(f"{name}.weight")] if norms.weight else [self._ones()]
-        weights += [self._tensor(f"{name}.bias")] if norms.bias else []
+        weights = [self.tensor(f"{name}.weight")] if norms.weight else [self._ones()]
+        weights += [self.tensor(f"{name}.bias")] if norms.bias else []
         if norms.kind == "rms":
             return str(self.emit.RMSNormalization(x, *weights, axis=-1, epsilon=epsilon))
         return str(self.emit.LayerNormalization(x, *weights, axis=-1, epsilon=epsilon))
@@ -126,13 +126,13 @@ class Layers:
         experts = self.config.description.experts
         assert experts is not None
         names = [f"{layer}.{name}" for name in EXPERT_MATRICES]
-        inputs = {"x": x, "router": self._tensor(f"{layer}.{ROUTER}")}
+        inputs = {"x": x, "router": self.tensor(f"{layer}.{ROUTER}")}
         numbers = {"chosen": experts.chosen, "normalised": int(experts.normalised)}
         clamped = self.config.description.clamped_gate is not None
         if clamped:
             biases = zip(MATRICES, EXPERT_BIASES, strict=True)
             inputs |= {f"{matrix}_bias": self._by_expert(f"{layer}.{name}") for matrix, name in biases}
-            inputs["router_bias"] = self._tensor(f"{layer}.{ROUTER_BIAS}")
+            inputs["router_bias"] = self.tensor(f"{layer}.{ROUTER_BIAS}")
         if names[0] + PACKED in self.weights:
             parts = {"packed": PACKED, "scales": SCALES}
             for matrix, name in zip(MATRICES, names, strict=True):
@@ -152,7 +152,7 @@ class Layers:
         gate_and_up = self.linear_joined(x, [f"{expert}.gate_proj", f"{expert}.up_proj"])
         gate, up = self.emit.Split(gate_and_up, axis=-1, num_outputs=2, outputs=2)
         result = self.linear(self._gated(gate, up), f"{expert}.down_proj")
-        product = self.emit.ReduceSum(self.emit.Mul(x, self._tensor(f"{layer}.{SHARED_GATE}")), [1], keepdims=1)
+        product = self.emit.ReduceSum(self.emit.Mul(x, self.tensor(f"{layer}.{SHARED_GATE}")), [1], keepdims=1)
         return str(self.emit.Mul(result, self.emit.Sigmoid(product)))
 
     def _by_expert(self, name: str) -> Value:
@@ -182,16 +182,19 @@ class Layers:
     def norm_heads(self, x: Value, name: str) -> Value:
         """Apply the norm of queries or keys to `x` [B,S,heads*D], head by head or over all of them."""
         if self.config.description.norms.heads == "together":
-            return str(self.emit.RMSNormalization(x, self._tensor(name), axis=-1, epsilon=self.config.norm_epsilon))
+            return self.norm_rows(x, name)
         split = self.emit.Reshape(x, [0, 0, -1, self.config.head_size])
-        normed = self.emit.RMSNormalization(split, self._tensor(name), axis=-1, epsilon=self.config.norm_epsilon)
-        return str(self.emit.Reshape(normed, [0, 0, -1]))
+        return str(self.emit.Reshape(self.norm_rows(split, name), [0, 0, -1]))
+
+    def norm_rows(self, x: Value, name: str) -> Value:
+        """Apply a root-mean-square norm with the weights of that name to the last axis."""
+        return str(self.emit.RMSNormalization(x, self.tensor(name), axis=-1, epsilon=self.config.norm_epsilon))
 
     def sinks(self, layer: int) -> dict[str, Value]:
         """Return the sinks of a layer's query heads by the name of an operator's input; nothing if there are none."""
         if not self.config.description.attention_sinks:
             return {}
-        return {SINK_LOGITS: self._tensor(f"model.layers.{layer}.{SINKS}")}
+        return {SINK_LOGITS: self.tensor(f"model.layers.{layer}.{SINKS}")}
 
     def scale_queries(self, x: Value, layer: int) -> Value:
         """Multiply queries `x` [B,S,H*D] by what a layer's attention wants beyond 1/sqrt(D)."""
@@ -209,12 +212,12 @@ class Layers:
         return {base: self._angles(base, positions) for base in bases}
 
     def _angles(self, base: float | None, positions: Value) -> tuple[Value, Value]:
-        cosine, sine = (str(self.emit.Gather(self._tensor(name), positions)) for name in rotary_names(base))
+        cosine, sine = (str(self.emit.Gather(self.tensor(name), positions)) for name in rotary_names(base))
         return cosine, sine
 
     def rotary_tables(self) -> tuple[Value, Value]:
         """Return cosine and sine of every position, FLOAT [S,D/2], in layers without a base of their own."""
-        cosine, sine = (self._tensor(name) for name in rotary_names(None))
+        cosine, sine = (self.tensor(name) for name in rotary_names(None))
         return cosine, sine
 
     def rotate(self, x: Value, angles: Angles, heads: int, layer: int) -> Value:
@@ -290,16 +293,17 @@ class Layers:
 
     def _with_offsets(self, rows: Value, token_ids: Value) -> Value:
         """Add to every element of the embedding's rows [T,in] the offset of its block."""
-        offsets = self.emit.Unsqueeze(self.emit.Gather(self._tensor(EMBEDDING + OFFSETS), token_ids), [2])
+        offsets = self.emit.Unsqueeze(self.emit.Gather(self.tensor(EMBEDDING + OFFSETS), token_ids), [2])
         return str(self.emit.Reshape(self.emit.Add(self.emit.Reshape(rows, [0, -1, BLOCK]), offsets), [0, -1]))
 
     def _quantised(self, name: str) -> dict[str, Value]:
-        return {"packed": self._tensor(name + PACKED), "scales": self._tensor(name + SCALES)}
+        return {"packed": self.tensor(name + PACKED), "scales": self.tensor(name + SCALES)}
 
     def _bits(self, name: str) -> int:
         return self.weights.stored(name + PACKED).shape[-1] * 8 // BLOCK
 
-    def _tensor(self, name: str) -> Value:
+    def tensor(self, name: str) -> Value:
+        """Return a tensor of the model as it is stored."""
         return self._initializer(self.weights.stored(name))
 
     def _joined(self, names: list[str]) -> Value:
@@ -309,7 +313,7 @@ class Layers:
         projections = "_".join(name.rpartition("_proj")[0].rpartition(".")[2] for name in names)
         whole = self.weights.joined(f"{stem.rpartition('.')[0]}.{projections}_proj{rest}", names)
         if whole is None:  # tensors whose size is not a multiple of the file's alignment
-            return str(self.emit.Concat(*(self._tensor(name) for name in names), axis=0))
+            return str(self.emit.Concat(*(self.tensor(name) for name in names), axis=0))
         return self._initializer(whole)
 
     def _initializer(self, stored: Stored) -> Value:

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kvc_trt.errors import InputError
 from kvc_trt.methods.base.graph_context import of_token
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.cache_formats import INT4
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators.fp8_bounds import EMPTY
+from kvc_trt.operators.linear.tokens import LAST_INPUTS, MEMORY
+from kvc_trt.operators.linear.tokens import STATE as LINEAR_STATE
 from kvc_trt.operators.schema import BOUND, CACHE, FLOAT, FLOAT16, INT8, INT32, Tensor, parts_of
 from kvc_trt.operators.shapes import LOWEST
-from kvc_trt.operators.tensors import K_CACHE, V_CACHE
+from kvc_trt.operators.tensors import K_CACHE, V_CACHE, updated
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 
@@ -26,13 +27,13 @@ class StateTensor:
     """One tensor of an engine's state: an input of a graph that shares a buffer with an output."""
 
     layer: int
-    cache: int
-    """Row of `cache_lengths` that counts the entries of this tensor's cache."""
+    cache: int | None
+    """Row of `cache_lengths` that counts the entries of this tensor's cache; None for the state of a linear layer."""
     name: str
     dtype: str
     shape: tuple[int, ...]
     """Shape without the batch dimension, which comes first: [G,C,D] (per query head [H,C,D]) for keys and values; the
-    cache's decode selection defines the other shapes."""
+    cache's decode selection, or the operators of linear layers, define the other shapes."""
     fill: float
     """Value of an empty slot or page."""
     aliased_output: str
@@ -67,26 +68,8 @@ class CacheSite:
     """The policy parameters of this cache."""
 
 
-def check_layers(config: ModelConfig) -> None:
-    """Raise InputError for parts of layers that only the reference computes."""
-    linear, layers = config.linear_layers, config.num_hidden_layers
-    parts = [f"{len(linear)} of {layers} layers are linear (Gated DeltaNet)"] if linear else []
-    if any(one.gated for one in config.description.attention):
-        parts.append("attention is gated")
-    if parts:
-        raise InputError(
-            f"{config.architecture}: {' and '.join(parts)}, expected attention to tokens without a gate: no backend "
-            "has such layers, and only the reference computes them",
-            hint="docs/models.md has the models that build",
-        )
-
-
 def cache_sites(config: ModelConfig, parameters: PolicyParameters) -> tuple[CacheSite, ...]:
-    """Return every cache of an engine, in the order of the rows of `cache_lengths`.
-
-    InputError for a model with parts that no engine computes (`check_layers`).
-    """
-    check_layers(config)
+    """Return every cache of an engine, in the order of the rows of `cache_lengths`; linear layers have none."""
     sites: list[CacheSite] = []
     for layer in range(config.num_hidden_layers):
         groups = parameters.groups(layer)
@@ -94,6 +77,12 @@ def cache_sites(config: ModelConfig, parameters: PolicyParameters) -> tuple[Cach
             name = str(layer) if len(groups) == 1 else f"{layer}.{number}"
             sites.append(CacheSite(layer, len(sites), name, *group))
     return tuple(sites)
+
+
+def by_layer(config: ModelConfig, sites: Sequence[CacheSite]) -> Iterator[tuple[int, list[CacheSite]]]:
+    """Yield each layer with its caches; a linear layer has none."""
+    for layer in range(config.num_hidden_layers):
+        yield layer, [site for site in sites if site.layer == layer]
 
 
 def parts_in_step(rule: PolicyParameters) -> list[Tensor]:
@@ -124,11 +113,29 @@ def uses_pages(parameters: PolicyParameters, layer: int) -> bool:
 def state_tensors(
     config: ModelConfig, parameters: PolicyParameters, dtype: str, *, turns: bool = False
 ) -> tuple[StateTensor, ...]:
-    """Return every state tensor of a decode graph, in the graph's order; with `turns`, those of an extend graph."""
+    """Return every state tensor of a decode graph, in the graph's order; with `turns`, those of an extend graph.
+
+    Those of caches come first, and then those of linear layers."""
     if dtype not in LOWEST:
         raise ValueError(f"dtype: expected one of {', '.join(LOWEST)}, found {dtype!r}")
     sites = cache_sites(config, parameters)
-    return tuple(tensor for site in sites for tensor in _tensors(config, site, dtype, turns=turns))
+    of_caches = [tensor for site in sites for tensor in _tensors(config, site, dtype, turns=turns)]
+    return (*of_caches, *linear_state(config, dtype))
+
+
+def linear_state(config: ModelConfig, dtype: str) -> Iterator[StateTensor]:
+    """Yield the state of every linear layer, whose size no token changes."""
+    for layer in config.linear_layers:
+        part = config.attention(layer).linear
+        assert part is not None, "it is linear"
+        shapes = {
+            LAST_INPUTS.name: (part.kernel - 1, part.channels),
+            MEMORY.name: (part.value_heads, part.key_size, part.value_size),
+        }
+        for one in LINEAR_STATE:
+            own = "float32" if one.element == FLOAT else dtype
+            name, output = f"{one.name}.{layer}", f"{updated(one).name}.{layer}"
+            yield StateTensor(layer, None, name, own, shapes[one.name], 0.0, output)
 
 
 def _tensors(config: ModelConfig, site: CacheSite, dtype: str, *, turns: bool) -> Iterator[StateTensor]:

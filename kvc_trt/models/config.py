@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from kvc_trt.errors import InputError
 
@@ -68,6 +68,9 @@ class Linear:
     A causal convolution over the last `kernel` tokens, channel by channel, makes queries, keys and values; the state
     of a head maps keys to values. Consecutive value heads share a key head.
     """
+
+    LENGTH_EPSILON: ClassVar[float] = 1e-6
+    """Added to the squared length of a query or key before it is divided by its length."""
 
     key_heads: int
     value_heads: int

@@ -34,6 +34,7 @@ LINEAR = "linear_attn"
 LINEAR_INPUTS = tuple(f"{LINEAR}.{name}_proj" for name in "qkvzba")
 """Its matrices: queries, keys and values before the convolution, the gate of its result, and of each value head the
 input of the sigmoid that writes and the one of the decay."""
+LINEAR_MIXED, (LINEAR_GATE, LINEAR_WRITE, LINEAR_DECAY) = LINEAR_INPUTS[:3], LINEAR_INPUTS[3:]
 LINEAR_OUTPUT, LINEAR_NORM = f"{LINEAR}.out_proj", f"{LINEAR}.norm.weight"
 CONVOLUTION, DECAY, DECAY_BIAS = f"{LINEAR}.conv1d.weight", f"{LINEAR}.A_log", f"{LINEAR}.dt_bias"
 """The convolution [channels,1,kernel] of queries, then keys, then values; logarithm and bias of each head's decay."""

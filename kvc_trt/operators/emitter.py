@@ -142,10 +142,20 @@ class Emitter:
 
     def accumulate(self, count: Value, start: Value, body: Callable[[Emitter, Value, Value], Value]) -> Value:
         """Loop `count` times over a value, at first `start`; `body(emitter, iteration, value)` returns the next one."""
+        return str(self._carry(count, start, lambda inner, iteration, value: [body(inner, iteration, value)]))
+
+    def scan(
+        self, count: Value, start: Value, body: Callable[[Emitter, Value, Value], tuple[Value, Value]]
+    ) -> tuple[Value, Value]:
+        """Like `accumulate`, for a body that also returns a result; return the last value, and all results stacked."""
+        last, stacked = self._carry(count, start, body)
+        return last, stacked
+
+    def _carry(self, count: Value, start: Value, body: Callable[[Emitter, Value, Value], Sequence[Value]]) -> Any:
         serial = next(self._serial)
         iteration, alive, still, value = (f"{name}_{serial}" for name in ("iteration", "alive", "still", "carried"))
         inner = Emitter(self)
-        result = body(inner, iteration, value)
+        results = body(inner, iteration, value)
         inner.nodes.append(helper.make_node("Identity", [alive], [still], name=f"Identity_{serial}"))
         inputs = [
             helper.make_tensor_value_info(iteration, TensorProto.INT64, []),
@@ -154,10 +164,10 @@ class Emitter:
         ]
         outputs = [
             helper.make_tensor_value_info(still, TensorProto.BOOL, []),
-            helper.make_empty_tensor_value_info(result),
+            *(helper.make_empty_tensor_value_info(result) for result in results),
         ]
         graph = helper.make_graph(inner.nodes, f"loop_{serial}", inputs, outputs)
-        return str(self.call("Loop", count, None, start, body=graph))
+        return self.call("Loop", count, None, start, outputs=len(results), body=graph)
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:

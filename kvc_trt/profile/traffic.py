@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from kvc_trt.contexts.packing import context_bytes
-from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites, state_tensors
+from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites, linear_state, state_tensors
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
 from kvc_trt.models.config import ModelConfig
@@ -64,7 +64,7 @@ class RowTraffic:
     pairs: float
     """Pairs per KV head read in that layer."""
     bytes: float
-    """Bytes of cache and page bounds read over all layers."""
+    """Bytes of cache, page bounds and the state of linear layers read over all layers."""
 
 
 def row_traffic(
@@ -74,7 +74,7 @@ def row_traffic(
 
     Quest and exact top-k choose for each query head; as in the papers' accounting, one list per KV head is counted.
     """
-    total, entries, pairs = 0.0, 0, 0.0
+    total, entries, pairs = float(linear_bytes(model, itemsize)), 0, 0.0
     part, times = _distinct_layers(model, parameters)
     for site in cache_sites(part, parameters):
         stored = _entries(site.parameters, prompt_tokens, generated)
@@ -95,7 +95,7 @@ class CacheBytes:
     scales: int
     """Scales, exponents and minima of a cache format."""
     page_bounds: int
-    """Bytes of page bounds and other state of a method: scores, positions, a second copy of the keys."""
+    """Bytes of page bounds and other state: scores, positions, a second copy of the keys, linear layers' state."""
 
     @property
     def total(self) -> int:
@@ -135,11 +135,22 @@ def stored_context_bytes(
 def full_cache_bytes(model: ModelConfig, max_sequence_len: int, itemsize: int, kv_cache: str = AUTO) -> int:
     """Return the bytes of one row's caches in a format if every token is kept that the model attends to.
 
-    Those are all of the longest sequence, and in a sliding layer those of its window."""
+    Those are all of the longest sequence, and in a sliding layer those of its window. A linear layer has no cache."""
     token = CACHE_FORMATS[kv_cache].bytes_per_token(model.head_size, itemsize)
     windows = model.windows(max_sequence_len) or (0,) * model.num_hidden_layers
-    tokens = sum(window or max_sequence_len for window in windows)
+    with_caches = (window for layer, window in enumerate(windows) if model.attention(layer).linear is None)
+    tokens = sum(window or max_sequence_len for window in with_caches)
     return tokens * model.num_key_value_heads * token
+
+
+def full_state_bytes(model: ModelConfig, max_sequence_len: int, itemsize: int, kv_cache: str = AUTO) -> int:
+    """Return `full_cache_bytes` and the state of linear layers."""
+    return full_cache_bytes(model, max_sequence_len, itemsize, kv_cache) + linear_bytes(model, itemsize)
+
+
+def linear_bytes(model: ModelConfig, itemsize: int) -> int:
+    """Return the bytes of one row's state of linear layers."""
+    return sum(tensor.bytes_per_row() for tensor in linear_state(model, "float32" if itemsize == 4 else "float16"))
 
 
 def layer_caches(model: ModelConfig, parameters: PolicyParameters) -> list[list[dict[str, Any]]]:

@@ -89,12 +89,12 @@ class ReferenceDecoder:
         self._set_prompt_budgets(input_ids, prompt_lengths)
         cache = ReferenceCache([], prompt_lengths.to(torch.int64).clone())
         for index in range(self.config.num_hidden_layers):
-            weights, part = self._weights.layer(index), self.config.attention(index).linear
-            if part is None:
+            weights, state = self._weights.layer(index), self._empty_state(index, len(rows))
+            if state is None:
                 cache.caches += self._prefill_layer(index, weights, hidden, prompt_lengths)
             else:
-                cache.linear[index] = LinearState.empty(part, len(rows), self.dtype)
-                hidden = self._linear_layer(index, weights, hidden, cache.linear[index])
+                cache.linear[index] = state
+                hidden = self._linear_layer(index, weights, hidden, state)
         return self._logits(torch.stack([x[-1] for x in hidden])), cache
 
     @torch.inference_mode()
@@ -110,8 +110,7 @@ class ReferenceDecoder:
         rest = iter(cache.caches)
         for index in layers:
             if index in cache.linear:
-                one_each = list(hidden[:, None])
-                hidden = torch.cat(self._linear_layer(index, self._weights.layer(index), one_each, cache.linear[index]))
+                hidden = self._linear_step(index, self._weights.layer(index), hidden, cache.linear[index])
                 continue
             caches = [next(rest) for _ in self.parameters.groups(index)]
             hidden = self._decode_layer(index, self._weights.layer(index), hidden, cache.positions, caches)
@@ -243,16 +242,25 @@ class ReferenceDecoder:
             return rms_norm(x, weight, self.config.norm_epsilon)
         return rms_norm(x.reshape(len(x), -1, self.config.head_size), weight, self.config.norm_epsilon).flatten(1)
 
+    def _empty_state(self, index: int, rows: int) -> LinearState | None:
+        """Return the state of a linear layer before the first token; None for a layer with caches."""
+        part = self.config.attention(index).linear
+        return None if part is None else LinearState.empty(part, rows, self.dtype)
+
     def _linear_layer(self, index: int, weights: Weights, hidden: list[Tensor], state: LinearState) -> list[Tensor]:
         """Pass the residual streams [n,hidden] of all rows through a linear layer, which changes its state in place."""
-        part = self.config.attention(index).linear
+        part, product = self.config.attention(index).linear, partial(self._product, weights)
         assert part is not None
         read = [self._read(weights, "input_layernorm", x) for x in hidden]
-        updates = linear_attention(weights, part, read, state, self.config.norm_epsilon)
+        updates = linear_attention(product, weights, part, read, state, self.config.norm_epsilon)
         return [
-            self._feed_forward(index, weights, x, x + self._added(weights, ATTENTION_RESULT_NORM, update))
+            self._feed_forward(index, weights, x, self._with_update(weights, x, update))
             for x, update in zip(hidden, updates, strict=True)
         ]
+
+    def _linear_step(self, index: int, weights: Weights, hidden: Tensor, state: LinearState) -> Tensor:
+        """Pass one token of each row [B,hidden] through a linear layer."""
+        return torch.cat(self._linear_layer(index, weights, list(hidden[:, None]), state))
 
     def _after_attention(self, weights: Weights, hidden: Tensor, attention: Tensor) -> Tensor:
         """Add attention [N,H,D] to the residual stream [N,hidden] through its gate and the output projection."""
@@ -260,7 +268,10 @@ class ReferenceDecoder:
         if f"{ATTENTION_GATE}.weight" in weights:
             gate = self._product(weights, ATTENTION_GATE, self._read(weights, "input_layernorm", hidden))
             flat = flat * torch.sigmoid(gate)
-        update = self._product(weights, "self_attn.o_proj", flat)
+        return self._with_update(weights, hidden, self._product(weights, "self_attn.o_proj", flat))
+
+    def _with_update(self, weights: Weights, hidden: Tensor, update: Tensor) -> Tensor:
+        """Add what attention, or a linear layer, has made of the residual stream [N,hidden] to it."""
         return hidden + self._added(weights, ATTENTION_RESULT_NORM, update)
 
     def _feed_forward(self, index: int, weights: Weights, before: Tensor, hidden: Tensor) -> Tensor:

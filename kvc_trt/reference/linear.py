@@ -6,6 +6,7 @@ S = exp(g) S; S += k (beta (v - S^T k))^T; o = S^T q / sqrt(key size).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,10 +21,9 @@ from kvc_trt.models.weights import (
     LINEAR_NORM,
     LINEAR_OUTPUT,
 )
-from kvc_trt.reference.layers import Weights, linear, rms_norm
+from kvc_trt.reference.layers import Weights, rms_norm
 
-NORM_EPSILON = 1e-6
-"""Added to the squared length of a query or key before it is divided by its length."""
+Product = Callable[[str, Tensor], Tensor]
 
 
 @dataclass
@@ -43,18 +43,34 @@ class LinearState:
 
 
 def linear_attention(
-    weights: Weights, part: Linear, rows: list[Tensor], state: LinearState, epsilon: float
+    product: Product, weights: Weights, part: Linear, rows: list[Tensor], state: LinearState, epsilon: float
 ) -> list[Tensor]:
     """Pass new tokens, one entry [n,hidden] per row, through a linear layer -> [n,hidden] per row.
 
-    The state is changed in place. `epsilon` is that of the norm of its result.
+    The state is changed in place. `product` multiplies by the matrix of a name; `epsilon` is that of the norm of the
+    layer's result.
     """
-    return [_row(weights, part, x, state.memory[b], state.inputs[b], epsilon) for b, x in enumerate(rows)]
+    states = zip(rows, state.memory, state.inputs, strict=True)
+    return [_row(product, weights, part, x, memory, inputs, epsilon) for x, memory, inputs in states]
 
 
-def _row(weights: Weights, part: Linear, x: Tensor, memory: Tensor, inputs: Tensor, epsilon: float) -> Tensor:
-    query, key, value, gate, write, decay = (linear(weights, name, x) for name in LINEAR_INPUTS)
-    seen = torch.cat([inputs, torch.cat([query, key, value], dim=1)])
+def _row(
+    product: Product, weights: Weights, part: Linear, x: Tensor, memory: Tensor, inputs: Tensor, epsilon: float
+) -> Tensor:
+    query, key, value, gate, write, decay = (product(name, x) for name in LINEAR_INPUTS)
+    read = taken_in(weights, part, torch.cat([query, key, value], dim=1), write, decay, memory, inputs)
+    normed = rms_norm(read, weights[LINEAR_NORM], epsilon).flatten(1)
+    return product(LINEAR_OUTPUT, normed * torch.nn.functional.silu(gate))
+
+
+def taken_in(
+    weights: Weights, part: Linear, x: Tensor, write: Tensor, decay: Tensor, memory: Tensor, inputs: Tensor
+) -> Tensor:
+    """Let one row's state take in n tokens, in place, and read it after each of them -> [n,H,Dv].
+
+    x [n,channels] are queries, keys and values before the convolution, write and decay [n,H] the other products.
+    """
+    seen = torch.cat([inputs, x])
     inputs.copy_(seen[len(x) :])
     mixed = torch.nn.functional.silu((seen.unfold(0, part.kernel, 1) * weights[CONVOLUTION][:, 0]).sum(-1))
     query, key, value = torch.split(mixed, [part.keys, part.keys, part.values], dim=1)
@@ -64,9 +80,7 @@ def _row(weights: Weights, part: Linear, x: Tensor, memory: Tensor, inputs: Tens
     )
     rate = -weights[DECAY].exp() * torch.nn.functional.softplus(decay + weights[DECAY_BIAS])
     values = value.reshape(len(x), part.value_heads, -1)
-    read = delta_rule(query, key, values, rate, torch.sigmoid(write), memory)
-    normed = rms_norm(read, weights[LINEAR_NORM], epsilon).flatten(1)
-    return linear(weights, LINEAR_OUTPUT, normed * torch.nn.functional.silu(gate))
+    return delta_rule(query, key, values, rate, torch.sigmoid(write), memory)
 
 
 def delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, write: Tensor, memory: Tensor) -> Tensor:
@@ -86,4 +100,4 @@ def delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, write: 
 
 
 def _of_length_one(x: Tensor) -> Tensor:
-    return x * torch.rsqrt((x * x).sum(dim=-1, keepdim=True) + NORM_EPSILON)
+    return x * torch.rsqrt((x * x).sum(dim=-1, keepdim=True) + Linear.LENGTH_EPSILON)

@@ -20,6 +20,7 @@ from typing_extensions import override
 from kvc_trt import policies, reference
 from kvc_trt.graph.state import cache_sites
 from kvc_trt.methods.rankings.ranking import Prompts, Step
+from kvc_trt.models.weights import LINEAR, LINEAR_NORM
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime.session.batch import Batch
@@ -145,7 +146,12 @@ class ForcedDecoder(ReferenceDecoder):
         with (progress or NullProgress()).task("reference", layers) as advance:
             for index in range(layers):
                 self._layer = index
-                weights = self._weights.layer(index)
+                weights, state = self._weights.layer(index), self._empty_state(index, len(prompts))
+                if state is not None:
+                    prompts = self._linear_layer(index, weights, prompts, state)
+                    steps = [self._linear_step(index, weights, hidden, state) for hidden in steps]
+                    advance(1)
+                    continue
                 caches = self._prefill_layer(index, weights, prompts, lengths)
                 made = [_list_of(cache.indices) for cache in caches]
                 for step, hidden in enumerate(steps):
@@ -168,9 +174,10 @@ class ForcedDecoder(ReferenceDecoder):
         return product
 
     @override
-    def _after_attention(self, weights: Weights, hidden: Tensor, attention: Tensor) -> Tensor:
-        stream = super()._after_attention(weights, hidden, attention)
-        self.ranges.measure_stream(f"the residual stream after model.layers.{self._layer}.self_attn", stream)
+    def _with_update(self, weights: Weights, hidden: Tensor, update: Tensor) -> Tensor:
+        stream = super()._with_update(weights, hidden, update)
+        part = LINEAR if LINEAR_NORM in weights else "self_attn"
+        self.ranges.measure_stream(f"the residual stream after model.layers.{self._layer}.{part}", stream)
         return stream
 
     @override

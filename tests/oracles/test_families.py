@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from kvc_trt import Engine, build
-from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError
 from kvc_trt.models.formats import open_checkpoint, weights_of
 from kvc_trt.models.weights import check_weights
@@ -20,8 +19,6 @@ from tests.oracles.family_models import LONGROPE, MODELS, our_config, written
 
 BAR = 1e-4
 LINEAR = [name for name in MODELS if our_config(name).linear_layers]
-BUILT = [name for name in MODELS if name not in LINEAR]
-"""The models that engines compute; the reference computes the others too."""
 ROOM: dict[str, Any] = {"max_output_len": 32, "verify": False}
 
 
@@ -64,17 +61,38 @@ def test_the_reference_has_the_logits_of_transformers(name: str, oracle: Callabl
 
 
 @pytest.mark.parametrize("name", LINEAR)
-def test_linear_layers_are_refused_by_name(
-    name: str, oracle: Callable[[str], Oracle], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"backend": "torch"}, "backend torch has no kernel for the linear layers of the model; it runs on"),
+        ({"draft_tokens": 2}, "the state of linear layers of the model takes in each token"),
+    ],
+)
+def test_what_has_no_linear_layers_is_refused_by_name(
+    name: str, changes: dict[str, Any], words: str, oracle: Callable[[str], Oracle], tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=r"3 of 4 layers are linear .* and attention is gated"):
-        build(str(oracle(name).path), output=tmp_path / "engine", max_input_len=704, **ROOM)
+    with pytest.raises(InputError, match=words):
+        build(str(oracle(name).path), output=tmp_path / "engine", max_input_len=704, **ROOM, **changes)
     assert not (tmp_path / "engine").exists()
-    assert run(["plan", "--model", str(oracle(name).path), "--max-input-len", "704"]) == 2
-    assert "3 of 4 layers are linear" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("name", LINEAR)
+def test_turns_on_linear_layers_answer_as_transformers_does_to_the_whole_text(
+    name: str, backend: str, oracle: Callable[[str], Oracle], tmp_path: Path
+) -> None:
+    """Contexts, saved and loaded, end before the convolution is full, within a chunk, at its end, and later."""
+    expected, text = oracle(name), prompts()[1].tolist()
+    build(str(expected.path), policy="full", output=tmp_path / "engine", max_input_len=704, **ROOM)
+    with Engine.open(tmp_path / "engine", backend=backend, threads=1) as engine:
+        for first in (1, 2, 40, 64, 65, 89):
+            engine.save_context(engine.context(text[:first]), tmp_path / f"context-{first}")
+            kept = engine.load_context(tmp_path / f"context-{first}")
+            (found,) = engine.generate([text[first:]], max_new_tokens=STEPS, ignore_eos=True, context=kept)
+            assert list(found.token_ids) == expected.answers[1], first
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_engines_answer_as_transformers_does(name: str, oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
     """With LongRoPE an engine has the factors of its longest sequence, as a model has of which both lists are long."""
     expected, answers = oracle(name), oracle(name).answers
@@ -84,27 +102,27 @@ def test_engines_answer_as_transformers_does(name: str, oracle: Callable[[str], 
         answers = [answer_of(model, prompt)[0] for prompt in prompts()]
         assert [one == other for one, other in zip(answers, expected.answers, strict=True)] == [False, False, True]
     build(str(expected.path), policy="full", output=tmp_path / "engine", max_input_len=704, **ROOM)
-    for backend in ("onnxruntime", "openvino", "torch"):
+    for backend in ("onnxruntime", "openvino", *(() if name in LINEAR else ("torch",))):
         with Engine.open(tmp_path / "engine", backend=backend, threads=1) as engine:
             found = engine.generate([prompt.tolist() for prompt in prompts()], max_new_tokens=STEPS, ignore_eos=True)
             assert [list(output.token_ids) for output in found] == answers, backend
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_compressed_cache_is_that_of_the_reference(
     name: str, oracle: Callable[[str], Oracle], tmp_path: Path
 ) -> None:
     """Verification compares operators, codes, logits, turns, drafts and greedy tokens with the reference."""
     settings = {"policy": "rocketkv", "token_budget": 64, "kv_cache": "int8", "max_input_len": 256}
-    slides = our_config(name).windows(288) is not None  # then drafts are refused
-    settings |= {} if slides else {"draft_tokens": 2}
+    no_drafts = name in LINEAR or our_config(name).windows(288) is not None
+    settings |= {} if no_drafts else {"draft_tokens": 2}
     build(str(oracle(name).path), output=tmp_path / "engine", **settings, **ROOM)
     with Engine.open(tmp_path / "engine", threads=1) as engine:
         report = engine.verify(level="quick", steps=4, samples=2)
         assert report.passed, report.failures
         checks = [check.name for rung in report.rungs for check in rung.checks]
-        assert {one.partition(":")[0] for one in checks} >= ({"turns"} if slides else {"turns", "drafts"})
+        assert {one.partition(":")[0] for one in checks} >= ({"turns"} if no_drafts else {"turns", "drafts"})
         prompt = prompts()[1].tolist()
         kept = engine.context(prompt)
         engine.save_context(kept, tmp_path / "context")

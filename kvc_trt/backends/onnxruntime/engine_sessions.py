@@ -125,8 +125,9 @@ class EngineSessions:
         """True if a prefill can run in several slices.
 
         ONNX Runtime computes float16 in single precision and rounds where a graph ends: parts would round more often.
+        A block of tokens of a linear layer needs the state after the block before it, which parts do not pass on.
         """
-        return self.program.dtype == "float32"
+        return self.program.dtype == "float32" and not self.program.model.linear_layers
 
     @cached_property
     def _sliced(self) -> SlicedPrefill:

@@ -6,10 +6,9 @@ whose layers give up cache. Bytes are those of one row's whole decode state.
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.graph.state import cache_heads, cache_sites
+from kvc_trt.graph.state import by_layer, cache_heads, cache_sites
 from kvc_trt.reference.squeeze import groups
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
@@ -27,14 +26,15 @@ def layers_json(engine: EngineDirectory) -> dict[str, Any]:
     """Return `layers`, one object per layer, and `cosines`, the sentence that says where they are from.
 
     `cosine` and `group` (1 to 3) are null where nothing was measured, or where a layer takes no part in the division.
-    `budget`, in tokens, is null where a cache keeps everything, keeps the model's window, or has each prompt's budget.
+    A linear layer has no `caches`. `budget`, in tokens, is null where a cache keeps everything, keeps the model's
+    window, or has each prompt's budget.
     """
     cosines, division = engine.build.layer_cosines, _division(engine)
     sizes = [0] * engine.model.num_hidden_layers
     for tensor in engine.state:
         sizes[tensor.layer] += tensor.bytes_per_row()
     found = []
-    for layer, sites in groupby(cache_sites(engine.model, engine.parameters), key=lambda site: site.layer):
+    for layer, sites in by_layer(engine.model, cache_sites(engine.model, engine.parameters)):
         found.append(
             {
                 "layer": layer,
@@ -57,8 +57,8 @@ def layers_text(engine: EngineDirectory) -> str:
             one["attention"],
             _EACH_PROMPT if online else "-" if one["cosine"] is None else f"{one['cosine']:.4f}",
             "-" if one["group"] is None else f"G{one['group']}",
-            " + ".join(_EACH_PROMPT if online else _tokens(cache["budget"]) for cache in one["caches"]),
-            " + ".join(f"{cache['slots']:,}" for cache in one["caches"]),
+            " + ".join(_EACH_PROMPT if online else _tokens(cache["budget"]) for cache in one["caches"]) or "-",
+            " + ".join(f"{cache['slots']:,}" for cache in one["caches"]) or "-",
             readable_size(one["bytes_per_row"]),
         )
         for one in found["layers"]
@@ -78,7 +78,9 @@ def _division(engine: EngineDirectory) -> dict[int, int]:
 
 
 def _attention(parameters: PolicyParameters, layer: int) -> str:
-    """Return whether the model's own attention of a layer slides."""
+    """Return whether a layer of the model is linear, and whether its attention slides."""
+    if parameters.linear_layers is not None and layer in parameters.linear_layers:
+        return "linear"
     window = 0 if parameters.layer_windows is None else parameters.layer_windows[layer]
     return f"sliding, {window:,}" if window else "full"
 

@@ -26,6 +26,8 @@ def describe_parameters(parameters: PolicyParameters) -> str:
         parts.append(f"the first {parameters.skip_layers} layers are not compressed")
     if parameters.layer_windows is not None:
         parts.append(_sliding(parameters.layer_windows))
+    if parameters.linear_layers is not None:
+        parts.append(f"{len(parameters.linear_layers)} layers are linear, with a state of constant size")
     return "; ".join(parts)
 
 

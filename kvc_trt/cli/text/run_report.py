@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvc_trt.graph.state import ITEM_SIZE
-from kvc_trt.profile.traffic import full_cache_bytes
+from kvc_trt.profile.traffic import full_state_bytes
 from kvc_trt.proof import document_of
 from kvc_trt.sizes import readable_size
 
@@ -103,16 +103,17 @@ def logprobs_of(output: Output) -> dict[str, object]:
 
 
 def stored_bytes(side: Side, output: Output) -> int:
-    """Return the bytes of a row's caches that hold its tokens, with what the policy stores of them besides.
+    """Return the bytes of a row's state that hold its tokens: of its caches those in use, of linear layers all.
 
     Buffers are larger: they have room for the longest prompt and its answer.
     """
     capacities = side.session.executor.limits.capacities
     used = [stored / capacity for stored, capacity in zip(output.physical_lengths, capacities, strict=True)]
-    return round(sum(tensor.bytes_per_row() * used[tensor.cache] for tensor in side.state))
+    shares = ((tensor, 1.0 if tensor.cache is None else used[tensor.cache]) for tensor in side.state)
+    return round(sum(tensor.bytes_per_row() * share for tensor, share in shares))
 
 
 def full_bytes(side: Side, output: Output) -> int:
     """Return the bytes of the same row if every token were kept in every layer."""
     itemsize = ITEM_SIZE[side.model.dtype]
-    return full_cache_bytes(side.model, output.logical_length, itemsize, side.parameters.kv_cache)
+    return full_state_bytes(side.model, output.logical_length, itemsize, side.parameters.kv_cache)

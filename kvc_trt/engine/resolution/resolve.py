@@ -15,7 +15,6 @@ from kvc_trt.engine.resolution.model_choice import ModelChoice, ModelSource
 from kvc_trt.engine.resolution.resolved_build import ResolvedBuild, compute_dtype, with_defaults
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
-from kvc_trt.graph.state import check_layers
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.models.formats import is_path
@@ -35,13 +34,13 @@ def resolve(
     `recorded` are the parameters of an engine whose configuration is replayed unchanged; they take precedence over
     the numbers that this version derives.
     """
-    check_layers(choice.config)
     config = with_defaults(config, choice)
     config = config.model_copy(update={"backend": backend})
     draft = ResolvedBuild(config, choice.config)
     parameters = draft.parameters
     if config.draft_tokens is not None and parameters.no_drafts is not None:
-        another = "" if parameters.layer_windows else ", or take another --policy (see `kvc-trt policies --drafts`)"
+        of_model = parameters.layer_windows or parameters.linear_layers
+        another = "" if of_model else ", or take another --policy (see `kvc-trt policies --drafts`)"
         raise InputError(
             f"--draft-tokens {config.draft_tokens}: policy {config.policy} checks no drafts: {parameters.no_drafts}",
             hint=f"leave it out{another}",

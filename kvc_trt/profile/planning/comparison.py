@@ -20,7 +20,7 @@ from kvc_trt.methods.base.parameters import BASELINE
 from kvc_trt.methods.base.token_budget import tokens_of
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
 from kvc_trt.profile.model_size import cache_itemsize
-from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes, row_traffic
+from kvc_trt.profile.traffic import cache_bytes, full_state_bytes, row_traffic
 
 OF_ALL_POLICIES = ("layer_budget", "kv_cache", "window")
 """Numbers set by hand that hold for every policy which has them."""
@@ -45,7 +45,7 @@ def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str, *, 
     sequence = max(filled.max_conversation_len or 0, filled.max_input_len + filled.max_output_len)
     budget = tokens_of(filled.token_budget, filled.max_input_len)
     kv_cache = filled.kv_cache or AUTO
-    full = full_cache_bytes(choice.config, sequence, cache_itemsize(weights), kv_cache)
+    full = full_state_bytes(choice.config, sequence, cache_itemsize(weights), kv_cache)
     rows = [_row(name, kv_cache, filled, choice, weights, full, turns) for name, *_ in policies.available()]
     if all("not_applicable" in row for row in rows):
         raise InputError(f"no policy can be built so: {rows[0]['not_applicable']}", hint="kvc-trt plan --help")

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvc_trt.profile.accelerators import HOPPER, Accelerator
 from kvc_trt.profile.planning.placement import SIDES, Placement
-from kvc_trt.profile.traffic import full_cache_bytes, stored_context_bytes
+from kvc_trt.profile.traffic import full_state_bytes, stored_context_bytes
 
 LARGEST_BATCH = 32
 """Rows of a decode replica, or as many as fit."""
@@ -34,7 +34,7 @@ def plan_disaggregation(placement: Placement, bandwidth: float, gpus: Sequence[A
     model, parameters, itemsize = placement.model, placement.parameters, placement.itemsize
     prompt = parameters.max_input_len
     sent = {
-        "full": full_cache_bytes(model, prompt, itemsize, parameters.kv_cache) + LOGIT_BYTES * model.vocab_size,
+        "full": full_state_bytes(model, prompt, itemsize, parameters.kv_cache) + LOGIT_BYTES * model.vocab_size,
         "compressed": stored_context_bytes(model, parameters, itemsize, prompt, turns=placement.turns),
     }
     return {

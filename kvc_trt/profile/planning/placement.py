@@ -22,7 +22,7 @@ from kvc_trt.profile.model_size import (
     token_cache_bytes,
     weight_bytes,
 )
-from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes, row_traffic
+from kvc_trt.profile.traffic import cache_bytes, full_state_bytes, row_traffic
 
 SIDES = ("full", "compressed")
 """The engine that keeps and reads every token, and the policy's."""
@@ -117,7 +117,7 @@ def on_one_gpu(
     itemsize, size = cache_itemsize(weights), weight_bytes(model, weights)
     prompt = parameters.max_input_len * token_cache_bytes(model, itemsize)
     rows = {
-        "full": full_cache_bytes(model, parameters.max_sequence_len, itemsize, parameters.kv_cache),
+        "full": full_state_bytes(model, parameters.max_sequence_len, itemsize, parameters.kv_cache),
         "compressed": cache_bytes(model, parameters, itemsize, turns=turns).total,
     }
     counts = count_parameters(model)

@@ -14,7 +14,14 @@ from kvc_trt.profile.accelerators import HOPPER, Accelerator
 from kvc_trt.profile.floor import break_even_tokens, ceiling_speedup
 from kvc_trt.profile.model_size import count_parameters, weight_bytes
 from kvc_trt.profile.planning.placement import SIDES, Placement
-from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes, layer_caches, row_traffic, stored_context_bytes
+from kvc_trt.profile.traffic import (
+    cache_bytes,
+    full_cache_bytes,
+    full_state_bytes,
+    layer_caches,
+    row_traffic,
+    stored_context_bytes,
+)
 
 BATCHES = (1, 8, 32)
 ASSUMED_OVERHEADS_US = (5, 10, 20)
@@ -43,7 +50,7 @@ def make_plan(
     traffic = row_traffic(model, mean, itemsize, parameters.max_input_len, parameters.max_output_len)
     stored = cache_bytes(model, parameters, itemsize, turns=placement.turns)
     full_row, size = (
-        full_cache_bytes(model, tokens, itemsize, parameters.kv_cache),
+        full_state_bytes(model, tokens, itemsize, parameters.kv_cache),
         weight_bytes(model, placement.weights),
     )
     divides = policies.method(parameters).divides
@@ -54,6 +61,7 @@ def make_plan(
         "policy": {
             **{name: value for name, value in asdict(parameters).items() if name != "split" or divides},
             "layer_windows": None if parameters.layer_windows is None else list(parameters.layer_windows),
+            "linear_layers": None if parameters.linear_layers is None else list(parameters.linear_layers),
             "max_sequence_len": tokens,
             "dense_limit": parameters.dense_limit,
             "pages": parameters.num_pages() if parameters.has_pages else 0,
@@ -97,7 +105,10 @@ def make_plan(
             "query_agnostic": parameters.eviction.query_agnostic,
         },
         "traffic": {
-            "full_pairs_per_layer": round(full_row / full_cache_bytes(model, 1, itemsize, parameters.kv_cache)),
+            "full_pairs_per_layer": round(
+                full_cache_bytes(model, tokens, itemsize, parameters.kv_cache)
+                / full_cache_bytes(model, 1, itemsize, parameters.kv_cache)
+            ),
             "pairs_per_layer": traffic.pairs,
             "entries_per_layer": traffic.entries,
             "full_bytes_per_row": full_row,
@@ -167,12 +178,16 @@ def _speed(placement: Placement, gpu: Accelerator, batch: int) -> dict[str, Any]
     }
 
 
+def _cached_layers(model: ModelConfig) -> int:
+    return model.num_hidden_layers - len(model.linear_layers)
+
+
 def _break_even(placement: Placement, pairs: float, gpus: Sequence[Accelerator]) -> list[dict[str, Any]]:
     """Return break-even contexts; none for a policy that adds no work to a step: it is never slower than dense here."""
     local, parameters = placement.local, placement.parameters
     if not parameters.reads_a_part and not parameters.evicts_while_decoding:
         return []
-    token = full_cache_bytes(local, 1, placement.itemsize, parameters.kv_cache) / local.num_hidden_layers
+    token = full_cache_bytes(local, 1, placement.itemsize, parameters.kv_cache) / _cached_layers(local)
     return [
         {
             "accelerator": gpu.name,

@@ -39,6 +39,7 @@ from kvc_trt.verify.rankings.index_lists import IndexComparison, compare_exactly
 from kvc_trt.verify.rankings.steps import compare_step
 from kvc_trt.verify.rungs.expert_operators import check_experts
 from kvc_trt.verify.rungs.inputs import AttentionCase, attention_cases, prompt_cases, step_cases
+from kvc_trt.verify.rungs.linear_operators import OF_LINEAR_LAYERS, check_linear
 from kvc_trt.verify.rungs.quantised_operators import QUANTISED, check_quantised
 from kvc_trt.verify.rungs.turn_operators import shared_runs, turn_cases
 from kvc_trt.verify.thresholds import Thresholds
@@ -95,6 +96,9 @@ def check_operators(
         if operator.name in OF_EXPERTS:
             clamped = engine.model.description.clamped_gate
             checks += check_experts(operator, dtype, thresholds.value_error, seed, clamped)
+            continue
+        if operator.name in OF_LINEAR_LAYERS:
+            checks += check_linear(operator, engine.model, thresholds.value_error, seed)
             continue
         site = None if operator.cache is None else sites[operator.cache]
         parameters = engine.parameters if site is None else site.parameters

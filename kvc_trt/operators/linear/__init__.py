@@ -1,0 +1,1 @@
+"""The operators of linear layers (Gated DeltaNet): over many tokens, and over one."""
