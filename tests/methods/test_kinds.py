@@ -71,7 +71,8 @@ def test_every_operator_of_a_kind_is_known_and_has_a_run():
 
 COMPARED_OTHERWISE = {
     "KvcPrefillAttention", "KvcSlidingAttention", "KvcQuantisedLinear", "KvcQuantisedRows", "KvcLayerBudgets",
-    "KvcExperts", "KvcQuantisedExperts", "KvcClampedExperts", "KvcQuantisedClampedExperts",
+    "KvcExperts", "KvcQuantisedExperts", "KvcClampedExperts", "KvcQuantisedClampedExperts", "KvcDeltaRule",
+    "KvcDeltaStep",
 }  # fmt: skip
 """Operators of no single policy: verify runs them as parts of a prompt, and by comparisons of their own."""
 OF_A_FORMAT = {"KvcStoreTokens"}
