@@ -77,7 +77,7 @@ class Call:
             "prompt_budget": rule.prompt_budget, "capacity": capacity, "top_r": rule.top_r, "top_k": rule.top_k,
             "token_budget": rule.token_budget, "dense_until": rule.dense_until, "selected_width": rule.selected_width,
             "fp8_bounds": int(rule.fp8_bounds), "block": TURN,
-            "channels": 2 * size, "pages": rule.stored_pages(self.dtype.name.lower()), "reserved": 0,
+            "channels": 2 * size, "pages": rule.stored_pages(self.dtype.name.lower()), "reserved": 0, "recent": rule.recent,
             "cache_format": self.cache_format, "by_length": int(rule.by_length),
             "kv_stride_token": size, "kv_stride_head": stored * size,
             "kv_stride_batch": model.num_key_value_heads * stored * size,
