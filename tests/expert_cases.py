@@ -18,7 +18,7 @@ from kvc_trt.operators.experts import (
     QUANTISED_EXPERTS,
 )
 from kvc_trt.operators.shapes import HeadShape, Layout
-from kvc_trt.verify.rungs.expert_operators import ExpertCase
+from kvc_trt.verify.rungs.parts.experts import ExpertCase
 
 BITS = (None, 4, 8)
 

@@ -12,7 +12,7 @@ from kvc_trt.operators.linear.delta_rule import CHUNK, DELTA_RULE
 from kvc_trt.operators.linear.delta_step import DELTA_STEP
 from kvc_trt.operators.linear.tokens import KERNEL
 from kvc_trt.operators.shapes import HeadShape, Layout
-from kvc_trt.verify.rungs.linear_operators import LinearCase, linear_case
+from kvc_trt.verify.rungs.parts.linear_layers import LinearCase, linear_case
 from tests.graph.small_models import SingleNode
 
 PART = Linear(key_heads=2, value_heads=4, key_size=16, value_size=8, kernel=4)

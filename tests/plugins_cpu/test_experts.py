@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvc_trt.models.config import Experts
 from kvc_trt.models.weights import ROUTER
-from kvc_trt.verify.rungs.expert_operators import ExpertCase, case_error, expert_case
+from kvc_trt.verify.rungs.parts.experts import ExpertCase, case_error, expert_case
 from tests.expert_cases import BITS, body_of, experts, numbers_of
 from tests.plugins_cpu.libraries import ANY_INSTRUCTIONS, use_at_most
 from tests.plugins_cpu.native_node import NativeNode

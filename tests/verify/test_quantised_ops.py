@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvc_trt.models.quantisation import dequantise
-from kvc_trt.verify.rungs.quantised_operators import check_quantised
+from kvc_trt.verify.rungs.parts.quantised import check_quantised
 
 ATTRIBUTES = {"in_features": 128, "out_features": 40, "bits": 4, "block": 32}
 

@@ -37,10 +37,10 @@ from kvc_trt.verify.codes.operators import run_store_tokens, with_stored_caches
 from kvc_trt.verify.rankings.array_errors import exact, larger, maximum_error
 from kvc_trt.verify.rankings.index_lists import IndexComparison, compare_exactly, compare_kept
 from kvc_trt.verify.rankings.steps import compare_step
-from kvc_trt.verify.rungs.expert_operators import check_experts
 from kvc_trt.verify.rungs.inputs import AttentionCase, attention_cases, prompt_cases, step_cases
-from kvc_trt.verify.rungs.linear_operators import OF_LINEAR_LAYERS, check_linear
-from kvc_trt.verify.rungs.quantised_operators import QUANTISED, check_quantised
+from kvc_trt.verify.rungs.parts.experts import check_experts
+from kvc_trt.verify.rungs.parts.linear_layers import OF_LINEAR_LAYERS, check_linear
+from kvc_trt.verify.rungs.parts.quantised import QUANTISED, check_quantised
 from kvc_trt.verify.rungs.turn_operators import shared_runs, turn_cases
 from kvc_trt.verify.thresholds import Thresholds
 

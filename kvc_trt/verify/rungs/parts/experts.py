@@ -1,6 +1,6 @@
 """The operators of experts, alone, beside the reference; products with matrices in 4 or 8 bits within their bound.
 
-An executor may round the input of such a product to 8 bits per block (`quantised_operators.py`), and then does so twice
+An executor may round the input of such a product to 8 bits per block (`quantised.py`), and then does so twice
 one after the other: the input of gate and up, and their result. The bound follows the error of the first rounding
 through the gate: silu has a slope of at most 1.1.
 """
