@@ -20,11 +20,11 @@ struct AttendedRow {
     int length;  // m: entries after the append; 0 if the row is inactive
     int count;   // k_eff: entries that are read
     bool all;    // count == length: slots 0..m-1, no list is needed
-    int recent;  // last entries that are read without being compared; 0 where all are read
 
-    // Entries that are compared, which are the first ones, and those of them that are read.
-    __device__ __forceinline__ int compared() const { return length - recent; }
-    __device__ __forceinline__ int best() const { return count - recent; }
+    // In a row that does not read all: the entries that are compared, which are the first ones, and those of them that
+    // are read. `recent` stays where the kernel's parameters are, for it would take a register from the start to the end.
+    __device__ __forceinline__ int compared(const AttentionLimits& limits) const { return length - limits.recent; }
+    __device__ __forceinline__ int best(const AttentionLimits& limits) const { return count - limits.recent; }
 };
 
 // True if a row of this many entries takes part in the step: there is a slot for its new token.
@@ -35,11 +35,11 @@ __device__ __forceinline__ bool has_slot(int64_t cache_length, int64_t capacity)
 // The row whose cache holds `cache_length` entries before the append.
 __device__ __forceinline__ AttendedRow attended_row(int64_t cache_length, const AttentionLimits& limits) {
     if (!has_slot(cache_length, limits.capacity)) {
-        return {0, 0, true, 0};
+        return {0, 0, true};
     }
     const int64_t length = cache_length + 1;
     const bool all = length <= limits.dense_limit || length <= limits.top_k;
-    return {static_cast<int>(length), static_cast<int>(all ? length : limits.top_k), all, all ? 0 : limits.recent};
+    return {static_cast<int>(length), static_cast<int>(all ? length : limits.top_k), all};
 }
 
 }  // namespace kvc

@@ -140,7 +140,7 @@ struct ClusterHead {
         head_softmax<kScoreThreads, kTokenWarps>(&row_units()[0], units_of(params.pages), units_of(last + 1),
                                                  query.group, heads);
         // A block past the row's end has no pages, and its first page has no tokens.
-        const int tokens = task.count > 0 ? row.compared() - task.start * params.page_size : 0;
+        const int tokens = task.count > 0 ? row.compared(params.limits) - task.start * params.page_size : 0;
         const ScoredPages pages = {&scores()[0],     nullptr, layout.chunk_units, query.group,
                                    params.page_size, tokens,  task.count};
         const auto weight_at = [&](int32_t page) { return pages.weight(page); };
@@ -151,9 +151,7 @@ struct ClusterHead {
                 lists.write(token + i, slot + i);
             }
         };
-        select_in_cluster(keys(pages, heads), row.best(), params.page_size, weight_at, cluster, emit);
-        lists.write_recent(row, cluster_rank() * kScoreThreads + static_cast<int>(threadIdx.x),
-                           kClusterBlocks * kScoreThreads);
+        select_in_cluster(keys(pages, heads), row.best(params.limits), params.page_size, weight_at, cluster, emit);
     }
 
 private:
@@ -269,8 +267,11 @@ __device__ __forceinline__ void step_in_cluster(const ScoreAndSelectParams<T, Bo
     if (row.length > 0) {
         select_row<T, kHeads, Bound>(params, layout, query, own, entry, head, slot, row, lists);
     }
+    const int thread = cluster_rank() * kScoreThreads + static_cast<int>(threadIdx.x);
+    if (!row.all) {
+        lists.write_recent(row, params.limits, thread, kClusterBlocks * kScoreThreads);
+    }
     if (lists.selected != nullptr) {  // the slots past the selected ones
-        const int thread = cluster_rank() * kScoreThreads + static_cast<int>(threadIdx.x);
         fill_selected(lists.selected, row.all ? 0 : row.count, row.count, params.selected_width, thread,
                       kClusterBlocks * kScoreThreads);
     }

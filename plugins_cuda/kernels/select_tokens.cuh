@@ -73,11 +73,13 @@ struct TokenLists {
         }
     }
 
-    // Writes the last tokens of a row, which are read in any case, behind the best ones of those before them; by
-    // `threads` threads, this one being number `thread`.
-    __device__ __forceinline__ void write_recent(const AttendedRow& row, int32_t thread, int32_t threads) const {
-        for (int32_t i = thread; i < row.recent; i += threads) {
-            write(row.compared() + i, row.best() + i);
+    // Writes the last tokens of a row that does not read all, behind the best ones of those before them; by `threads`
+    // threads, this one being number `thread`.
+    __device__ __forceinline__ void write_recent(const AttendedRow& row, const AttentionLimits& limits, int32_t thread,
+                                                 int32_t threads) const {
+#pragma unroll 1
+        for (int32_t i = thread; i < limits.recent; i += threads) {
+            write(row.compared(limits) + i, row.best(limits) + i);
         }
     }
 };
@@ -187,7 +189,7 @@ __global__ void __launch_bounds__(kTokenThreads, kTokenBlocks) select_tokens(con
                                    units,
                                    params.group,
                                    params.page_size,
-                                   row.compared(),
+                                   row.compared(params.limits),
                                    (row.length - 1) / params.page_size + 1};
         const TokenLists lists = {params.indices + head * params.index_stride, selected};
         KVC_SHARED(HeadSoftmax, heads, KVC_LARGEST_GROUP);
@@ -196,13 +198,13 @@ __global__ void __launch_bounds__(kTokenThreads, kTokenBlocks) select_tokens(con
         KVC_SHARED(int32_t, shares, kEmissionWords<kTokenThreads>);
         const SelectionStorage storage = {heads, histogram, sums, shares};
         if constexpr (std::is_same_v<Keys, KeysInWorkspace>) {
-            select_in_memory(pages, row.best(), params.keys + head * params.pages, storage, lists);
+            select_in_memory(pages, row.best(params.limits), params.keys + head * params.pages, storage, lists);
         } else if constexpr (std::is_same_v<Keys, KeysInShared>) {
-            select_in_memory(pages, row.best(), dynamic_shared<uint32_t>(0, params.pages), storage, lists);
+            select_in_memory(pages, row.best(params.limits), dynamic_shared<uint32_t>(0, params.pages), storage, lists);
         } else {
-            select_in_registers<Keys::kPages>(pages, row.best(), storage, lists);
+            select_in_registers<Keys::kPages>(pages, row.best(params.limits), storage, lists);
         }
-        lists.write_recent(row, static_cast<int32_t>(threadIdx.x), kTokenThreads);
+        lists.write_recent(row, params.limits, static_cast<int32_t>(threadIdx.x), kTokenThreads);
     }
     if (selected != nullptr) {
         fill_selected(selected, row.all ? 0 : row.count, row.count, params.selected_width,

@@ -90,14 +90,29 @@ MUTATIONS = (
     Mutation("the_last_unit_is_not_in_the_softmax", STEP, "units_of(last + 1)", "units_of(last)"),
     Mutation("statistics_for_the_first_block_alone", STEP, "of_block(warp_index())", "of_block(0)"),
     Mutation("statistics_where_the_first_block_has_its_own", STEP, "task.start / kUnitPages + unit]", "unit]"),
-    Mutation("the_last_page_is_full", STEP, "row.length - task.start * params.page_size : 0", "row.length : 0"),
+    Mutation(
+        "the_last_page_is_full",
+        STEP,
+        "row.compared(params.limits) - task.start * params.page_size : 0",
+        "row.compared(params.limits) : 0",
+    ),
     Mutation("tokens_of_the_first_block", STEP, "(task.start + page) * params.page_size", "page * params.page_size"),
     Mutation("every_block_appends", STEP, "page / chunk == cluster_rank()", "true"),
     Mutation("the_first_block_appends", STEP, "page / chunk == cluster_rank()", "cluster_rank() == 0"),
     Mutation("bounds_are_not_raised", STEP, f"joined.raise({STORE});", f"static_cast<void>({STORE});"),
     Mutation(
-        "only_the_first_block_fills_the_list", STEP, "cluster_rank() * kScoreThreads + static_cast", "static_cast"
+        "only_the_first_block_fills_the_list",
+        STEP,
+        "const int thread = cluster_rank() * kScoreThreads + static_cast",
+        "const int thread = static_cast",
     ),
+    Mutation(
+        "last_tokens_are_beyond_the_quota",
+        STEP,
+        "keys(pages, heads), row.best(params.limits)",
+        "keys(pages, heads), row.count",
+    ),
+    Mutation("last_tokens_are_not_written", STEP, "lists.write_recent(row,", "if (false) lists.write_recent(row,"),
     Mutation("arrivals_are_left", STEP, "append.arrivals[head] = 0;", ""),
     Mutation("every_block_writes_the_rotated_query", STEP, f"{ROTATED} : nullptr", "append.rotated_of(head)"),
     Mutation("no_block_writes_the_rotated_query", STEP, f"{ROTATED} : nullptr", "nullptr"),
@@ -119,7 +134,9 @@ def check(library: KernelLibrary) -> None:
     lengths = (400, 13, 2, -1, 384)
     rows = [step_case(lengths=lengths, heads=8, size=40, page=3, top_r=19, top_k=10, token_budget=5, ties=ties,
                       capacity=401, dtype=torch.float16, seed=4) for ties in (False, True)]  # fmt: skip
-    cases += [alike, last, *rows]  # those of many rows take longest: most mistakes are noticed before
+    recent = step_case(lengths=(400, 100), heads=8, page=3, top_r=19, top_k=40, recent=7, capacity=401, seed=5,
+                       dtype=torch.bfloat16)  # fmt: skip
+    cases += [recent, alike, last, *rows]  # those of many rows take longest: most mistakes are noticed before
     library.set_device(WITH_CLUSTERS)
     library.set_schedule("reverse")  # what the first block writes is there last
     check_hybrid(library, last)

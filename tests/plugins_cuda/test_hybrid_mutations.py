@@ -86,7 +86,7 @@ MUTATIONS = (
     Mutation(
         "a_partial_page_gives_as_many_as_a_full_one", SHARES, "left < page_size ? (left > 0 ? left : 0)", "left < 1 ? 0"
     ),
-    Mutation("last_tokens_compete_too", SELECT, "row.compared(),", "row.length,"),
+    Mutation("last_tokens_compete_too", SELECT, "row.compared(params.limits),", "row.length,"),
     Mutation(
         "last_tokens_are_not_written",
         SELECT,
@@ -96,7 +96,7 @@ MUTATIONS = (
     Mutation(
         "last_tokens_are_beyond_the_quota",
         SELECT,
-        "select_in_registers<Keys::kPages>(pages, row.best()",
+        "select_in_registers<Keys::kPages>(pages, row.best(params.limits)",
         "select_in_registers<Keys::kPages>(pages, row.count",
     ),
     Mutation("shares_of_the_first_head_alone", SHARES, "shares[j] +=", "shares[j] = first + i > 0 ? shares[j] :"),
@@ -145,11 +145,11 @@ def check(library: KernelLibrary) -> None:
             lengths=(399,), heads=9, kv_heads=1, size=128, capacity=400, page=2, top_r=90, dtype=torch.bfloat16, seed=7
         )
     )
-    steps.append(  # last tokens that are read in any case: whole pages and a part of one
-        step_case(
-            lengths=(199, 64), heads=8, capacity=201, page=4, top_r=11, top_k=20, token_budget=16, seed=11, recent=7
-        )
-    )
+    always = step_case(
+        lengths=(199, 64), heads=8, capacity=201, page=4, top_r=11, top_k=20, token_budget=16, seed=11, recent=7
+    )  # last tokens that are read in any case: whole pages and a part of one, of which one head would choose the last
+    always.k_new.copy_(2 * always.query[:, ::4])
+    steps.append(always)
     steps.append(without_pages(step_case(lengths=(199,), capacity=201, page=3, top_r=11, token_budget=16, seed=6), 9))
     many = step_case(
         lengths=(4199,), heads=1, kv_heads=1, size=16, capacity=4200, page=1, top_r=1, top_k=20, token_budget=16, seed=9
