@@ -107,6 +107,23 @@ def test_wrong_selection_is_refused(read: list[int], reason: str):
     assert reason in result.wrong[0]
 
 
+@pytest.mark.parametrize(
+    ("read", "reason"),
+    [
+        ([0, 3, 4, 5], "the last 2 tokens are read in any case, and [6] of them are not"),
+        ([0, 1, 5, 6], "float64 scores differ"),
+        ([2, 4, 5, 6], "did not give its lowest tokens"),
+    ],
+)
+def test_last_tokens_do_not_compete(read: list[int], reason: str):
+    """Of the others page 1 is the best, and the token of it that is read in any case takes no place of theirs."""
+    query, keys = golden_step()
+    lists = (np.array([[[3, 4, 5, 6]]], np.int32), np.array([[read]], np.int32))
+    found = compare_selection(query, keys, np.array([7]), *lists, page_size=3, top_r=2, recent=2)
+    assert found.near_ties == 0
+    assert reason in found.wrong[0]
+
+
 def test_two_cut_pages_are_refused():
     keys = np.ones((1, 1, 9, 4), np.float32)
     query = np.ones((1, 1, 4), np.float32)

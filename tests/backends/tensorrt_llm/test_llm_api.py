@@ -128,6 +128,7 @@ def test_scoring_never_reads_more_for_another_page_size(page, channels, tokens):
         ("rocketkv", {"skip_layers": 2}, "first 2 layers", "skip_layers: 0"),
         ("hybrid", {"skip_layers": 1}, "first 1 layers", "skip_layers: 0"),
         ("rocketkv", {"pool_kind": "avg"}, "pool_kind is avg; TensorRT-LLM's RocketKV pools by max", "pool_kind=max"),
+        ("rocketkv", {"recent": 4}, "recent is 4; TensorRT-LLM's RocketKV ranks the last tokens", "--set recent=0"),
     ],
 )
 def test_policies_that_the_llm_api_cannot_express_are_refused_with_a_way_out(policy, overrides, message, hint):
