@@ -2,6 +2,7 @@
 
     make bench-serving                                   # three minutes of load for each point
     python -m benchmarks.serving --select dynamo --minutes 5
+    python -m benchmarks.serving --rounds 5 --minutes 1 --select light-tiny,dynamo-tiny   # in turns, five times
     python -m benchmarks.serving --quick                 # two points of the shipped model, a few seconds each
     python -m benchmarks.serving --page                  # docs/results/serving.md again from the results
 
@@ -50,6 +51,9 @@ def main() -> None:
         prepare(KINDS[kind], place)
     if arguments.prepare:
         return
+    if arguments.rounds:
+        _measure_in_turns(points, place, arguments)
+        return
     # Results of a quick run are nobody's, and lie with those of changed code.
     path = store.UNCOMMITTED / f"{page.NAME}-quick.json" if arguments.quick else None
     result = Growing.open(page.NAME, EMPTY, fresh=arguments.fresh, path=path)
@@ -81,6 +85,24 @@ def _measure_all(points: list[Point], place: Place, result: Growing, arguments: 
         )
 
 
+def _measure_in_turns(points: list[Point], place: Place, arguments: argparse.Namespace) -> None:
+    """Measure all points once a round, so that what changes on the machine meanwhile meets each of them alike."""
+    result = Growing.open(page.IN_TURNS, {"command": "", "rounds": []}, fresh=arguments.fresh)
+    result.data["command"] = shlex.join(["python", "-m", "benchmarks.serving", *sys.argv[1:]])
+    rounds = result.data["rounds"]
+    while len(rounds) < arguments.rounds:
+        found = {
+            point.name: measure(point, place, clients=arguments.clients, seconds=60 * arguments.minutes)
+            for point in points
+        }
+        for one in found.values():
+            del one["memory"]  # A line over time, which only a page of single points draws.
+        rounds.append(found)
+        result.write()
+        figures = (f"{name} {one['answer_tokens_per_second']:.1f} tokens/s" for name, one in found.items())
+        print(f"round {len(rounds)} of {arguments.rounds}: {', '.join(figures)}", flush=True)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     build = ROOT / "build"
@@ -88,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=3, help="of load for each point (default 3)")
     parser.add_argument("--within", type=float, default=float("inf"), help="minutes in which all has to be measured")
     parser.add_argument("--clients", type=int, default=32, help="requests at once (default 32)")
+    parser.add_argument("--rounds", type=int, default=0, help="measure the points in turns, so many times")
     parser.add_argument("--quick", action="store_true", help="a look whether everything runs")
     parser.add_argument("--prepare", action="store_true", help="build the engines and ask them, and measure nothing")
     parser.add_argument("--checkpoint", type=Path, help="SmolLM2's GGUF file (default: the one that is fetched)")

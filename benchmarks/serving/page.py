@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks import store
@@ -16,6 +17,8 @@ from benchmarks.serving.engines import KINDS
 from kvc_trt.files.atomic import write_whole
 
 NAME = "serving"
+IN_TURNS = "serving_in_turns"
+"""The result of points that were measured in turns, several times."""
 PAGE = DOCS / "serving.md"
 Points = Mapping[str, Mapping[str, Any]]
 
@@ -26,16 +29,22 @@ def write(data: Mapping[str, Any], folder: Path | None = None) -> Path:
     images = ROOT / "docs" / "images" if folder is None else folder
     for name, drawn in pictures(data["points"]).items():
         write_whole(images / name, drawn.encode())
-    write_whole(target, text(data, os.path.relpath(images, target.parent)).encode())
+    write_whole(target, text(data, os.path.relpath(images, target.parent), in_turns()).encode())
     return target
 
 
-def text(data: Mapping[str, Any], images: str) -> str:
-    """Return the page; `images` is where its plots are, as seen from it."""
+def in_turns() -> dict[str, Any] | None:
+    """Return the result of the rounds, None where they were not measured."""
+    path = store.recorded_path(IN_TURNS)
+    return store.read(path) if path.exists() else None
+
+
+def text(data: Mapping[str, Any], images: str, turns: Mapping[str, Any] | None = None) -> str:
+    """Return the page; `images` is where its plots are, as seen from it, and `turns` the result of the rounds."""
     points: Points = {name: one for name, one in data["points"].items() if one["answered"]}
     shown = [f"![{_caption(name)}]({images}/{name})" for name in pictures(data["points"])]
     sections = [
-        _head(data), _overview(points), *shown, *_memory(points), *_light(points), *_batching(points),
+        _head(data), _overview(points), *shown, *_memory(points), *_light(points, turns), *_batching(points),
         *_same_memory(points), *_apart(points), _notes(data),
     ]  # fmt: skip
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -168,8 +177,12 @@ def _memory(points: Points) -> Iterable[str]:
     yield "\n".join(lines)
 
 
-def _light(points: Points) -> Iterable[str]:
-    pairs = [(f"light-{load}", f"dynamo-{load}") for load in ("tiny", "batched")]
+_LOADS = ("tiny", "batched")
+"""Under which both the light server and Dynamo are measured."""
+
+
+def _light(points: Points, turns: Mapping[str, Any] | None) -> Iterable[str]:
+    pairs = [(f"light-{load}", f"dynamo-{load}") for load in _LOADS]
     found = [(points[light], points[dynamo]) for light, dynamo in pairs if light in points and dynamo in points]
     if found:
         beside = "; ".join(
@@ -177,6 +190,27 @@ def _light(points: Points) -> Iterable[str]:
             for light, dynamo in found
         )
         yield f"## The light server and Dynamo\n\nThe same engines and loads: {beside}."
+    if turns is not None:
+        yield from _rounds(turns)
+
+
+def _rounds(turns: Mapping[str, Any]) -> Iterable[str]:
+    """The ratio of the two servers over the rounds in which they took turns."""
+    path, machine, rounds = store.recorded_path(IN_TURNS), turns["machine"], turns["rounds"]
+    for load in _LOADS:
+        pairs = [(one[f"light-{load}"], one[f"dynamo-{load}"]) for one in rounds if f"light-{load}" in one]
+        if not pairs:
+            continue
+        ratios = [light["answer_tokens_per_second"] / dynamo["answer_tokens_per_second"] for light, dynamo in pairs]
+        lost = sum(one["lost"] for pair in pairs for one in pair)
+        others = max(one["others_share"] for pair in pairs for one in pair)
+        yield (
+            f"In turns, {len(pairs)} rounds ([`{path.name}`]({os.path.relpath(path, PAGE.parent)}), "
+            f"`{turns['command']}` at commit {machine['commit']} on {machine['device']}): "
+            f"{pairs[0][0]['kind']}, **{median(ratios):.2f} times** Dynamo's tokens per second in the median, "
+            f"{min(ratios):.2f} to {max(ratios):.2f}; {lost} requests lost, others at most {others:.0%} of the "
+            "processor."
+        )
 
 
 def _batching(points: Points) -> Iterable[str]:

@@ -215,9 +215,22 @@ def test_the_page_says_where_the_time_was_too_short():
 
 def test_the_page_and_its_plots_are_those_of_the_results():
     data = store.recorded(page.NAME, "make bench-serving")
-    assert page.PAGE.read_text(encoding="utf-8") == page.text(data, "../images")
+    assert page.PAGE.read_text(encoding="utf-8") == page.text(data, "../images", page.in_turns())
     for name, drawn in page.pictures(data["points"]).items():
         assert (ROOT / "docs" / "images" / name).read_text(encoding="utf-8") == drawn
+
+
+def test_servers_that_took_turns_are_compared_by_the_median_round():
+    def one_round(ratio):
+        pair = {name: point(name) for name in ("light-tiny", "dynamo-tiny")}
+        pair["light-tiny"]["answer_tokens_per_second"] *= ratio
+        return pair
+
+    data = result([one.name for one in POINTS])
+    turns = {**data, "command": "in turns", "rounds": [one_round(ratio) for ratio in (0.5, 3.0, 1.25)]}
+    text = page.text(data, "images", turns)
+    assert "In turns, 3 rounds" in text
+    assert "tiny, **1.25 times** Dynamo's tokens per second in the median, 0.50 to 3.00; 6 requests lost" in text
 
 
 def test_a_page_of_few_points_compares_nothing():
