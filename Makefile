@@ -310,8 +310,8 @@ fuzz: env
 		--seed $(SEED) $(if $(KINDS),--kinds $(KINDS)) $(ARGUMENTS)
 
 bench: env
-	$(RUN)/python -m benchmarks.decode_onnxruntime
-	$(RUN)/python -m benchmarks.prefill_memory
+	$(RUN)/python -m benchmarks.decode.onnxruntime_steps
+	$(RUN)/python -m benchmarks.prefill.memory
 	$(RUN)/python -m benchmarks.startup
 
 bench-accuracy: env

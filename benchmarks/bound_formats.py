@@ -30,8 +30,8 @@ from kvc_trt.methods.base.registry import method
 from kvc_trt.methods.hybrid import BestOfPages
 from kvc_trt.reference import LayerCache, Selection, page_bounds
 from kvc_trt.reference.bounds import rounded_outward
-from kvc_trt.reference.decoder import ReferenceDecoder
-from kvc_trt.reference.hybrid import row_scores
+from kvc_trt.reference.methods.hybrid import row_scores
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 
 TEXT = ("docs/guide.md", "docs/serving-dynamo.md")
 FOLLOWING = "docs/tensorrt.md"

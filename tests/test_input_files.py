@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvc_trt.accuracy.results import LARGEST_RESULTS, Results
-from kvc_trt.cli.prompts import LARGEST_PROMPT, read_messages, read_prompt_ids, read_text
+from kvc_trt.cli.options.prompts import LARGEST_PROMPT, read_messages, read_prompt_ids, read_text
 from kvc_trt.config import read_configuration
 from kvc_trt.contexts.file import inspect_context
 from kvc_trt.engine.resolution import head_pattern

@@ -9,7 +9,7 @@ import pytest
 from tests import kernel_stamp
 from tests.kernel_stamp import FILES, FOLDERS, VARIABLE, digests, first_difference, loaded_files
 
-MODULE = "kvc_trt/reference/hybrid.py"
+MODULE = "kvc_trt/reference/methods/hybrid.py"
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from kvc_trt.api.rules import AnswerRules, requests_of
-from kvc_trt.cli.run import command
+from kvc_trt.cli.commands.run import command
 from kvc_trt.errors import InputError
 from kvc_trt.proof import ProofKind
 from kvc_trt.runtime import Context, Grammar, Request, Sampling

@@ -3,9 +3,9 @@
     python -m benchmarks.accuracy.turns --models retrieval-tiny
     python -m benchmarks.accuracy.turns --models smollm2-135m-instruct [--checkpoint FILE.gguf] [--minutes 20]
 
-Every sample is asked in several forms (`kvc_trt.tasks.two_questions`): its question at the end of the prompt, as a turn
-after another question was answered, as a turn right after the context was compacted and, where a model is small, by
-decode steps after that. What is measured is kept in build/accuracy/, some questions at a time, so a run that was
+Every sample is asked in several forms (`kvc_trt.tasks.kinds.two_questions`): its question at the end of the prompt, as
+a turn after another question was answered, as a turn right after the context was compacted and, where a model is small,
+by decode steps after that. What is measured is kept in build/accuracy/, some questions at a time, so a run that was
 stopped goes on where it was. Writes benchmarks/results/accuracy-turns-MODEL.json; the page is
 `benchmarks.accuracy.turns_page`'s.
 """

@@ -20,8 +20,8 @@ from kvc_trt.engine.resolution.model_choice import choose_model, open_source
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import WeightSource
 from kvc_trt.policies import BASELINE
-from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.reference.layers import Weights
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from kvc_trt.reference.selection import gather_rows
 from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.tasks import framing

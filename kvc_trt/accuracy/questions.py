@@ -9,9 +9,9 @@ from functools import cached_property
 from kvc_trt.accuracy.grid import CHAT, PLAIN, SECOND_QUESTION, STORED_CONTEXT, QuestionGroup
 from kvc_trt.errors import InputError
 from kvc_trt.tasks import framing as framings
-from kvc_trt.tasks.associative_recall import ids_of
 from kvc_trt.tasks.dataset import DataSet, draw_data_set
 from kvc_trt.tasks.framing import Framing, Template
+from kvc_trt.tasks.kinds.associative_recall import ids_of
 from kvc_trt.tasks.registry import task
 from kvc_trt.tasks.task import Task, TaskSample, string_match_all
 from kvc_trt.tasks.tokenizer import TaskTokenizer

@@ -59,7 +59,7 @@ class LazyGroup(click.Group):
         """Import the command's module; None for an unknown name."""
         if name not in COMMANDS:
             return None
-        command = importlib.import_module(f"kvc_trt.cli.{name}").command
+        command = importlib.import_module(f"kvc_trt.cli.commands.{name}").command
         assert isinstance(command, click.Command)
         return command
 

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Value
     from kvc_trt.operators.schema import Operator
     from kvc_trt.reference import Compacted, ExpectedQueries, Turn
-    from kvc_trt.reference.rules import PromptQueries
+    from kvc_trt.reference.model.rules import PromptQueries
 
 SINKS = 4
 FUTURE_POSITIONS = 512

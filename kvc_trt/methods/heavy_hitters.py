@@ -266,7 +266,7 @@ def _with_scores_of(indices: Array, double: Compacted, attended: Sequence[Attend
     """Return `double` with the scores of the entries `indices` [B,G,C], which may be others than it keeps."""
     import torch
 
-    from kvc_trt.reference.heavy_hitters import received_in_prompt
+    from kvc_trt.reference.methods.heavy_hitters import received_in_prompt
 
     assert double.scores is not None
     scores = double.scores.clone()

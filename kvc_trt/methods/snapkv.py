@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
-    from kvc_trt.reference.rules import PromptQueries
+    from kvc_trt.reference.model.rules import PromptQueries
 
 
 class ObservedPerQueryHead(PromptEviction):

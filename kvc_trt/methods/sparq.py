@@ -65,7 +65,7 @@ class ByChannels(StepRanking):
         """Return the channels [B,G,r] that score the tokens: the reference's, or others where they explain a list."""
         import torch
 
-        from kvc_trt.reference.sparq import channels_of
+        from kvc_trt.reference.methods.sparq import channels_of
 
         used = channels_of(torch.from_numpy(step.query), step.keys.shape[1], self.top_r)
         for chosen in explained:
@@ -177,7 +177,7 @@ class LargestChannels(DecodeSelection):
         scored_by: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """Give the mean value what unread tokens would get; `scored_by` are the channels, if others than usual."""
-        from kvc_trt.reference.sparq import channels_of, reallocated
+        from kvc_trt.reference.methods.sparq import channels_of, reallocated
 
         if not rule.reallocate:
             return attended

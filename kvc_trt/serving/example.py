@@ -6,7 +6,7 @@ import json
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.tasks.key_value import is_vocabulary
+from kvc_trt.tasks.kinds.key_value import is_vocabulary
 
 if TYPE_CHECKING:
     from kvc_trt.models.sources.tokenizer_library import Tokenizer

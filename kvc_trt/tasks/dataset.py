@@ -18,8 +18,8 @@ from pydantic import Field
 from kvc_trt.errors import InputError, describe
 from kvc_trt.files.inputs import read_text_input
 from kvc_trt.progress import NullProgress, Progress
-from kvc_trt.tasks.associative_recall import ids_of
 from kvc_trt.tasks.framing import Framing
+from kvc_trt.tasks.kinds.associative_recall import ids_of
 from kvc_trt.tasks.registry import task
 from kvc_trt.tasks.task import Encode, Task, TaskSample
 from kvc_trt.tasks.tokenizer import TaskTokenizer

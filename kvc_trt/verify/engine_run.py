@@ -20,7 +20,7 @@ from kvc_trt.errors import VerificationFailed
 from kvc_trt.graph.state import CacheSite, cache_sites
 from kvc_trt.methods.base.isolated_runs import ReadByStep, float32
 from kvc_trt.methods.rankings.ranking import Prompts
-from kvc_trt.reference.rules import PromptQueries
+from kvc_trt.reference.model.rules import PromptQueries
 from kvc_trt.reference.softmax import PLAIN, Softmax
 from kvc_trt.runtime.session.batch import Batch
 from kvc_trt.verify.codes.parts import read_caches

@@ -21,7 +21,7 @@ from kvc_trt.methods.rankings.rounding import slack_of_truncation
 from kvc_trt.models.presets import load_preset
 from kvc_trt.models.weights import check_weights
 from kvc_trt.progress import Progress
-from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from kvc_trt.runtime import Session
 from kvc_trt.runtime.session.batch import Batch, batch_of
 from kvc_trt.verify.engine_run import EngineRun, Observed, observe, run

@@ -22,7 +22,7 @@ from kvc_trt.errors import InputError, VerificationFailed
 from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.kernels import use_library
 from kvc_trt.progress import NullProgress, Progress
-from kvc_trt.reference.threads import torch_threads
+from kvc_trt.reference.model.threads import torch_threads
 from kvc_trt.verify.checks import Check, Rung, at_most
 from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.plan import CODES, CONTROLS, RUNGS, Plan, make_plan

@@ -22,7 +22,7 @@ from kvc_trt.graph.state import cache_sites
 from kvc_trt.methods.rankings.ranking import Prompts, Step
 from kvc_trt.models.weights import LINEAR, LINEAR_NORM
 from kvc_trt.progress import NullProgress, Progress
-from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from kvc_trt.runtime.session.batch import Batch
 from kvc_trt.verify.codes.following import FollowedCodes, KeysOff
 from kvc_trt.verify.ranges import Ranges
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from kvc_trt.models.weights import WeightSource
     from kvc_trt.policies import PolicyParameters
     from kvc_trt.reference.layers import Weights
-    from kvc_trt.reference.rules import Method
+    from kvc_trt.reference.model.rules import Method
     from kvc_trt.verify.codes.stored_tokens import StoredTokens
 
 Choices = Mapping[int, list[NDArray[np.integer]]]

@@ -6,7 +6,7 @@ It is not one of RULER's families: only a model that knows `<record>` and `<quer
 from __future__ import annotations
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.key_value import QUERY_TOKENS, RECORD_TOKENS, generate
+from kvc_trt.tasks.kinds.key_value import QUERY_TOKENS, RECORD_TOKENS, generate
 from kvc_trt.tasks.task import Encode, TaskSample
 
 NAME = "key-value"

@@ -112,7 +112,7 @@ def test_the_likelihood_of_a_continuation_is_the_models_own(tiny, key_value, mod
 
     from kvc_trt.accuracy.answerers.answerer import mean_negative_log_likelihood
     from kvc_trt.graph.weights import EngineWeights
-    from kvc_trt.reference.decoder import ReferenceDecoder
+    from kvc_trt.reference.model.decoder import ReferenceDecoder
 
     asked = questions(tiny, key_value, mode, samples=3)
     targets = [(150, 190), (151,), (160, 200, 210, 5)]

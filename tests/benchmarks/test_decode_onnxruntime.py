@@ -1,6 +1,6 @@
 """The benchmark of decode steps follows the operators' schemas: what it measures alone is built and runs."""
 
-from benchmarks.decode_onnxruntime import attention_alone
+from benchmarks.decode.onnxruntime_steps import attention_alone
 
 
 def test_attention_alone_is_measured_with_and_without_a_policy(tmp_path):

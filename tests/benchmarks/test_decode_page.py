@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 
-from benchmarks import decode_page
+from benchmarks.decode import page as decode_page
 from benchmarks.machine import ROOT
 
 RESULT = decode_page.read("decode_onnxruntime")

@@ -7,7 +7,7 @@ import json
 from kvc_trt.backends.onnxruntime import native
 from kvc_trt.backends.probes import Probe
 from kvc_trt.backends.registry import backend
-from kvc_trt.cli.doctor import describe
+from kvc_trt.cli.commands.doctor import describe
 from kvc_trt.cli.main import run
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from kvc_trt.tasks.key_value import generate
+from kvc_trt.tasks.kinds.key_value import generate
 
 pytestmark = pytest.mark.slow
 CONTEXT, PAIRS = 512, 8

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from kvc_trt.cli.policies import command
+from kvc_trt.cli.commands.policies import command
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "torch.md"
 

@@ -9,8 +9,8 @@ import click
 import pytest
 
 import kvc_trt
+from kvc_trt.cli.commands.serve import check_host, served_engines
 from kvc_trt.cli.main import run
-from kvc_trt.cli.serve import check_host, served_engines
 from kvc_trt.errors import InputError
 from kvc_trt.serving.dynamo.deployment import curl
 from kvc_trt.serving.example import RECORDS

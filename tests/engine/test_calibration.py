@@ -11,8 +11,8 @@ from kvc_trt.cli.main import run
 from kvc_trt.engine.configuration import EngineConfig
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.layer_budget import DEFAULT_SHARE
-from kvc_trt.reference.squeeze import groups, squeeze
-from kvc_trt.tasks.key_value import generate
+from kvc_trt.reference.model.squeeze import groups, squeeze
+from kvc_trt.tasks.kinds.key_value import generate
 
 BUILD = ["build", "--model", "retrieval-tiny", "--policy", "snapkv-gqa", "--token-budget", "192", "--no-verify"]
 SQUEEZE = [*BUILD, "--layer-budget", "squeeze"]

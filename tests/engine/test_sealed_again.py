@@ -20,7 +20,7 @@ import pytest
 
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.backends.tensorrt_llm.llm_api_file import read_source
-from kvc_trt.cli import inspect
+from kvc_trt.cli.commands import inspect
 from kvc_trt.engine.manifest import SELF_DIGEST
 from kvc_trt.engine.program import engine_program
 from kvc_trt.errors import InputError

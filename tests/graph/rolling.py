@@ -8,7 +8,7 @@ import torch
 from kvc_trt.graph.state import cache_sites
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.methods.base.registry import method
-from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 
 STEPS = 4
 

@@ -13,7 +13,7 @@ from kvc_trt.graph.build import build_draft
 from kvc_trt.graph.rewrites.expose import expose, index_lists
 from kvc_trt.graph.weights import EngineWeights, GraphWeights
 from kvc_trt.methods.base.registry import method
-from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from tests.graph.small_models import SmallEngine, make_small_engine, open_session, prompts_of
 from tests.rounding import assert_close
 

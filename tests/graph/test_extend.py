@@ -16,7 +16,7 @@ from kvc_trt.graph.state import cache_sites
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.methods.base.registry import method
 from kvc_trt.reference.cache import ReferenceCache
-from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from tests.graph.small_models import FAMILIES, LLAMA, SmallEngine, make_small_engine, open_session, prompts_of, resolve
 from tests.rounding import assert_close
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvc_trt import policies
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from tests.every_policy import parameters_of
 from tests.graph.small_models import LLAMA, SmallEngine, make_small_engine, prompts_of
 

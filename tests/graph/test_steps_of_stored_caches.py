@@ -15,7 +15,7 @@ import torch
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.methods.base.registry import method
 from kvc_trt.models.cache_formats import AUTO
-from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from tests.every_format import in_formats
 from tests.every_policy import CASES, TAKING_TURNS, parameters_of
 from tests.graph.rolling import reference_roll, roll

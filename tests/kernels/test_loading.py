@@ -82,7 +82,7 @@ def test_the_doctor_knows_the_library(path, monkeypatch, tmp_path):
 
 def test_pytorch_is_imported_by_who_needs_it():
     code = (
-        "import sys, kvc_trt.kernels, kvc_trt.backends.registry as found, kvc_trt.cli.verify;"
+        "import sys, kvc_trt.kernels, kvc_trt.backends.registry as found, kvc_trt.cli.commands.verify;"
         "found.backends();"
         "print('torch' in sys.modules)"
     )

@@ -10,7 +10,7 @@ import pytest
 
 import kvc_trt
 from kvc_trt.backends.registry import names
-from kvc_trt.cli.policies import engines
+from kvc_trt.cli.commands.policies import engines
 from kvc_trt.models.presets import build_configs_directory
 from kvc_trt.policies import available, describe
 

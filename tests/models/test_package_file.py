@@ -137,7 +137,7 @@ def test_another_checkpoint_is_not_taken_for_the_preset(capfd, tmp_path):
 def test_fetch_prints_where_the_file_is(index, capfd, monkeypatch):
     index()
     preset = replace(load_preset("smollm2-135m-instruct"), file=FILE)
-    monkeypatch.setattr("kvc_trt.cli.fetch.load_preset", lambda name: preset)
+    monkeypatch.setattr("kvc_trt.cli.commands.fetch.load_preset", lambda name: preset)
     assert run(["fetch", "smollm2-135m-instruct"]) == 0
     assert capfd.readouterr().out == f"{FILE.place()}\n"
     assert run(["fetch", "smollm2-135m-instruct", "--json"]) == 0

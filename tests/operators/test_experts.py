@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvc_trt.backends.torch.model import experts as in_torch
 from kvc_trt.models.config import ClampedGate, Experts
 from kvc_trt.models.weights import EXPERT_BIASES, EXPERT_MATRICES, ROUTER, ROUTER_BIAS
-from kvc_trt.reference.experts import mixed, routed
+from kvc_trt.reference.model.experts import mixed, routed
 from kvc_trt.verify.rungs.parts.experts import ExpertCase, case_error, expert_case
 from tests.expert_cases import BITS, CLAMPED, body_of, experts, numbers_of
 from tests.graph.small_models import SingleNode

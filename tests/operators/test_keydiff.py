@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvc_trt import reference
 from kvc_trt.operators.compaction.keydiff import COMPACT_KEYDIFF
 from kvc_trt.operators.shapes import HeadShape, Layout
-from kvc_trt.reference.keydiff import distinctness
+from kvc_trt.reference.methods.keydiff import distinctness
 from tests.graph.small_models import SingleNode, normal
 
 SIZE, CAPACITY, PAGE = 8, 60, 3

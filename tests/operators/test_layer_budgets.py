@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvc_trt.operators.compaction.layer_budgets import LAYER_BUDGETS
 from kvc_trt.operators.shapes import HeadShape, Layout
-from kvc_trt.reference.squeeze import squeeze
+from kvc_trt.reference.model.squeeze import squeeze
 from tests.graph.small_models import SingleNode
 
 SHARES = (0.2, 0.35, 1.0)

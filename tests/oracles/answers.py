@@ -9,7 +9,7 @@ import torch
 from kvc_trt import policies
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import WeightSource
-from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from tests.oracles.family_models import SHAPE
 
 LENGTHS = (5, 90, 700)

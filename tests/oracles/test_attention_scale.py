@@ -15,7 +15,7 @@ from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.methods.base.registry import method
 from kvc_trt.models.config import Description
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.engine_run import run
 from tests import small_programs

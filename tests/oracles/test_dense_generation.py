@@ -12,7 +12,7 @@ from torch import Tensor
 from kvc_trt import policies
 from kvc_trt.models.presets import list_presets, load_preset
 from kvc_trt.models.sources.checkpoint import Checkpoint
-from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from tests.dense_presets import dense_presets
 from tests.reference.conftest import FAMILIES
 

@@ -18,7 +18,7 @@ from kvc_trt.engine.supported import check_supported, supporting
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from tests.oracles.answers import STEPS, answer_of
 from tests.oracles.family_models import SHAPE, our_config, written
 

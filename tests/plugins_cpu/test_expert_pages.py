@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.expert_pages import resident_bytes, shares
+from benchmarks.experts.pages import resident_bytes, shares
 from kvc_trt.backends.onnxruntime import native
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.run_options import RunOptions

@@ -17,8 +17,8 @@ from kvc_trt import policies
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.rope import rotary_tables
 from kvc_trt.models.sources.hugging_face import parse_config
-from kvc_trt.reference.decoder import ReferenceCache, ReferenceDecoder
 from kvc_trt.reference.layers import rms_norm
+from kvc_trt.reference.model.decoder import ReferenceCache, ReferenceDecoder
 
 TINY: dict[str, Any] = {
     "vocab_size": 61, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 6,

@@ -19,7 +19,7 @@ from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.reference import page_bounds, store
 from kvc_trt.reference.cache import LayerCache, ReferenceCache
-from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from tests.every_policy import CASES, parameters_of
 from tests.small_model import SMALL
 

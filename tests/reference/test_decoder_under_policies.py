@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvc_trt.methods.full import FULL
 from kvc_trt.reference import LayerCache, Selection
-from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from tests.rounding import assert_close
 
 POLICIES = {

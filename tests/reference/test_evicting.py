@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from kvc_trt.reference import LayerCache, heavy_hitter_attention, keep_heavy_hitters, keep_recent
-from kvc_trt.reference.heavy_hitters import received_in_prompt, stay
-from kvc_trt.reference.recent import make_room
+from kvc_trt.reference.methods.heavy_hitters import received_in_prompt, stay
+from kvc_trt.reference.methods.recent import make_room
 from tests.reference.test_decoder_under_policies import Masked, prompts
 
 NEW = 60

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from kvc_trt.reference import ExpectedQueries, expected_queries, future_rotation, keep_expected
-from kvc_trt.reference.expected_attention import expected_attention
+from kvc_trt.reference.methods.expected_attention import expected_attention
 
 State = dict[str, Any]
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvc_trt.reference import compact, compaction, dense_attention, hybrid, hybrid_attention, page_bounds
+from kvc_trt.reference import compact, compaction, dense_attention, hybrid_attention, page_bounds
+from kvc_trt.reference.methods import hybrid
 
 
 def stage_one() -> tuple[Tensor, Tensor, Tensor]:

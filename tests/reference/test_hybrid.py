@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from kvc_trt.reference import dense_attention, hybrid, hybrid_attention, page_bounds
+from kvc_trt.reference import dense_attention, hybrid_attention, page_bounds
+from kvc_trt.reference.methods import hybrid
 
 State = dict[str, Tensor]
 

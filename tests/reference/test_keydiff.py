@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from kvc_trt.reference import keep_distinct
-from kvc_trt.reference.keydiff import distinctness
+from kvc_trt.reference.methods.keydiff import distinctness
 
 Case = tuple[Tensor, Tensor, list[int], int]
 

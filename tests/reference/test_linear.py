@@ -14,8 +14,8 @@ from kvc_trt import policies
 from kvc_trt.errors import InputError
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.reference.cache import ReferenceCache
-from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.reference.linear import delta_rule
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from tests.oracles.family_models import our_config
 
 LONGEST = 24

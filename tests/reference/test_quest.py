@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from kvc_trt.reference import dense_attention, hybrid, page_bounds, quest, quest_attention
+from kvc_trt.reference import dense_attention, page_bounds, quest_attention
+from kvc_trt.reference.methods import hybrid, quest
 
 State = dict[str, Tensor]
 

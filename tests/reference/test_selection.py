@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from kvc_trt.reference import compaction, hybrid, page_bounds
+from kvc_trt.reference import compaction, page_bounds
+from kvc_trt.reference.methods import hybrid
 from kvc_trt.reference.selection import best, best_ascending, dot_products, sum_in_order
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvc_trt import reference
 from kvc_trt.reference.dense import attention_weights, causal_attention
-from kvc_trt.reference.hybrid import row_scores
+from kvc_trt.reference.methods.hybrid import row_scores
 from kvc_trt.reference.softmax import PLAIN, Softmax
 
 HEADS, GROUPS, SIZE, ENTRIES, PAGE = 6, 2, 16, 60, 4

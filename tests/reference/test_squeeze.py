@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
 from kvc_trt.policies import resolve
-from kvc_trt.reference.squeeze import groups, squeeze, unimportant_from
+from kvc_trt.reference.model.squeeze import groups, squeeze, unimportant_from
 from tests.graph.small_models import LLAMA
 
 NO_LIMIT = 10**9

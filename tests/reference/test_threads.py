@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvc_trt.reference import threads
-from kvc_trt.reference.threads import torch_threads
+from kvc_trt.reference.model import threads
+from kvc_trt.reference.model.threads import torch_threads
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.associative_recall import SECTION_TOKENS, generate, ids_of
+from kvc_trt.tasks.kinds.associative_recall import SECTION_TOKENS, generate, ids_of
 
 
 def draw(**arguments):

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.common_words import INSTRUCTION, generate
+from kvc_trt.tasks.kinds.common_words import INSTRUCTION, generate
 from tests.tasks.readers import by_word
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvc_trt import tasks
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.associative_recall import ids_of
+from kvc_trt.tasks.kinds.associative_recall import ids_of
 from kvc_trt.tasks.registry import all_tasks, task
 from kvc_trt.tasks.task import Task
 from tests.tasks.readers import by_byte, by_word

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from kvc_trt.tasks.frequent_words import FEWEST_DRAWS, INSTRUCTION, generate, rank_counts
+from kvc_trt.tasks.kinds.frequent_words import FEWEST_DRAWS, INSTRUCTION, generate, rank_counts
 from tests.tasks.readers import by_word
 
 

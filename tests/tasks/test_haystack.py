@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
 from kvc_trt.tasks.haystack import SHORT_SENTENCES, Drawn, fit_units, insert_needles, repeated
-from kvc_trt.tasks.passkey import BACKGROUND
+from kvc_trt.tasks.kinds.passkey import BACKGROUND
 
 
 def test_needles_come_after_their_share_of_the_units():

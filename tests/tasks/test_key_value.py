@@ -6,7 +6,7 @@ import json
 import pytest
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.key_value import (
+from kvc_trt.tasks.kinds.key_value import (
     BOS,
     FILLER_IDS,
     KEY_IDS,

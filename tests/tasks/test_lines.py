@@ -5,7 +5,7 @@ import re
 import pytest
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.lines import answer, generate_lines
+from kvc_trt.tasks.kinds.lines import answer, generate_lines
 from kvc_trt.tasks.task import last_integer, sample_rng
 from kvc_trt.tasks.words import KINDS, draw_distinct
 from tests.tasks.readers import by_word

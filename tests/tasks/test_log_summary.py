@@ -5,7 +5,7 @@ import re
 import pytest
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.log_summary import INTRODUCTION, PURCHASES, QUESTION, generate
+from kvc_trt.tasks.kinds.log_summary import INTRODUCTION, PURCHASES, QUESTION, generate
 from tests.tasks.readers import by_byte, by_word
 
 STATED = re.compile(r"([\w ]+) bought the ([\w ]+) for (\d{3}) coins and left it ([\w ]+)\.")

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.multi_instruction import generate
+from kvc_trt.tasks.kinds.multi_instruction import generate
 from tests.tasks.readers import by_word
 
 

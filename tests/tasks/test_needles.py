@@ -5,7 +5,7 @@ import re
 import pytest
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.needles import TIMES, Arrangement, answer, generate_needles, question
+from kvc_trt.tasks.kinds.needles import TIMES, Arrangement, answer, generate_needles, question
 from kvc_trt.tasks.task import string_match_all
 from tests.tasks.readers import by_word
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.passkey import BACKGROUND, INSTRUCTION, QUESTION, generate
+from kvc_trt.tasks.kinds.passkey import BACKGROUND, INSTRUCTION, QUESTION, generate
 from tests.tasks.readers import by_word
 
 

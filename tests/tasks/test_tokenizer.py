@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.key_value import UNKNOWN, WORDS
+from kvc_trt.tasks.kinds.key_value import UNKNOWN, WORDS
 from kvc_trt.tasks.task import TaskSample
 from kvc_trt.tasks.tokenizer import TaskTokenizer, load_task_tokenizer, unknown_id
 from tests.tasks.conftest import byte_tokenizer, word_tokenizer

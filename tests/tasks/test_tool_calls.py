@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from kvc_trt.tasks.tool_calls import SHOWN, TOOLS, generate, score
+from kvc_trt.tasks.kinds.tool_calls import SHOWN, TOOLS, generate, score
 from tests.tasks.readers import by_word
 
 

@@ -12,7 +12,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.models.presets import load_preset
 from kvc_trt.runtime.chat.template import ChatTemplate
 from kvc_trt.tasks.framing import chat, plain
-from kvc_trt.tasks.key_value import WORDS
+from kvc_trt.tasks.kinds.key_value import WORDS
 from kvc_trt.tasks.registry import all_tasks, task
 from kvc_trt.tasks.tokenizer import load_task_tokenizer
 from tests.runtime.chat_templates import CHATML, MISTRAL, QWEN3

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.variable_tracking import INSTRUCTION, generate
+from kvc_trt.tasks.kinds.variable_tracking import INSTRUCTION, generate
 from tests.tasks.readers import by_byte, by_word
 
 

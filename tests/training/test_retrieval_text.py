@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from kvc_trt.tasks.key_value import END, PAD, UNKNOWN
+from kvc_trt.tasks.kinds.key_value import END, PAD, UNKNOWN
 from kvc_trt.tasks.registry import task
 from kvc_trt.tasks.task import TaskSample
 from training.retrieval_text.contexts import Kind, Texts

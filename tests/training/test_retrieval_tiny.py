@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from kvc_trt.tasks.key_value import BOS, END, QUERY, UNKNOWN, WORDS, Placement, generate
+from kvc_trt.tasks.kinds.key_value import BOS, END, QUERY, UNKNOWN, WORDS, Placement, generate
 from training.retrieval_tiny.checkpoint import WEIGHTS_FILE, build_tokenizer, load_model, save_checkpoint
 from training.retrieval_tiny.data import QUESTION_TOKENS, BatchShape, draw_batch
 from training.retrieval_tiny.evaluate import PLACEMENTS, exact_match

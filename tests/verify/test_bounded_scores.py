@@ -15,11 +15,11 @@ from kvc_trt.methods.quest import ByPageBounds
 from kvc_trt.methods.rankings.channels import MOST_CHANNEL_CHOICES, possible_channels
 from kvc_trt.methods.rankings.rounding import BoundedScores, slack_of_truncation, truncated_share
 from kvc_trt.methods.sparq import ByChannels
-from kvc_trt.reference import hybrid
-from kvc_trt.reference.expected_attention import expected_attention
-from kvc_trt.reference.keydiff import distinctness
-from kvc_trt.reference.quest import page_scores
-from kvc_trt.reference.sparq import row_scores
+from kvc_trt.reference.methods import hybrid
+from kvc_trt.reference.methods.expected_attention import expected_attention
+from kvc_trt.reference.methods.keydiff import distinctness
+from kvc_trt.reference.methods.quest import page_scores
+from kvc_trt.reference.methods.sparq import row_scores
 
 torch = pytest.importorskip("torch")
 

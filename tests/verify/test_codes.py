@@ -16,7 +16,7 @@ from kvc_trt.operators import cache_formats, vectors
 from kvc_trt.operators.attention import recent_attention, selective
 from kvc_trt.operators.attention.append import Place
 from kvc_trt.operators.shapes import float32
-from kvc_trt.reference.caching import Tokens, as_stored
+from kvc_trt.reference.model.caching import Tokens, as_stored
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.codes.following import FollowedCodes
 from kvc_trt.verify.codes.stored_tokens import StoredTokens

@@ -13,7 +13,7 @@ import torch
 from kvc_trt import policies
 from kvc_trt.methods.hybrid import ChannelChoice, channel_choices, page_scores
 from kvc_trt.methods.rankings.ranking import Prompts, Step
-from kvc_trt.reference.sparq import row_scores
+from kvc_trt.reference.methods.sparq import row_scores
 from kvc_trt.verify.rankings.index_lists import judge_kept, judge_read
 from tests.small_model import SMALL
 

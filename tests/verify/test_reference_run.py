@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvc_trt import policies
-from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.questions.prompts import prompt_lengths, random_prompts
 from kvc_trt.verify.reference_run import (

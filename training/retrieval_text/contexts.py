@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 from tokenizers import Tokenizer
 
-from kvc_trt.tasks import lines, needles
 from kvc_trt.tasks.haystack import SHORT_SENTENCES
-from kvc_trt.tasks.key_value import BOS
+from kvc_trt.tasks.kinds import lines, needles
+from kvc_trt.tasks.kinds.key_value import BOS
 from kvc_trt.tasks.words import FIVE_DIGITS, draw_distinct, prose
 
 Kind = Literal["single", "values", "queries", "line"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvc_trt.tasks.key_value import END, PAD
+from kvc_trt.tasks.kinds.key_value import END, PAD
 from kvc_trt.tasks.task import sample_rng
 from training.retrieval_text.contexts import Ids, Kind, Texts, lines_row, needles_row
 from training.retrieval_tiny.branches import Branches

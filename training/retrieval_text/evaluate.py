@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from kvc_trt.tasks import lines, needles
-from kvc_trt.tasks.key_value import END
+from kvc_trt.tasks.kinds import lines, needles
+from kvc_trt.tasks.kinds.key_value import END
 from kvc_trt.tasks.registry import task
 from kvc_trt.tasks.task import Task, TaskSample
 from training.retrieval_text.tokenizer import build_tokenizer

@@ -16,9 +16,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
 
-from kvc_trt.tasks import lines, needles
 from kvc_trt.tasks.haystack import SHORT_SENTENCES
-from kvc_trt.tasks.key_value import BOS, END, PAD, SPECIALS, UNKNOWN
+from kvc_trt.tasks.kinds import lines, needles
+from kvc_trt.tasks.kinds.key_value import BOS, END, PAD, SPECIALS, UNKNOWN
 from kvc_trt.tasks.words import ADJECTIVES, NOUNS, prose
 
 PIECE = r"\n| ?[A-Za-z]+|-[a-z]+| ?[0-9]{1,2}|[^A-Za-z0-9]"

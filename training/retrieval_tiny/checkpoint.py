@@ -12,7 +12,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
-from kvc_trt.tasks.key_value import BOS, END, PAD, UNKNOWN, WORDS
+from kvc_trt.tasks.kinds.key_value import BOS, END, PAD, UNKNOWN, WORDS
 from training.retrieval_tiny.model import ModelShape, SmallLlama
 
 WEIGHTS_FILE = "model.safetensors"

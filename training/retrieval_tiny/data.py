@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvc_trt.tasks.key_value import END, QUERY, VALUES_PER_RECORD, Ids, draw_haystack
+from kvc_trt.tasks.kinds.key_value import END, QUERY, VALUES_PER_RECORD, Ids, draw_haystack
 from kvc_trt.tasks.task import sample_rng
 
 TARGETS_PER_QUERY = VALUES_PER_RECORD + 1  # the four values, then <end>

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from kvc_trt.tasks.key_value import VALUES_PER_RECORD, KeyValueSample, Placement, generate
+from kvc_trt.tasks.kinds.key_value import VALUES_PER_RECORD, KeyValueSample, Placement, generate
 from training.retrieval_tiny.checkpoint import load_model
 from training.retrieval_tiny.model import SmallLlama
 

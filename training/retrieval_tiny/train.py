@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch.nn.functional as F
 
-from kvc_trt.tasks.key_value import WORDS
+from kvc_trt.tasks.kinds.key_value import WORDS
 from training.retrieval_tiny.checkpoint import build_tokenizer, save_checkpoint
 from training.retrieval_tiny.course import Course, Stage
 from training.retrieval_tiny.data import BatchShape, draw_batch

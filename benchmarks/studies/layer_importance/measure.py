@@ -21,7 +21,7 @@ from benchmarks.studies import texts
 from benchmarks.studies.records import Records
 from benchmarks.studies.study import Run, measure_lacking
 from benchmarks.studies.watched import Recent, StudyModel, WatchedLayer, open_study_model
-from kvc_trt.reference.squeeze import squeeze
+from kvc_trt.reference.model.squeeze import squeeze
 from kvc_trt.tasks.registry import task
 
 NAME = "layer_importance"

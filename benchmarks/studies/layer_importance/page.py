@@ -25,7 +25,7 @@ from benchmarks.studies.layer_importance.measure import (
 from benchmarks.studies.records import Record, measured_on, of_kind
 from benchmarks.studies.study import Study, Written, image
 from kvc_trt.methods.base.layer_budget import DEFAULT_SHARE
-from kvc_trt.reference.squeeze import unimportant_from
+from kvc_trt.reference.model.squeeze import unimportant_from
 
 FEW = 2
 """Layers at either end that are called the first and the last few, in models of eight layers or more."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.studies.watched import Caches, Following, Seen, WatchedLayer
-from kvc_trt.reference.heavy_hitters import received_in_prompt, stay
+from kvc_trt.reference.methods.heavy_hitters import received_in_prompt, stay
 
 
 class HeavyHitters:

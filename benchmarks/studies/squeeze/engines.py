@@ -34,7 +34,7 @@ from kvc_trt.operators.compaction.layer_budgets import LAYER_BUDGETS
 from kvc_trt.policies import BASELINE
 from kvc_trt.profile.engine_weights import engine_weight_bytes
 from kvc_trt.profile.model_size import cache_itemsize, token_cache_bytes
-from kvc_trt.reference.squeeze import squeeze
+from kvc_trt.reference.model.squeeze import squeeze
 from kvc_trt.runtime.session.batch import batch_of
 
 STEPS, MEMORY, COST = "steps", "memory", "cost"

@@ -25,7 +25,7 @@ from benchmarks.studies.two_stages.measure import depth_of, divergence
 from benchmarks.studies.watched import Caches, Recent, StudyModel, open_study_model
 from kvc_trt import policies
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.reference.squeeze import squeeze
+from kvc_trt.reference.model.squeeze import squeeze
 from kvc_trt.tasks.registry import task
 
 NAME = "squeeze"

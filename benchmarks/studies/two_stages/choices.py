@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.studies.pooling.measure import pooled
 from benchmarks.studies.two_stages.cells import First, Second
 from benchmarks.studies.watched import WatchedLayer
-from kvc_trt.reference.hybrid import temperature
+from kvc_trt.reference.methods.hybrid import temperature
 
 
 @dataclass

@@ -73,7 +73,7 @@ class ReferenceAnswerer:
         end_token_ids: Iterable[int],
         prefills: Prefills,
     ) -> None:
-        from kvc_trt.reference.decoder import ReferenceDecoder
+        from kvc_trt.reference.model.decoder import ReferenceDecoder
 
         method = policies.method(parameters)
         self._decoder = ReferenceDecoder(config, weights, method=method, parameters=parameters)
@@ -88,7 +88,7 @@ class ReferenceAnswerer:
 
     def answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
         """Greedy answers; a tie takes the lowest id, as a session does. InputError for a second question."""
-        from kvc_trt.reference.threads import torch_threads
+        from kvc_trt.reference.model.threads import torch_threads
 
         if any(question.turn_ids for question in questions):
             raise InputError(f"{self.parameters.policy} has no engine, and second questions are asked of engines")

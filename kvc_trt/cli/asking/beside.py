@@ -18,7 +18,7 @@ from kvc_trt.tables import text_table
 
 if TYPE_CHECKING:
     from kvc_trt import Engine
-    from kvc_trt.cli.run_arguments import RunArguments
+    from kvc_trt.cli.options.run import RunArguments
     from kvc_trt.runtime import Output
 
 _NARROW, _WIDE = 80, 160

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvc_trt.cli.asking.talk import Talk
-from kvc_trt.cli.run_arguments import END
+from kvc_trt.cli.options.run import END
 from kvc_trt.cli.text.printing import show
 from kvc_trt.errors import InputError, KvcError, did_you_mean
 from kvc_trt.files.atomic import write_new_file

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kvc_trt.cli.asking.talk import Talk
-from kvc_trt.cli.prompts import read_text
-from kvc_trt.cli.run_arguments import END, RunArguments
+from kvc_trt.cli.options.prompts import read_text
+from kvc_trt.cli.options.run import END, RunArguments
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.session.turn import takes_turns
 

@@ -17,7 +17,7 @@ from kvc_trt.cli.text.run_report import cache_of, held, logprobs_of
 if TYPE_CHECKING:
     from kvc_trt import Engine
     from kvc_trt.api.rules import AnswerRules
-    from kvc_trt.cli.run_arguments import RunArguments
+    from kvc_trt.cli.options.run import RunArguments
     from kvc_trt.runtime import Event
     from kvc_trt.runtime.chat.conversation import Conversation, Reply
 

@@ -13,8 +13,8 @@ from prompt_toolkit.key_binding import KeyBindings
 
 from kvc_trt.cli.asking.commands import COMMANDS, run_command
 from kvc_trt.cli.asking.talk import Talk
+from kvc_trt.cli.options.prompts import read_text
 from kvc_trt.cli.process.ending import event_loop_inside, first_interrupt
-from kvc_trt.cli.prompts import read_text
 from kvc_trt.cli.text.printing import show
 from kvc_trt.errors import KvcError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyPressEvent
 
     from kvc_trt import Engine
-    from kvc_trt.cli.run_arguments import RunArguments
+    from kvc_trt.cli.options.run import RunArguments
 
 _PROMPT = "> "
 _GREETING = "/help lists the commands. Ctrl-C stops an answer; a second one, or Ctrl-D, ends the conversation."

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.graph.state import by_layer, cache_heads, cache_sites
-from kvc_trt.reference.squeeze import groups
+from kvc_trt.reference.model.squeeze import groups
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
 

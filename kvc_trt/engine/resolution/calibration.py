@@ -16,7 +16,7 @@ from kvc_trt.errors import InputError, describe
 from kvc_trt.files.inputs import read_text_input
 from kvc_trt.methods.base.layer_budget import DEFAULT_SHARE, largest_budget, smallest_budget, uniform_budget
 from kvc_trt.models.rope import longest_alike
-from kvc_trt.reference.squeeze import squeeze
+from kvc_trt.reference.model.squeeze import squeeze
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.tasks.registry import task
 from kvc_trt.tasks.tokenizer import load_task_tokenizer
@@ -91,7 +91,7 @@ def divide(resolved: ResolvedBuild, cosines: Sequence[float], progress: Progress
 def _cosines(resolved: ResolvedBuild, source: ModelSource, prompts: list[list[int]], progress: Progress) -> list[float]:
     import torch
 
-    from kvc_trt.reference.decoder import ReferenceDecoder
+    from kvc_trt.reference.model.decoder import ReferenceDecoder
 
     rule = resolved.parameters
     decoder = ReferenceDecoder(

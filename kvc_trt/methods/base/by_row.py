@@ -116,7 +116,7 @@ def run_trim(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Foun
     """Run KvcTrimBesideRecent, each row to another budget, on scores that repeat, every third position of a text."""
     import torch
 
-    from kvc_trt.reference.heavy_hitters import stay
+    from kvc_trt.reference.methods.heavy_hitters import stay
 
     selection = decode_selection(rule.decode_selection)
     most = rule.capacity - selection.spare_slots

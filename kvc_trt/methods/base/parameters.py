@@ -17,7 +17,7 @@ from kvc_trt.operators.dimensions import MAX_TOKENS
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.reference.rules import PromptQueries
+    from kvc_trt.reference.model.rules import PromptQueries
 
 DEFAULT = "rocketkv"
 """The default policy of a build."""

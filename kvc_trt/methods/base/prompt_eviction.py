@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kvc_trt.methods.rankings.ranking import PromptRanking
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
-    from kvc_trt.reference.rules import PromptQueries
+    from kvc_trt.reference.model.rules import PromptQueries
 
 Entry = TypeVar("Entry", "StepLayer", "TurnLayer")
 

@@ -1,6 +1,6 @@
 """KvcLayerBudgets: how much of one prompt each layer keeps (SqueezeAttention, arXiv 2404.04793).
 
-The exact division of `kvc_trt.reference.squeeze` in double precision, for each row of the batch separately.
+The exact division of `kvc_trt.reference.model.squeeze` in double precision, for each row of the batch separately.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvc_trt.reference.caching import Tokens, as_stored
+from kvc_trt.reference.model.caching import Tokens, as_stored
 from kvc_trt.verify.codes.parts import read_parts
 from kvc_trt.verify.codes.stored_tokens import head_of
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvc_trt.tasks.key_value import Placement
+from kvc_trt.tasks.kinds.key_value import Placement
 
 PLACEMENTS: dict[Placement, str] = {"in_prompt": "query in the prompt", "after_compaction": "query after compaction"}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvc_trt.errors import InputError
 from kvc_trt.tasks import framing
 from kvc_trt.tasks.framing import Framing
-from kvc_trt.tasks.key_value import (
+from kvc_trt.tasks.kinds.key_value import (
     KEYS,
     QUERY_TOKENS,
     RECORD_TOKENS,

@@ -31,7 +31,7 @@ from kvc_trt.operators.compaction.store_tokens import STORE_TOKENS
 from kvc_trt.operators.experts import OF_EXPERTS
 from kvc_trt.operators.softmax import SINK_LOGITS
 from kvc_trt.reference.dense import causal_attention
-from kvc_trt.reference.squeeze import squeeze
+from kvc_trt.reference.model.squeeze import squeeze
 from kvc_trt.verify.checks import Check, at_most
 from kvc_trt.verify.codes.operators import run_store_tokens, with_stored_caches
 from kvc_trt.verify.rankings.array_errors import exact, larger, maximum_error

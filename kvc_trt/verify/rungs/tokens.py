@@ -17,7 +17,7 @@ from kvc_trt.verify.checks import Check
 from kvc_trt.verify.engine_under_test import EngineUnderTest
 
 if TYPE_CHECKING:
-    from kvc_trt.reference.decoder import ReferenceDecoder
+    from kvc_trt.reference.model.decoder import ReferenceDecoder
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from kvc_trt import policies, reference
 from kvc_trt.backends.harness import Array, ObservedExecutor
 from kvc_trt.methods.rankings.ranking import Prompts
-from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from kvc_trt.runtime.executor import Extended, TurnExecutor
 from kvc_trt.runtime.session.batch import Batch, batch_of
 from kvc_trt.verify.checks import Check, at_most

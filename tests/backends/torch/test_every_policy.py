@@ -20,7 +20,7 @@ from kvc_trt.graph.state import cache_sites
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.kernels import use_library
 from kvc_trt.methods.base.registry import method
-from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from kvc_trt.runtime import Request, Session, Speculation
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.engine_run import run

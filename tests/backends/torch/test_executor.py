@@ -21,7 +21,7 @@ from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.kernels import loading, ops, use_library
 from kvc_trt.kernels.ops import kvc
 from kvc_trt.models.config import Description, FeedForward, Yarn
-from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from kvc_trt.runtime import Request, Session
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.engine_run import run

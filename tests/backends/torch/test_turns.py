@@ -16,7 +16,7 @@ from kvc_trt.graph.state import cache_sites
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.methods.base.registry import method
 from kvc_trt.operators.fp8_bounds import codes_of
-from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from tests.close_bounds import may_be_of_close
 
 POLICIES = (

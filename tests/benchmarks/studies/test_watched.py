@@ -10,7 +10,7 @@ import torch
 from benchmarks.studies.watched import Recent, WatchedDecoder
 from kvc_trt import policies
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.model.decoder import ReferenceDecoder
 from tests.small_model import SMALL
 
 LONGEST = 64

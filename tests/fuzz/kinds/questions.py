@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt.api import Engine
-from kvc_trt.cli.prompts import read_prompt_ids, read_text
+from kvc_trt.cli.options.prompts import read_prompt_ids, read_text
 from kvc_trt.errors import InputError
 from kvc_trt.runtime import Sampling
 from kvc_trt.serving.dynamo.requests import request_of

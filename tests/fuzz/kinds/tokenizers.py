@@ -174,7 +174,7 @@ class Messages(Kind):
         return [json.dumps(long).encode(), json.dumps(many).encode(), b"[" * 100_000, b"[]", b"[[]]", b"{}"]
 
     def read(self, content: bytes) -> list[str]:
-        from kvc_trt.cli.prompts import read_messages
+        from kvc_trt.cli.options.prompts import read_messages
 
         conversations = read_messages(self.file(content, "messages.json"), None)
         if self._template is None:

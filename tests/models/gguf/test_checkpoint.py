@@ -43,7 +43,7 @@ def transformers_reading(path):
 def reference_logits(checkpoint, ids):
     import torch
 
-    from kvc_trt.reference.decoder import ReferenceDecoder
+    from kvc_trt.reference.model.decoder import ReferenceDecoder
 
     parameters = policies.resolve(
         "full", model=checkpoint.config, token_budget=None, max_input_len=len(ids), max_output_len=8

@@ -20,7 +20,7 @@ from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.quantisation import BLOCK, dequantise, quantise
 from kvc_trt.models.weights import EXPERT_BIASES, EXPERT_MATRICES, ROUTER, ROUTER_BIAS
 from kvc_trt.operators.experts import MATRICES
-from kvc_trt.reference.experts import mixed, routed
+from kvc_trt.reference.model.experts import mixed, routed
 from kvc_trt.verify.checks import Check, at_most
 from kvc_trt.verify.rankings.array_errors import maximum_error
 

@@ -1,0 +1,1 @@
+"""Decode steps of ONNX Runtime's engines, and their page."""

@@ -1,0 +1,1 @@
+"""Time and memory of prefill: whole, in slices, and with budgets divided among layers."""

@@ -1,0 +1,113 @@
+"""`kvc-trt plan`: what an engine would store, read and reach, before anything is built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import cloup
+
+from kvc_trt.backends.registry import names
+from kvc_trt.cli.options.build import TENSOR_PARALLEL, WEIGHTS, policy_options
+from kvc_trt.cli.options.types import Bandwidth, Bytes
+from kvc_trt.cli.text.printing import json_option, print_json, show
+from kvc_trt.config import configured, parse_settings
+
+DEFAULT_BANDWIDTH = 12.5e9
+"""Bytes per second: 100 Gbit/s."""
+
+
+@cloup.command(name="plan")
+@cloup.option_group(
+    "Model and weights",
+    cloup.option(
+        "--model", metavar="NAME|PATH", help="A preset, a Hugging Face directory, its config.json, or a GGUF file."
+    ),
+    cloup.option("--weights", type=click.Choice(WEIGHTS), help="Their format; auto is the model's own."),
+)
+@policy_options()
+@cloup.option_group(
+    "Engine",
+    cloup.option(
+        "--backend",
+        type=click.Choice(names()),
+        help="What it is for; adds the memory that it takes there.",
+    ),
+    cloup.option("--max-batch-size", type=int, help="Rows of a batch, for that memory."),
+    TENSOR_PARALLEL,
+    cloup.option("--draft-tokens", type=int, metavar="2..8", help="With the graph that checks drafts."),
+    cloup.option("--config", "config_file", type=click.Path(path_type=Path), help="A build's YAML file."),
+)
+@cloup.option_group(
+    "What to say",
+    cloup.option(
+        "--gpu",
+        "gpus",
+        multiple=True,
+        metavar="NAME",
+        help="h100, h200, a100, l40s, b200, rtx-pro-6000, or NAME=bandwidth,TFLOPS,GiB as in mine=900GB/s,120,24.  "
+        "[default: h100 and h200]",
+    ),
+    cloup.option("--compare", is_flag=True, help="All policies at this budget: what each stores and reads."),
+    cloup.option(
+        "--memory",
+        type=Bytes(),
+        help="The largest budget of each policy and cache format whose caches fit so many bytes, such as 60MiB.",
+    ),
+    cloup.option(
+        "--rows",
+        type=click.IntRange(min=1),
+        help="Rows that share --memory; alone: the largest budgets with which so many fit each GPU.",
+    ),
+    cloup.option(
+        "--mix",
+        type=click.Path(path_type=Path),
+        help="YAML file of requests of several lengths: predict requests per second.",
+    ),
+)
+@cloup.option_group(
+    "Prefill and decode on different machines",
+    cloup.option("--disaggregated", is_flag=True, help="What travels between them, and how many of each."),
+    cloup.option("--bandwidth", type=Bandwidth(), help="Of the network between them.  [default: 12.5GB/s]"),
+)
+@json_option
+def command(
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    gpus: tuple[str, ...],
+    compare: bool,
+    memory: int | None,
+    rows: int | None,
+    mix: Path | None,
+    disaggregated: bool,
+    bandwidth: float | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Predict cache size, traffic and the bandwidth floor of an engine; needs neither weights nor a GPU."""
+    from kvc_trt.profile.planning.question import Question, answered
+
+    if bandwidth is not None and not disaggregated:
+        raise click.UsageError("--bandwidth goes with --disaggregated")
+    given = {name: value for name, value in flags.items() if value is not None}
+    network = bandwidth or DEFAULT_BANDWIDTH if disaggregated else None
+    question = Question(gpus, compare, memory, rows, mix, network)
+    by_set = parse_settings(settings)
+    question.check({**by_set, **given})
+    config, _ = configured(config_file, ("--set", by_set), ("the command line", given))
+    plan = answered(config, question)
+    if as_json:
+        print_json(plan)
+    elif compare:
+        from kvc_trt.cli.text.plan.budgets import compare_text
+
+        show(compare_text(plan))
+    elif question.limited:
+        from kvc_trt.cli.text.plan.budgets import limit_text
+
+        show(limit_text(plan))
+    else:
+        from kvc_trt.cli.text.plan.sections import plan_text
+
+        show(plan_text(plan))

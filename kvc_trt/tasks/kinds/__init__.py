@@ -1,0 +1,1 @@
+"""The tasks, one file each: a file that defines `TASKS` is found by the registry."""
