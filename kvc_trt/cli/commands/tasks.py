@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from kvc_trt.cli import convert
+from kvc_trt.cli.commands import convert
 from kvc_trt.cli.text import printing
 from kvc_trt.files.atomic import check_new_file, write_new_file
 from kvc_trt.tables import text_table
