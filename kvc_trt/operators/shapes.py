@@ -85,7 +85,7 @@ class Layout:
     by_length: bool = False
     """True if rows of a compaction have numbers of their own."""
     softmax: SoftmaxForm = PLAIN
-    """What attention makes of logits."""
+    """The softmax that attention applies to its logits."""
 
     @property
     def lowest(self) -> np.ndarray:

@@ -20,7 +20,7 @@ CAPPED, WITH_SINKS = 1, 2
 
 @dataclass(frozen=True)
 class SoftmaxForm:
-    """What all layers of an engine make of the logits of queries and keys; the default is the plain softmax."""
+    """The softmax of all layers of an engine: caps and sinks; the default is the plain softmax."""
 
     cap: float | None = None
     """A logit l becomes cap tanh(l / cap)."""

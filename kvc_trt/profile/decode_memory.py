@@ -1,4 +1,4 @@
-"""What decode steps need in memory beside the weights: measured on caches of a prompt's length, and modelled.
+"""Memory that decode steps need beside the weights: measured on caches of a prompt's length, and modelled.
 
 RocketKV (arXiv 2502.14051v1, section 4.3) reports the peak memory of decode beside that of the whole cache.
 """

@@ -37,7 +37,7 @@ class LayerCache:
     budgets: list[int] | None = None
     """The tokens that each row stores, if steps evict and budgets are set per prompt."""
     softmax: Softmax = PLAIN
-    """What the attention of the layer's heads makes of logits."""
+    """The softmax that the attention of the layer's heads applies to its logits."""
 
     def row(self, b: int) -> LayerCache:
         """Return one row with what a step reads of it, as views."""

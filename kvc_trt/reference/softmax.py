@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Softmax(NamedTuple):
-    """What a layer's attention makes of the logits of queries and keys; the default is the plain softmax."""
+    """The softmax of a layer's attention, with its caps and sinks; the default is the plain softmax."""
 
     cap: float | None = None
     """A logit l becomes cap tanh(l / cap), before anything is masked."""
@@ -50,7 +50,7 @@ PLAIN = Softmax()
 
 
 class Observed(NamedTuple):
-    """What compaction by the last queries observes in a layer whose softmax is not plain."""
+    """The last queries and the softmax of a layer, which compaction observes where that softmax is not plain."""
 
     queries: Tensor
     """[B,H,W,D]"""

@@ -43,7 +43,7 @@ class Turn(NamedTuple):
     scores: Tensor | None = None
     """[B,G,T]: attention that each token has received before the turn, if the policy evicts by it."""
     softmax: Softmax = PLAIN
-    """What the layer's attention makes of logits."""
+    """The softmax that the layer's attention applies to its logits."""
 
     def row(self, b: int) -> Turn:
         """Return one row of the batch."""

@@ -1,4 +1,4 @@
-"""What each layer of an engine makes of the logits of attention, as the reference is given it."""
+"""The softmax of each layer of an engine, as the reference is given it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kvc_trt.files.held import HeldFile
 
 _REFUSES_LINKS = "add_external_initializers_from_files_in_memory"
-"""What versions have that refuse a link out of `_FOLDER`: later ones than 1.23, the newest for Python 3.10."""
+"""An attribute of versions that refuse a link out of `_FOLDER`: later ones than 1.23, the newest for Python 3.10."""
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _EMPTY = Path(os.devnull)
 """Reading weights from it is an error, not zeros."""

@@ -69,7 +69,7 @@ class Prompts:
     texts: Array | None = None
     """[B]: tokens of the conversation, where not all are stored; None: `lengths`."""
     softmax: Softmax = PLAIN
-    """What the layer's attention makes of logits."""
+    """The softmax that the layer's attention applies to its logits."""
 
     @classmethod
     def of_tensors(
@@ -116,7 +116,7 @@ class Step:
     lengths: Array
     """[B], with the current token counted."""
     softmax: Softmax = PLAIN
-    """What the layer's attention makes of logits."""
+    """The softmax that the layer's attention applies to its logits."""
 
     @classmethod
     def of_tensors(cls, query: Tensor, keys: Tensor, lengths: Tensor, softmax: Softmax = PLAIN) -> Step:

@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 SPACE = "\u2581"
-"""What stands for a space in a token."""
+"""The character that stands for a space in a token."""
 
 
 def merges_of(tokens: Sequence[str], scores: NDArray[Any], joined: Collection[int]) -> list[list[str]]:

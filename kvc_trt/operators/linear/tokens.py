@@ -1,4 +1,4 @@
-"""What the operators of linear layers share: their tensors, and the bodies' convolution, vectors of heads and decays.
+"""The parts that linear layers' operators share: tensors, and the bodies' convolution, vectors of heads and decays.
 
 Bodies compute in float32 whatever the activations' type. Consecutive value heads share a key head.
 """
@@ -23,7 +23,7 @@ KERNEL = "kernel"
 MEMORY = Tensor("memory", FLOAT, ("B", "ValueHeads", "KeySize", "ValueSize"), "what each value head has taken in")
 LAST_INPUTS = Tensor("last_inputs", CACHE, ("B", "Before", "Channels"), "what the convolution has read of the last")
 STATE = (LAST_INPUTS, MEMORY)
-"""What a linear layer keeps of a row, however many tokens it has taken in. Zeros before a row's first token."""
+"""The state of a row in a linear layer, of one size however many tokens it has taken in; zeros before the first."""
 WEIGHTS = (
     Tensor("convolution", CACHE, ("Channels", "One", "Kernel"), "of queries, then keys, then values"),
     Tensor("decay_log", CACHE, ("ValueHeads",), "logarithm of each head's decay"),

@@ -38,7 +38,7 @@ class Projected(NamedTuple):
     plain_query: Tensor
     plain_keys: Tensor
     softmax: Softmax = PLAIN
-    """What the layer's attention makes of logits."""
+    """The softmax that the layer's attention applies to its logits."""
 
 
 class Tokens(NamedTuple):

@@ -23,11 +23,11 @@ class PromptQueries(NamedTuple):
     rotary_tables: tuple[Tensor, Tensor]
     """Cosine and sine of every position, [L,D/2]."""
     softmax: Softmax = PLAIN
-    """What the attention of these heads makes of logits."""
+    """The softmax that the attention of these heads applies to its logits."""
 
     @property
     def observed(self) -> Tensor | Observed:
-        """What compaction by the last queries observes: them, and the softmax where it is not plain."""
+        """Return the last queries, with the softmax where it is not plain, for compaction to observe."""
         return self.window if self.softmax.plain else Observed(self.window, self.softmax)
 
 
