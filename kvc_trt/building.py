@@ -82,9 +82,7 @@ def build_configured(
     if request.config.tensor_parallel is not None:
         progress.note(f"tensor parallel: {describe_shards(request.model, request.config.tensor_parallel)}")
     if config.weights == "auto" and request.config.weights == "keep":
-        progress.note(
-            "weights: the checkpoint's own blocks (keep), with which native operators round what they multiply"
-        )
+        progress.note("weights: the checkpoint's own blocks (keep)")
     if choice.quantised is not None and request.config.weights not in (choice.quantised, "keep"):
         stored, wanted = choice.quantised, request.config.weights
         progress.note(f"weights: the checkpoint's matrices in {stored} are dequantised for {wanted}")

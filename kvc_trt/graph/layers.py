@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from kvc_trt.graph.weight_plans import OFFSETS, PACKED, SCALES, rotary_names
+from kvc_trt.graph.weight_plans import KEEP, OFFSETS, PACKED, SCALES, rotary_names
 from kvc_trt.graph.weights import EMBEDDING, HEAD, GraphWeights, Stored
 from kvc_trt.methods.base.graph_context import Angles
 from kvc_trt.models.config import ModelConfig
@@ -285,6 +285,7 @@ class Layers:
         product = QUANTISED_LINEAR.call(
             self.emit, {"x": x, "packed": packed, "scales": scales}, bits=self._bits(matrices[0]), block=BLOCK,
             in_features=shapes[0][1] * BLOCK, out_features=sum(rows for rows, _ in shapes),
+            wide_input=int(self.weights.precision == KEEP),
         )["y"]  # fmt: skip
         if not offsets:
             return product

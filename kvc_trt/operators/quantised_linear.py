@@ -33,6 +33,7 @@ IN_FEATURES = Attribute("in_features", 1, INT32_MAX)
 OUT_FEATURES = Attribute("out_features", 1, INT32_MAX)
 BITS = Attribute("bits", 4, 8, "4 or 8")
 BLOCK_SIZE = Attribute("block", 16, 256, "columns that share a scale, a power of two")
+WIDE_INPUT = Attribute("wide_input", 0, 1, "1: native operators round the input to 15 bits, not 8")
 
 
 def _write_linear(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
@@ -66,10 +67,10 @@ def unpacked(emit: Emitter, packed: Value, scales: Value, bits: Value) -> Value:
 
 QUANTISED_LINEAR = Operator(
     name="KvcQuantisedLinear",
-    summary="Product with a matrix in 4 or 8 bits; the input is rounded to 8 bits.",
+    summary="Product with a matrix in 4 or 8 bits; the input is rounded to 8 bits, or 15 where it is wide.",
     inputs=(Tensor("x", FLOAT, ("T", "In")), PACKED, SCALES),
     outputs=(Tensor("y", FLOAT, ("T", "Out")),),
-    attributes=(IN_FEATURES, OUT_FEATURES, BITS, BLOCK_SIZE),
+    attributes=(IN_FEATURES, OUT_FEATURES, BITS, BLOCK_SIZE, WIDE_INPUT),
     formulas={"In": "in_features", "Out": "out_features"},
     write=_write_linear,
 )

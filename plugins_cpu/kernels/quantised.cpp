@@ -38,8 +38,8 @@ int32_t largest_lane(Integers vector, Numbers<Lanes...>) {
     return vector[0];
 }
 
-/// Rounds one block to levels, in the order of its elements, and returns the scale.
-float round_block(const float* x, int8_t* levels) {
+/// Rounds one block to levels, in the order of its elements, and returns the scale. `left` as in RoundInput.
+float round_block(const float* x, int8_t* levels, float* left) {
     constexpr int vectors = kBlock / kWidth;
     typedef int8_t Levels __attribute__((vector_size(kWidth)));
     Vector parts[vectors];
@@ -54,13 +54,15 @@ float round_block(const float* x, int8_t* levels) {
     float largest;
     std::memcpy(&largest, &bits, sizeof largest);
     const float inverse = largest > 0.0f ? kLargestLevel / largest : 0.0f;
+    const float scale = largest / kLargestLevel;
     const Vector rounding = all(kRounding);
     for (int i = 0; i < vectors; ++i) {
-        const Integers whole = __builtin_convertvector((parts[i] * inverse + rounding) - rounding, Integers);
-        const Levels narrow = __builtin_convertvector(whole, Levels);
+        const Vector level = (parts[i] * inverse + rounding) - rounding;
+        const Levels narrow = __builtin_convertvector(__builtin_convertvector(level, Integers), Levels);
         std::memcpy(levels + i * kWidth, &narrow, sizeof narrow);
+        if (left != nullptr) store(left + i * kWidth, parts[i] - level * scale);
     }
-    return largest / kLargestLevel;
+    return scale;
 }
 
 /// The place of a block's levels, which `dot` multiplies by vectors of a row.
@@ -107,7 +109,7 @@ int32_t sum_of_block(const int8_t* levels) {
 }
 
 /// Rounds one token; blocks after the last one become zeros.
-void round_token(const float* x, int bits, int64_t token, const RoundedInput& result) {
+void round_token(const float* x, int bits, int64_t token, const RoundedInput& result, float* left) {
     const int64_t padded = padded_blocks(result.blocks);
     int8_t* const levels = result.levels + token * padded * kBlock;
     float* const scales = result.scales + token * padded;
@@ -115,7 +117,11 @@ void round_token(const float* x, int bits, int64_t token, const RoundedInput& re
     const int32_t zero = 1 << (bits - 1);
     for (int64_t block = 0; block < padded; ++block) {
         alignas(64) int8_t plain[kBytes > kBlock ? kBytes : kBlock] = {};
-        scales[block] = block < result.blocks ? round_block(x + block * kBlock, plain) : 0.0f;
+        scales[block] = 0.0f;
+        if (block < result.blocks) {
+            float* const left_of_block = left == nullptr ? nullptr : left + block * kBlock;
+            scales[block] = round_block(x + block * kBlock, plain, left_of_block);
+        }
         if (result.order == Order::kByPanel) {
             store_by_panel(plain, block, bits, levels);
             sums[block] = -zero * sum_of_block(plain);
@@ -352,9 +358,10 @@ void multiply_as(const QuantisedMatrix& matrix, const RoundedInput& input, int64
 
 }  // namespace
 
-void round_input(const float* x, int bits, int64_t first, int64_t last, const RoundedInput& result) {
+void round_input(const float* x, int bits, int64_t first, int64_t last, const RoundedInput& result, float* left) {
     for (int64_t token = first; token < last; ++token) {
-        round_token(x + token * result.blocks * kBlock, bits, token, result);
+        const int64_t start = token * result.blocks * kBlock;
+        round_token(x + start, bits, token, result, left == nullptr ? nullptr : left + start);
     }
 }
 

@@ -1,4 +1,5 @@
-// Products with matrices in 4 or 8 bits, whose input is rounded to 8 bits with a scale per 32 elements.
+// Products with matrices in 4 or 8 bits, whose input is rounded to 8 bits with a scale per 32 elements. What rounding
+// leaves can be rounded as another token: the sum of both products is that of an input in 15 bits or more.
 //
 // A matrix stays in the layout of the weight file (kvc_trt/operators/quantised_linear.py) and is never copied whole.
 // For few tokens, each row is read once; a vector holds neighbouring elements of one row. For many tokens, a panel of
@@ -50,8 +51,9 @@ inline constexpr int64_t kWidestPanel = 32;
 /// Bytes that `multiply` by panel needs for one panel, aligned to 64.
 static constexpr int64_t panel_scratch(int64_t blocks) { return kWidestPanel * blocks * (kQuantisedBlock + 4); }
 
-/// Rounds tokens first..last-1 of x [tokens, 32 * blocks].
-using RoundInput = void(const float* x, int bits, int64_t first, int64_t last, const RoundedInput& result);
+/// Rounds tokens first..last-1 of x [tokens, 32 * blocks]. `left`, of the same shape, takes what they were beyond their
+/// levels; null where nobody asks for it.
+using RoundInput = void(const float* x, int bits, int64_t first, int64_t last, const RoundedInput& result, float* left);
 
 /// Writes columns first..last-1 of y [tokens, stride]: the products with rows first..last-1 of the matrix.
 using Multiply = void(const QuantisedMatrix& matrix, const RoundedInput& input, int64_t first, int64_t last, float* y,

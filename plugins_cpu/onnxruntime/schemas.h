@@ -11,7 +11,7 @@
 namespace kvc {
 
 /// The version of the interface that Python and the library share.
-inline constexpr int32_t kInterface = 1611094470;
+inline constexpr int32_t kInterface = 569328392;
 
 inline constexpr const char* kDomain = "kvc";
 
@@ -1364,7 +1364,7 @@ inline constexpr Schema kKvcQuantisedExperts[] = {{"KvcQuantisedExperts", kKvcQu
                                                    kKvcQuantisedExpertsOutputs, VectorFormat::kExact,
                                                    VectorFormat::kExact, false}};
 
-// Product with a matrix in 4 or 8 bits; the input is rounded to 8 bits.
+// Product with a matrix in 4 or 8 bits; the input is rounded to 8 bits, or 15 where it is wide.
 inline constexpr TensorSpec kKvcQuantisedLinearInputs[] = {
     {"x", ort::ElementType::kFloat, false, kShape_T_In},
     {"packed", ort::ElementType::kUint8, false, kShape_Out_Blocks_Bytes},

@@ -275,7 +275,7 @@ protected:
         const Order order = order_of(average(call));
         by_rounding(call, batch, [&](const Piece& piece, int64_t first, int64_t last) {
             const RoundedInput input = rounded.of(piece.first, piece.count, order);
-            set.round_input(x + piece.first * in, bits_, first, last, input);
+            set.round_input(x + piece.first * in, bits_, first, last, input, nullptr);
         });
         by_rows(call, batch, products.size(), out,
                 [&](const Piece& piece, size_t product, int64_t first, int64_t last) {

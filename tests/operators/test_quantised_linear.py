@@ -20,7 +20,8 @@ def matrix(bits: int, rows: int = 48, columns: int = 96):
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_product_differs_from_float32_by_what_rounding_the_input_costs(bits):
     packed, scales, values = matrix(bits)
-    node = SingleNode(QUANTISED_LINEAR.body(LAYOUT), {"in_features": 96, "out_features": 48, "bits": bits, "block": 32})
+    attributes = {"in_features": 96, "out_features": 48, "bits": bits, "block": 32, "wide_input": 0}
+    node = SingleNode(QUANTISED_LINEAR.body(LAYOUT), attributes)
     x = np.random.default_rng(1).standard_normal((5, 96), dtype=np.float32)
     found = node(x, packed, scales)["y"]
     steps = np.abs(x).reshape(5, 3, 32).max(axis=2) / 127

@@ -21,8 +21,11 @@ from tests.plugins_cpu.native_node import NativeNode
 BODY = QUANTISED_LINEAR.body(Layout(HeadShape(4, 2, 16)))
 
 
-def attributes(inputs: int, outputs: int, bits: int) -> dict[str, int]:
-    return {"in_features": inputs, "out_features": outputs, "bits": bits, "block": 32}
+WIDE = pytest.mark.parametrize("wide", [False, True], ids=["8 bits", "15 bits"])
+
+
+def attributes(inputs: int, outputs: int, bits: int, *, wide: bool = False) -> dict[str, int]:
+    return {"in_features": inputs, "out_features": outputs, "bits": bits, "block": 32, "wide_input": int(wide)}
 
 
 def matrix(seed: int, outputs: int, inputs: int, bits: int) -> tuple[np.ndarray, np.ndarray]:
@@ -33,14 +36,19 @@ def matrix(seed: int, outputs: int, inputs: int, bits: int) -> tuple[np.ndarray,
     return packed, scales.astype(np.float16)
 
 
-def assert_right(found: np.ndarray, x: np.ndarray, packed: np.ndarray, scales: np.ndarray, bits: int) -> None:
+def assert_right(
+    found: np.ndarray, x: np.ndarray, packed: np.ndarray, scales: np.ndarray, bits: int, *, wide: bool = False
+) -> None:
+    """Half a step of rounding the input, or of rounding what that left, and float32's rounding of the sums."""
     values = dequantise(packed, scales, bits).astype(np.float64)
     steps = np.abs(x).reshape(len(x), -1, 32).max(axis=2) / 127
-    bound = np.repeat(steps / 2, 32, axis=1) @ np.abs(values.T)
-    assert (np.abs(found - x.astype(np.float64) @ values.T) <= 1.001 * bound + 1e-30).all()
+    bound = np.repeat(steps / 2 / (254 if wide else 1), 32, axis=1) @ np.abs(values.T)
+    sums = 2e-6 * np.repeat(127 * steps, 32, axis=1) @ np.abs(values.T) if wide else 0.0
+    assert (np.abs(found - x.astype(np.float64) @ values.T) <= 1.001 * bound + sums + 1e-30).all()
 
 
 @pytest.mark.pairwise
+@WIDE
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
@@ -48,27 +56,27 @@ def assert_right(found: np.ndarray, x: np.ndarray, packed: np.ndarray, scales: n
     [(1, 576, 100), (8, 544, 33), (9, 64, 1), (35, 1056, 70), (1, 32, 3), (20, 2048, 257)],
 )
 def test_results_are_within_the_bound(
-    library: Path, instructions: str, threads: int, tokens: int, inputs: int, outputs: int, bits: int
+    library: Path, instructions: str, threads: int, tokens: int, inputs: int, outputs: int, bits: int, wide: bool
 ) -> None:
-    native = NativeNode(BODY, attributes(inputs, outputs, bits), library, threads)
+    native = NativeNode(BODY, attributes(inputs, outputs, bits, wide=wide), library, threads)
     packed, scales = matrix(tokens, outputs, inputs, bits)
     x = normal(1, tokens, inputs)
-    assert_right(native(x, packed, scales)["y"], x, packed, scales, bits)
+    assert_right(native(x, packed, scales)["y"], x, packed, scales, bits, wide=wide)
 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.integers(1, 20), st.integers(1, 40), st.integers(1, 80), st.sampled_from([4, 8]), st.integers(0, 1000),
-    ANY_INSTRUCTIONS,
+    st.integers(1, 20), st.integers(1, 40), st.integers(1, 80), st.sampled_from([4, 8]), st.booleans(),
+    st.integers(0, 1000), ANY_INSTRUCTIONS,
 )  # fmt: skip
 def test_any_shape_is_right(
-    library: Path, tokens: int, blocks: int, outputs: int, bits: int, seed: int, instructions: str
+    library: Path, tokens: int, blocks: int, outputs: int, bits: int, wide: bool, seed: int, instructions: str
 ) -> None:
     use_at_most(library, instructions)
-    native = NativeNode(BODY, attributes(32 * blocks, outputs, bits), library)
+    native = NativeNode(BODY, attributes(32 * blocks, outputs, bits, wide=wide), library)
     packed, scales = matrix(seed, outputs, 32 * blocks, bits)
     x = normal(seed, tokens, 32 * blocks)
-    assert_right(native(x, packed, scales)["y"], x, packed, scales, bits)
+    assert_right(native(x, packed, scales)["y"], x, packed, scales, bits, wide=wide)
 
 
 @pytest.mark.pairwise
@@ -87,42 +95,46 @@ def test_the_input_is_rounded_to_8_bits_by_blocks(library: Path, instructions: s
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
+@WIDE
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_token_is_the_same_alone_and_among_a_few_and_on_any_threads(
-    library: Path, instructions: str, bits: int
+    library: Path, instructions: str, bits: int, wide: bool
 ) -> None:
     packed, scales = matrix(5, 300, 640, bits)
     x = normal(6, 8, 640)
-    one, two = (NativeNode(BODY, attributes(640, 300, bits), library, threads) for threads in (1, 2))
+    one, two = (NativeNode(BODY, attributes(640, 300, bits, wide=wide), library, threads) for threads in (1, 2))
     together = one(x, packed, scales)["y"]
     np.testing.assert_array_equal(two(x, packed, scales)["y"], together)
     for token in range(8):
         np.testing.assert_array_equal(one(x[token : token + 1], packed, scales)["y"][0], together[token])
 
 
-def test_a_prompt_of_several_chunks_is_its_tokens(library: Path, instructions: str) -> None:
+@WIDE
+def test_a_prompt_of_several_chunks_is_its_tokens(library: Path, instructions: str, wide: bool) -> None:
     packed, scales = matrix(7, 40, 64, 4)
     x = normal(8, 2100, 64)
-    native = NativeNode(BODY, attributes(64, 40, 4), library, 2)
+    native = NativeNode(BODY, attributes(64, 40, 4, wide=wide), library, 2)
     whole = native(x, packed, scales)["y"]
     np.testing.assert_array_equal(native(x[1500:2100], packed, scales)["y"], whole[1500:])
 
 
-def test_zeros_give_zeros(library: Path, instructions: str) -> None:
+@WIDE
+def test_zeros_give_zeros(library: Path, instructions: str, wide: bool) -> None:
     packed, scales = matrix(9, 40, 64, 4)
-    native = NativeNode(BODY, attributes(64, 40, 4), library)
+    native = NativeNode(BODY, attributes(64, 40, 4, wide=wide), library)
     assert not native(np.zeros((3, 64), np.float32), packed, scales)["y"].any()
 
 
 @pytest.mark.pairwise
+@WIDE
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("tokens", [2, 20])
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
 def test_an_input_that_is_no_number_spoils_its_token_and_no_other(
-    library: Path, instructions: str, value: float, tokens: int, bits: int
+    library: Path, instructions: str, value: float, tokens: int, bits: int, wide: bool
 ) -> None:
     packed, scales = matrix(10, 40, 96, bits)
-    native = NativeNode(BODY, attributes(96, 40, bits), library)
+    native = NativeNode(BODY, attributes(96, 40, bits, wide=wide), library)
     clean = normal(11, tokens, 96)
     expected = native(clean, packed, scales)["y"]
     for place in (0, 5, 31, 32, 63, 95):
@@ -155,6 +167,24 @@ def test_another_instruction_set_in_the_middle_of_a_call_does_not_change_it(libr
         done.set()
         other.join()
         loaded.use_instructions(before)
+
+
+class OfBefore(NativeNode):
+    """A node as engines had it before there were wide inputs."""
+
+    def model(self, types):
+        model = super().model(types)
+        (node,) = model.graph.node
+        (width,) = [one for one in node.attribute if one.name == "wide_input"]
+        node.attribute.remove(width)
+        return model
+
+
+def test_a_node_without_a_width_rounds_to_8_bits(library: Path) -> None:
+    packed, scales = matrix(14, 40, 64, 4)
+    x, narrow = normal(15, 3, 64), attributes(64, 40, 4)
+    found, expected = (kind(BODY, narrow, library)(x, packed, scales)["y"] for kind in (OfBefore, NativeNode))
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize(
