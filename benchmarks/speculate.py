@@ -1,7 +1,7 @@
 """What drafts save on answers that copy, and what they cost on answers that do not; a chat model's engine answers both.
 
     kvc-trt build --model smollm2-135m-instruct --policy rocketkv --token-budget 256 --max-input-len 4096 \\
-        --max-output-len 256 --draft-tokens 4 -o engines/drafts
+        --max-output-len 256 --weights fp32 --draft-tokens 4 -o engines/drafts
     python -m benchmarks.speculate engines/drafts            # some minutes
 
 Both sides answer the same prompts in turns, greedily, in one process. Times are from an answer's first token to its

@@ -34,7 +34,9 @@ COMMAND = "python -m benchmarks.throughput"
 PAGE = ROOT / "docs" / "profile.md"
 MARKS = Marks.of("throughput.py")
 ENGINE = "smollm2"
-BUILD = f"kvc-trt build --model {MODEL} --max-input-len 2048 --max-output-len 256 -o {ENGINE} --no-verify"
+BUILD = (
+    f"kvc-trt build --model {MODEL} --weights fp32 --max-input-len 2048 --max-output-len 256 -o {ENGINE} --no-verify"
+)
 LOAD = "--requests 8 --concurrency 8 --input-len 1024:2048 --output-len normal:128,32"
 PROFILE = f"kvc-trt profile {ENGINE} {LOAD} --repeats 1"
 SIDE = ("side", "rows", "row_bytes", "cache_bytes", "allocated_bytes")

@@ -48,6 +48,8 @@ class Kind:
             *lengths,
             "--max-batch-size",
             str(ROWS),
+            "--weights",
+            "fp32",
             *self.more,
         ]
 

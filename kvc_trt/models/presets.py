@@ -72,6 +72,7 @@ class _File(OwnSchema):
     member: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*\.gguf$")
     size: _Count
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    blocks: bool
 
 
 class _PresetFile(OwnSchema):

@@ -66,7 +66,7 @@ class ModelChoice:
     file: PackageFile | None = None
     """The file of a package that the preset names as its weights, if any."""
     blocks: bool = False
-    """True if `--model` is a checkpoint whose quantised matrices an engine holds as they are (`--weights keep`)."""
+    """True if the weights are a checkpoint whose quantised matrices an engine holds as they are (`--weights keep`)."""
     recommended: Recommendation | None = None
 
     @property
@@ -115,13 +115,13 @@ def choose_model(model: str, checkpoint: str | None = None, revision: str | None
     defaults = {**_general_defaults(preset.config), **preset.defaults}
     choice = ModelChoice(
         model, preset.config, defaults, None, preset.hugging_face_id, preset.revision, preset.checkpoint, preset.file,
-        recommended=preset.recommended,
+        blocks=preset.file is not None and preset.file.blocks, recommended=preset.recommended,
     )  # fmt: skip
     if checkpoint is None:
         return choice
     path = Path(checkpoint).absolute()
-    config, _ = read_model_config(path)
-    return replace(choice, config=_as_chosen(preset.config, config, model, path), path=path)
+    config, blocks = read_model_config(path)
+    return replace(choice, config=_as_chosen(preset.config, config, model, path), path=path, blocks=blocks)
 
 
 def open_source(choice: ModelChoice, config: BuildConfig) -> tuple[ModelChoice, ModelSource]:

@@ -40,6 +40,8 @@ class PackageFile:
     """Path of the file in the package."""
     size: int
     sha256: str
+    blocks: bool
+    """True if its quantised matrices are blocks that an engine holds as they are (`--weights keep`)."""
 
     @property
     def name(self) -> str:
