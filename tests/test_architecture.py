@@ -177,8 +177,8 @@ def test_folders_side_by_side_import_each_other_in_one_direction() -> None:
     assert [(a, b) for a, b in pairs if a in graph.get(b, ())] == []
 
 
-FOLDERS_OF_EQUALS = {"cli", "families", "methods", "reference", "tasks"}
-"""Folders with a file for each command, family, method or task."""
+FOLDERS_OF_EQUALS = {"commands", "families", "methods"}
+"""Folders with a file for each command, family or method."""
 
 
 def test_a_folder_shows_one_subject() -> None:

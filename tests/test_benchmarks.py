@@ -16,7 +16,7 @@ import pytest
 import benchmarks
 from benchmarks import machine, store
 from benchmarks.accuracy.spent import record_of, total_spent
-from benchmarks.prefill.speed import memory as prefill_memory
+from benchmarks.prefill import memory as prefill_memory
 from tests.small_model import SMALL
 
 MODULES = [one.name for one in pkgutil.walk_packages(benchmarks.__path__, "benchmarks.")]
