@@ -1,15 +1,16 @@
-"""Presets that every executor takes, and whose checkpoints have Llama's names."""
+"""Presets that every executor takes: decoders of Llama's parts, whose checkpoints have Llama's names."""
 
 from __future__ import annotations
 
+from kvc_trt.models.config import Description
 from kvc_trt.models.presets import list_presets, load_preset
 
 
 def dense_presets() -> list[str]:
-    """Return the presets without experts and without sliding layers."""
+    """Return the presets without parts of their own: experts, sliding and linear layers, parallel blocks."""
     return [name for name in list_presets() if _is_dense(name)]
 
 
 def _is_dense(name: str) -> bool:
     model = load_preset(name).config
-    return model.description.experts is None and model.windows(model.max_position_embeddings) is None
+    return model.description == Description() and model.windows(model.max_position_embeddings) is None

@@ -18,10 +18,10 @@ from kvc_trt.models.weights import check_weights, count_parameters
 
 def test_the_models_of_the_paper_and_the_others_are_there():
     assert list_presets() == [
-        "gemma-3-12b", "gpt-oss-20b", "llama3.1-70b", "llama3.1-8b", "longchat-7b-v1.5-32k", "mistral-7b-v0.1",
-        "mistral-7b-v0.2", "mixtral-8x7b",
-        "qwen2.5-7b", "qwen2.5-7b-128k", "qwen3-30b-a3b", "qwen3-8b", "qwen3-8b-128k", "retrieval-text",
-        "retrieval-tiny", "smollm2-135m-instruct",
+        "command-r-08-2024", "gemma-3-12b", "gpt-oss-20b", "llama3.1-70b", "llama3.1-8b", "longchat-7b-v1.5-32k",
+        "mistral-7b-v0.1", "mistral-7b-v0.2", "mixtral-8x7b",
+        "qwen2.5-7b", "qwen2.5-7b-128k", "qwen3-30b-a3b", "qwen3-8b", "qwen3-8b-128k", "qwen3.5-9b",
+        "retrieval-text", "retrieval-tiny", "smollm2-135m-instruct",
     ]  # fmt: skip
 
 
@@ -50,6 +50,19 @@ def test_gemma_3_12b_has_its_published_size_and_windows():
     windows = config.windows(32_768)
     assert windows == (*[1024] * 5, 0) * 8
     assert config.rotary_bases == (1e4,)
+
+
+def test_qwen3_5_9b_has_its_published_size_and_linear_layers():
+    config = load_preset("qwen3.5-9b").config
+    assert count_parameters(config) / 1e9 == pytest.approx(8.95, abs=0.005)
+    assert config.linear_layers == tuple(layer for layer in range(32) if layer % 4 != 3)
+    assert config.description.rotary_channels == 64
+
+
+def test_command_r_has_its_published_size():
+    config = load_preset("command-r-08-2024").config
+    assert count_parameters(config) / 1e9 == pytest.approx(32.30, abs=0.005)
+    assert config.description.logit_scale == 0.0625
 
 
 def test_gpt_oss_20b_has_its_published_size_windows_and_rotation():
