@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvc_trt import tasks
 from kvc_trt.errors import InputError
+from kvc_trt.tasks import kinds
 from kvc_trt.tasks.kinds.associative_recall import ids_of
 from kvc_trt.tasks.registry import all_tasks, task
 from kvc_trt.tasks.task import Task
@@ -193,11 +193,11 @@ def generate(*, seed, index, target_tokens, encode, max_new_tokens=4):
 TASKS = (Task("echo", "needles", "one word", 4, generate, string_match_all, MATCH_ALL),)
 """
     (tmp_path / "echo.py").write_text(source)
-    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path)])
+    monkeypatch.setattr(kinds, "__path__", [*kinds.__path__, str(tmp_path)])
     all_tasks.cache_clear()
     try:
         assert task("echo").sample(seed=0, index=0, target_tokens=8, encode=by_word).answers == ("yes",)
         assert len(all_tasks()) == len(DIGESTS) + 1
     finally:
         all_tasks.cache_clear()
-        sys.modules.pop("kvc_trt.tasks.echo", None)
+        sys.modules.pop("kvc_trt.tasks.kinds.echo", None)
