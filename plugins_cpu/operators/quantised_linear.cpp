@@ -11,6 +11,7 @@ namespace kvc {
 namespace {
 
 /// Tokens that are rounded at once: their levels should stay in the last-level cache while all panels pass over them.
+/// A wide input is rounded to as many tokens in all.
 constexpr int64_t kTokensAtOnce = 1024;
 /// Packed bytes of the rows that one task multiplies with few tokens.
 constexpr int64_t kBytesOfTask = 1 << 16;
@@ -44,7 +45,7 @@ public:
         const float* const x = call.input<float>(0);
         float* const y = call.output<float>(0);
         const Order order = order_of(tokens);
-        const int64_t at_once = std::min(tokens, wide_ ? kTokensAtOnce / 4 : kTokensAtOnce);
+        const int64_t at_once = std::min(tokens, wide_ ? kTokensAtOnce / 2 : kTokensAtOnce);
         const Rounded rounded(wide_ ? 2 * at_once : at_once, matrix.blocks);
         for (int64_t first = 0; first < tokens; first += at_once) {
             const int64_t count = std::min(tokens - first, at_once);
