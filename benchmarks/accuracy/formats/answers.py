@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from benchmarks import machine, store
 from benchmarks.accuracy.formats.methods import METHODS, in_every_format
@@ -61,16 +60,11 @@ def compared() -> list[Variant]:
     return variants(in_every_format(METHODS), BUDGETS)
 
 
-def settings_of(described: Mapping[str, Any], draw: QuestionDraw) -> dict[str, Any]:
-    """Return the settings of a model's answers, which the next run has to share to go on from them."""
-    return {**described, "samples": draw.samples, "seed": draw.seed, "max_new_tokens": draw.max_new_tokens}
-
-
 def measured(model: PolicyEngines, names: Sequence[str], draw: OneDraw, until: float | None) -> list[Cell]:
     """Return every cell that is known, after asking what the draw's questions of these groups lack."""
+    settings = {**model.describe(), "samples": draw.samples, "seed": draw.seed, "max_new_tokens": draw.max_new_tokens}
     progress, asked = progress_on(), compared()
-    settings = {**settings_of(model.describe(), draw), "tasks_version": VERSION}
-    with Results(FOLDER / RESULTS_FILE, settings) as results:
+    with Results(FOLDER / RESULTS_FILE, {**settings, "tasks_version": VERSION}) as results:
         for name in names:
             measure(model, asked, CORE[name].groups, draw, results, progress, until=until, tokens_at_once=TOGETHER)
         return list(results.cells.values())

@@ -34,16 +34,15 @@ PLACE = ("task", "mode", "length", "framing", "dataset", "output_tokens")
 def main() -> None:
     """Write both files where they are missing."""
     kept = machine.ROOT / "build" / "accuracy"
-    result = store.recorded(NAME, MEASURES)
-    print(restore_ours(result, kept / NAME, result["settings"]))
+    print(restore_ours(store.recorded(NAME, MEASURES), kept / NAME))
     print(restore_kvpress(store.recorded(KVPRESS_NAME, MEASURES), kept))
 
 
-def restore_ours(result: Mapping[str, Any], directory: Path, settings: Mapping[str, Any]) -> Path:
-    """Our policies' cells under the settings that their measurement asks for, and the time that they took."""
+def restore_ours(result: Mapping[str, Any], directory: Path) -> Path:
+    """Our policies' cells, and the time that they took."""
     path = directory / RESULTS_FILE
     if not path.exists():
-        with Results(path, {**settings, "tasks_version": VERSION}) as results:
+        with Results(path, {**result["settings"], "tasks_version": VERSION}) as results:
             for stored in result["cells"]:
                 family, seed = task(stored["task"]).family, result["settings"]["seed"]
                 budget = {"token_budget": stored.get("token_budget")}

@@ -20,7 +20,7 @@ def result(name):
 
 def test_our_side_goes_on_from_what_it_wrote(tmp_path):
     before = result(bench.NAME)
-    path = resume.restore_ours(before, tmp_path, before["settings"])
+    path = resume.restore_ours(before, tmp_path)
     with Results(path, {**before["settings"], "tasks_version": VERSION}) as results:
         cells = list(results.cells.values())
     after = json.loads(json.dumps([bench.compact(cell.to_json()) for cell in cells]))
@@ -44,10 +44,7 @@ def test_kvpress_goes_on_from_what_it_wrote(tmp_path, monkeypatch):
 
 
 def test_files_that_are_there_stay(tmp_path):
-    def ours(found, directory):
-        return resume.restore_ours(found, directory, found["settings"])
-
-    for name, restore in ((bench.NAME, ours), (kvpress.NAME, resume.restore_kvpress)):
+    for name, restore in ((bench.NAME, resume.restore_ours), (kvpress.NAME, resume.restore_kvpress)):
         path = restore(result(name), tmp_path)
         path.write_text("mine")
         assert restore(result(name), tmp_path).read_text() == "mine"
