@@ -4,8 +4,8 @@
 
 The model is SmolLM2-135M-Instruct, whose file is in Q4_1. The fp32 engine answers some questions; each engine then
 follows these answers token by token, and KL says how far its next-token probabilities are from fp32's. A prefill of
-2,000 tokens and the steps behind a short prompt take turns over the engines. *narrow* are the same blocks with inputs in
-8 bits, as int8 and int4 have them: no build makes such an engine, but graphs without the attribute. The result is
+2,000 tokens and the steps behind a short prompt take turns over the engines. *narrow* are the same blocks with
+inputs in 8 bits, as int8 and int4 have them: no build makes such an engine any more. The result is
 benchmarks/results/kept_blocks.json; docs/guide.md has its figures.
 """
 

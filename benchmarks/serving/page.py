@@ -127,8 +127,9 @@ def _kind(name: str) -> str:
     budget = "" if kind.token_budget is None else f", token budget {kind.token_budget}"
     prompts, answers = kind.load.prompt_tokens, kind.load.answer_tokens
     return (
-        f"- **{name}**: {kind.model} in fp32, policy `{kind.policy}`{budget}; prompts of {prompts[0]:,} to {prompts[1]:,} "
-        f"tokens, answers of {answers[0]} to {answers[1]}; {kind.load.distinct} different requests in turn."
+        f"- **{name}**: {kind.model} in fp32, policy `{kind.policy}`{budget}; prompts of {prompts[0]:,} to "
+        f"{prompts[1]:,} tokens, answers of {answers[0]} to {answers[1]}; {kind.load.distinct} different requests in "
+        "turn."
     )
 
 

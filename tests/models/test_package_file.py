@@ -17,7 +17,9 @@ from kvc_trt.models.sources import package_file
 from kvc_trt.models.sources.package_file import PackageFile, fetch
 
 CONTENT = b"GGUF, or so" * 1000
-FILE = PackageFile("tiny-model==1.2", "tiny_model/tiny.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest(), blocks=True)
+FILE = PackageFile(
+    "tiny-model==1.2", "tiny_model/tiny.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest(), blocks=True
+)
 RUNS_WHEN_IMPORTED = "raise SystemExit('imported')"
 
 
