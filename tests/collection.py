@@ -1,7 +1,7 @@
 """Selects a run's tests from all that were collected, and orders them.
 
-`make test` and `make test-all` take a sample of large products of parameters and leave out what is marked `exhaustive`;
-`make test-everything` (`pytest --everything`) takes all.
+`make test` and `make test-all` take a sample of large products of parameters, one in n cases of what is marked
+`one_in(n)`, and nothing of what is marked `exhaustive`; `make test-everything` (`pytest --everything`) takes all.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
 from typing import TypeAlias
+from zlib import crc32
 
 import pytest
 
@@ -27,7 +28,8 @@ def add_option(parser: pytest.Parser) -> None:
 def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the tests of this run in `items`, those of the longest files first."""
     if not config.option.everything:
-        left_out = _beyond_pairs(items) | {item for item in items if item.get_closest_marker("exhaustive")}
+        left_out = _beyond_pairs(items) | _between_samples(items)
+        left_out |= {item for item in items if item.get_closest_marker("exhaustive")}
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
     _longest_files_first(items)
@@ -56,15 +58,34 @@ def _pairs(values: Values) -> set[Hashable]:
 
 def _beyond_pairs(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     """The tests marked `pairwise` that are no part of the sample of their function."""
-    functions: dict[str, list[pytest.Function]] = {}
-    for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("pairwise"):
-            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
     left_out: set[pytest.Item] = set()
-    for tests in functions.values():
+    for tests in _marked(items, "pairwise").values():
         chosen = set(covering_pairs([_values(test) for test in tests]))
         left_out.update(test for place, test in enumerate(tests) if place not in chosen)
     return left_out
+
+
+def _between_samples(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """The tests marked `one_in(n)` but one of each n cases in a row.
+
+    The first one follows from the function's name, so that among several functions every policy, family or format has
+    its turn; the next is one place further on, so that in a product all values of a parameter occur.
+    """
+    left_out: set[pytest.Item] = set()
+    for name, tests in _marked(items, "one_in").items():
+        (count,) = tests[0].get_closest_marker("one_in").args
+        first = crc32(name.encode()) % min(count, len(tests))
+        left_out.update(test for place, test in enumerate(tests) if (place + place // count) % count != first)
+    return left_out
+
+
+def _marked(items: Sequence[pytest.Item], mark: str) -> dict[str, list[pytest.Function]]:
+    """The tests of each function with this mark, by the function's name."""
+    functions: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker(mark):
+            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return functions
 
 
 def _values(test: pytest.Function) -> Values:

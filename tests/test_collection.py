@@ -51,6 +51,14 @@ PRODUCT = """
     @pytest.mark.parametrize("c", range(2))
     def test_product(a, b, c): pass
 
+    @pytest.mark.one_in(3)
+    @pytest.mark.parametrize("case", range(7))
+    def test_cases(case): pass
+
+    @pytest.mark.one_in(5)
+    @pytest.mark.parametrize("case", range(2))
+    def test_few_cases(case): pass
+
     @pytest.mark.exhaustive
     def test_long(): pass
 
@@ -72,14 +80,40 @@ def collecting(pytester):
         def smollm2_gguf(): pass
         """
     )
-    pytester.makeini("[pytest]\nmarkers =\n    pairwise\n    exhaustive\n    slow\n    dynamo\n    triton\n")
+    pytester.makeini(
+        "[pytest]\nmarkers =\n    one_in(n)\n    pairwise\n    exhaustive\n    slow\n    dynamo\n    triton\n"
+    )
     return pytester
 
 
-@pytest.mark.parametrize(("arguments", "passed", "deselected"), [((), 13, 13), (("--everything",), 26, 0)])
+@pytest.mark.parametrize(("arguments", "passed", "deselected"), [((), 17, 18), (("--everything",), 35, 0)])
 def test_a_run_takes_the_sample_and_one_of_everything_takes_all(collecting, arguments, passed, deselected):
     collecting.makepyfile(PRODUCT)
     collecting.runpytest_inprocess(*arguments).assert_outcomes(passed=passed, deselected=deselected)
+
+
+def test_functions_with_the_same_cases_begin_at_different_ones(collecting):
+    function = "@pytest.mark.one_in(3)\n@pytest.mark.parametrize('case', 'abc')\ndef test_{}(case): pass\n"
+    collecting.makepyfile("import pytest\n" + "".join(map(function.format, range(12))))
+    lines = [line for line in collecting.runpytest_inprocess("--collect-only", "-q").outlines if "::" in line]
+    assert len(lines) == 12
+    assert {line[-2] for line in lines} == set("abc")
+
+
+def test_a_sample_of_a_product_has_all_values(collecting):
+    collecting.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.one_in(3)
+        @pytest.mark.parametrize("outer", range(4))
+        @pytest.mark.parametrize("inner", "abc")
+        def test_product(outer, inner): pass
+        """
+    )
+    lines = [line for line in collecting.runpytest_inprocess("--collect-only", "-q").outlines if "::" in line]
+    assert len(lines) == 4
+    assert {line.partition("[")[2][0] for line in lines} == set("abc")
 
 
 def test_files_of_servers_come_first_then_real_models_then_those_with_most_slow_tests(collecting):

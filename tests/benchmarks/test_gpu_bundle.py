@@ -143,6 +143,7 @@ def test_on_a_bare_machine_nothing_but_the_gpu_is_missing(bare):
     assert (done.returncode, done.stderr) == (3, "error: no GPU: nothing was built, compared or timed\n")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_compared_files_are_all_that_have_tests_for_a_gpu(bare):
     """Collects from the bundle with its own packages, and from this tree with all packages."""
@@ -158,6 +159,7 @@ def test_the_compared_files_are_all_that_have_tests_for_a_gpu(bare):
     assert collected[0] == collected[1] != set()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["compare", "engine", "kernels", "torch", "counters", "sanitize"])
 def test_each_part_runs_to_its_end_on_the_emulated_kernels(bare, part):

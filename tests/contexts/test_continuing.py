@@ -53,6 +53,7 @@ def steps(session, count):
     return seen
 
 
+@pytest.mark.one_in(3)
 def test_a_restored_row_goes_on_bit_for_bit(program, tmp_path):
     running = session_of(program)
     (row,) = running.add([Request(PROMPT, 16, ignore_eos=True)])

@@ -33,6 +33,7 @@ def taken(session):
     return context
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), in_formats(POLICIES))
 def test_a_row_that_was_stored_goes_on_bit_for_bit(policy, form, make_program, tmp_path):
@@ -60,6 +61,7 @@ def test_a_row_that_was_stored_goes_on_bit_for_bit(policy, form, make_program, t
     goes_on()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), in_formats(POLICIES, 1, DIFFERENT))
 def test_two_prompts_share_a_prefix_as_it_was_stored(policy, form, make_program):
@@ -76,6 +78,7 @@ def test_two_prompts_share_a_prefix_as_it_was_stored(policy, form, make_program)
     assert [output.reused_tokens for output in shared] == [200, 200]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), in_formats(POLICIES, 2, DIFFERENT))
 def test_a_scheduler_answers_several_as_each_alone(policy, form, make_program):

@@ -27,6 +27,7 @@ SHARE = 0.1
 """Of the change that the format makes to logits: what the two sides may differ by."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "form"), in_formats(CASES))
 def test_steps_equal_the_reference(name, form, tmp_path):
     parameters = replace(parameters_of(name), kv_cache=form)
@@ -41,6 +42,7 @@ def test_steps_equal_the_reference(name, form, tmp_path):
                 np.testing.assert_array_equal(found[f"selected.{index}"], layer.selected.numpy())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "form"), in_formats(TAKING_TURNS))
 def test_a_turn_equals_the_reference(name, form, tmp_path):
     parameters = replace(parameters_of(name, max_conversation_len=300), kv_cache=form)

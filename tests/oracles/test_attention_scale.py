@@ -64,6 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("long-queries")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", [OnnxRuntimeExecutor, TorchExecutor])
 @pytest.mark.parametrize("name", CASES)

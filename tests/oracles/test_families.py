@@ -108,6 +108,7 @@ def test_engines_answer_as_transformers_does(name: str, oracle: Callable[[str], 
             assert [list(output.token_ids) for output in found] == answers, backend
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_compressed_cache_is_that_of_the_reference(

@@ -79,6 +79,7 @@ def test_a_ring_holds_what_a_whole_prompt_would_see(parts: list[int], data: st.D
     torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("policy", "kv_cache"),
     [("rocketkv", "auto"), ("snapkv-gqa", "int8"), ("h2o", "auto"), ("tova", "int8"), ("sliding-window", "auto")],

@@ -65,6 +65,7 @@ def test_the_scaled_rotation_matters_at_these_lengths(family: Callable[..., Any]
     assert difference.abs().max() > 1e-2
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", dense_presets())
 def test_true_shape_of_a_dense_preset(name: str, true_size: Callable[..., Any], teacher_forced: Any) -> None:

@@ -38,6 +38,7 @@ def gap_at(session, prompt, place):
     return float(first - second)
 
 
+@pytest.mark.one_in(2)
 def test_greedy_answers_are_those_of_steps(path, monkeypatch, record_property, pytestconfig):
     plain = Engine.open(path)
     texts = (*COPIES, *QUESTIONS) if pytestconfig.option.everything else USUAL[path.name]

@@ -68,6 +68,7 @@ def test_a_right_engine_passes(policy, form, make_engine, parameters_for):
     assert_passes(make_engine(parameters, turns=turns_of(parameters)))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), rotated(CASES, 1))
 def test_a_right_engine_of_any_policy_passes(policy, form, make_engine, parameters_for):

@@ -40,6 +40,7 @@ def failed(engine, **options):
     return {name for name, check in drafts_of(engine, **options).items() if not check.passed}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_honest_engine_passes(policy, make_engine, parameters_for):

@@ -25,6 +25,7 @@ WITHOUT_PROOFS = {
 WEIGHTS = ("fp32", "int8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fp16", "int4", "keep")))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name not in WITHOUT_PROOFS])
 def test_an_honest_answer_is_confirmed(policy, weights, proving):

@@ -9,6 +9,7 @@ from kvc_trt.cli.main import run
 from kvc_trt.verify.ladder import verify
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "budget"),

@@ -282,6 +282,7 @@ def test_policies_without_a_proof_say_why(policy, reason, proving):
         proving(policy).session()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_real_model(smollm2_gguf, tmp_path):
     directory = tmp_path / "engine"

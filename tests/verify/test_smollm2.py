@@ -38,6 +38,7 @@ def test_needles_are_asked_through_its_template_and_found(engine):
     assert str(late.measured).startswith("100.0% ± 0.0% | ")
 
 
+@pytest.mark.exhaustive
 def test_a_summary_is_likelier_after_the_whole_log_than_after_its_end(engine):
     how = framing.chat(engine.tokenizer, engine.chat_template)
     sample = task("log-summary").sample(seed=0, index=0, target_tokens=CONTEXT + 128, encode=how.encode)

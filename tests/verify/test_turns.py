@@ -78,6 +78,7 @@ def test_torch_is_judged_too(make_engine, parameters_for):
     assert found == {"turns: max logit error": True, "turns: tokens kept": True}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_output_of_every_operator_of_a_turn_is_checked(policy, make_engine, parameters_for):

@@ -70,6 +70,7 @@ class StoredRows(Rows):
             np.testing.assert_allclose(state["value_sum"], values.sum(axis=1, dtype=np.float64), rtol=0, atol=1e-4)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), in_formats(CHECKING_DRAFTS, 0, DIFFERENT))
 def test_rejections_leave_what_steps_leave(programs, policy, form):
@@ -78,6 +79,7 @@ def test_rejections_leave_what_steps_leave(programs, policy, form):
         rows.check([kept] * 2, seed=number)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), in_formats(CHECKING_DRAFTS, 1, DIFFERENT))
 def test_greedy_answers_are_those_of_steps(programs, policy, form, monkeypatch):

@@ -22,6 +22,7 @@ EVICTING = [
 ]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", [one for one in EVICTING if one != "duo-attention"])  # it keeps whole caches
 def test_bytes_are_equal_over_two_hundred_turns(policy, make_program):

@@ -213,6 +213,7 @@ IN_TURN = [
 """Every policy with what it computes something for; the others, refused before any operator runs, in turn."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "wrong"), IN_TURN, indirect=["program"], scope="module")
 def test_neighbours_answer_as_without_the_bad_request(program, executor, expected, wrong, tmp_path):

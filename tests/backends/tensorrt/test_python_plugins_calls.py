@@ -84,6 +84,7 @@ def test_every_number_and_address_of_the_struct_is_set(operator):
     assert [name for name in names if not getattr(params, name)] == []
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
 @pytest.mark.parametrize(("make", "lengths"), STEPS, ids=lambda value: getattr(value, "__name__", str(value)))

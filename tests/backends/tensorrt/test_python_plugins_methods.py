@@ -158,6 +158,7 @@ def enqueue(trt, plugin, step: Step) -> None:
     workspace.check()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
 @pytest.mark.parametrize(("make", "lengths"), STEPS, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_a_step_writes_the_bits_of_the_operator(trt, python_plugin, emulation, make, lengths, dtype):
@@ -274,6 +275,7 @@ def test_types_of_outputs_follow_the_cache(trt, python_plugin, operator, numbers
         plugin.get_output_data_types([trt.DataType.INT8, *inputs[1:]])
 
 
+@pytest.mark.one_in(3)
 @every_operator
 def test_one_format_and_three_types_are_served(trt, python_plugin, operator, numbers):
     plugin = python_plugin(operator, numbers=numbers)

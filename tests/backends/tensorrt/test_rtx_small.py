@@ -37,6 +37,7 @@ def graphs_of(
 # --- what is built ---
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("precision", "policies"),
     [

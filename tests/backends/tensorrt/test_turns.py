@@ -228,6 +228,7 @@ def test_a_policy_without_kernels_is_refused_by_its_operator(policy):
 # --- NVIDIA's parser and builder ---
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.tensorrt
 @pytest.mark.parametrize(
     ("precision", "policies"),

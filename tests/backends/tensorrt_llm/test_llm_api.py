@@ -39,6 +39,7 @@ def _export(parameters, model=LLAMA, **options):
     return export_llm_api(model, parameters, max_batch_size=8, **options)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["rocketkv", "rocketkv-v1", "rocketkv-v2", "hybrid"])
 @pytest.mark.parametrize("preset", list_presets())

@@ -127,6 +127,7 @@ def test_turns_are_the_references(name, program, turns, seed):
     assert all((buffer[0] == buffer[0].flat[0]).all() for buffer in executor.buffers.values()), "another row changed"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_rows_answer_alone_as_in_a_batch(name, program):
     executor = TorchExecutor(program(name), device="cpu")
@@ -137,6 +138,7 @@ def test_rows_answer_alone_as_in_a_batch(name, program):
         assert Session(executor, None, 1).generate([request])[0].token_ids == expected.token_ids
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKING_DRAFTS)
 def test_drafts_change_no_answer(name, program, monkeypatch):

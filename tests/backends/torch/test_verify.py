@@ -62,6 +62,7 @@ def test_the_other_policies_pass_through_the_emulated_kernels(policy, emulation,
     assert passed_rungs(report) >= {"ops", "logits", "tokens"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", without_kernels())
 def test_policies_without_kernels_pass_by_their_nodes(policy, make_engine):

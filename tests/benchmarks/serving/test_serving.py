@@ -251,6 +251,7 @@ def test_plots_are_whole_documents():
     assert second == pytest.approx(2 * first, rel=0.01)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.triton
 @pytest.mark.dynamo

@@ -53,6 +53,7 @@ def test_the_file_is_the_presets(smollm2_gguf):
         assert getattr(config, name) == getattr(preset.config, name), name
 
 
+@pytest.mark.exhaustive
 def test_tensors_are_those_of_transformers(smollm2_gguf, theirs):
     checkpoint, state = GgufCheckpoint(smollm2_gguf), theirs.state_dict()
     for name in checkpoint.names():

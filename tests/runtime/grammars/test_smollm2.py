@@ -53,6 +53,7 @@ def test_its_answers_validate(engine, greedy):
     assert engine.chat("Is Paris in France?", schema=choice).text in ("yes", "no")
 
 
+@pytest.mark.exhaustive
 def test_drafts_of_forced_text_save_steps(path, greedy, monkeypatch):
     monkeypatch.setattr(drafting, "Payoff", Always)
     with Engine.open(path, speculate="ngram:4") as engine:

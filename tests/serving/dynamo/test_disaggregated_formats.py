@@ -14,6 +14,7 @@ MOVED = {"int8": 106_712, "int4": 65_720}
 """Bytes of docs/demo/needle.txt, as docs/serving-dynamo.md has them; those of `auto` are 384,824."""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", MOVED)
 def test_the_bytes_that_nixl_moves(form, tmp_path):
     engine = tmp_path / "engine"

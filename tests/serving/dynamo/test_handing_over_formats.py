@@ -31,6 +31,7 @@ def engines(tmp_path_factory):
     return engine
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("form", CACHE_FORMATS)
 def test_the_bytes_that_move_are_those_of_the_format(engines, needle, form):

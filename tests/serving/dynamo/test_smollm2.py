@@ -48,6 +48,7 @@ def check_answers(client, alone) -> list[dict]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_chats_are_answered_as_by_the_engine_alone(engine, alone):
     one = Served(str(engine), "--port", "0", "--threads", "1", "--rows", "2")
     client = one.client()

@@ -48,6 +48,7 @@ def test_the_server_answers_as_kvc_trt_run_does_alone_and_together(engine, tmp_p
         assert written == engine.generate("naïve 🙂", max_new_tokens=8).text
 
 
+@pytest.mark.exhaustive
 def test_an_ensemble_splits_no_character(engine, tmp_path):
     check_environment()
     export_ensemble(open_engine(engine.path), tmp_path / "repository")

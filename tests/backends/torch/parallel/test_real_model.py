@@ -27,6 +27,7 @@ def test_ranks_call_the_kernel_library_that_was_chosen(emulation, tmp_path):
     assert report.description["kernels"].startswith(f"{emulation.path} (emulation")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_three_ranks_of_a_real_model_answer_as_one_process(smollm2_gguf, tmp_path):
     """Nine query heads and three KV heads: a number of ranks that is no power of two."""
