@@ -251,7 +251,7 @@ test: env
 test-all: $(VENV)/.tensorrt $(VENV)/.cuda-build
 	$(SIDE_BY_SIDE) lint types types-tensorrt everything-compiled dynamo-env triton-env aiperf-env clients-env
 	@$(if $(EVERYTHING),,$(NATIVE) python -m tests.kernel_stamp $(BUILD) --check ||) $(MAKE) test-kernels
-	$(MAKE) kernel-resources test-as-on-a-gpu
+	$(SIDE_BY_SIDE) kernel-resources test-as-on-a-gpu
 	$(NATIVE) pytest $(EVERYTHING) $(IN_PARALLEL) \
 		$(addprefix --ignore=,$(MUTANTS) $(if $(EVERYTHING),,$(SANITIZED_ONLY)))
 

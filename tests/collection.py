@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
 from typing import TypeAlias
@@ -65,17 +66,32 @@ def _beyond_pairs(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     return left_out
 
 
-def _between_samples(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """The tests marked `one_in(n)` but one of each n cases in a row.
+def evenly(products: Sequence[Values], count: int, first: int) -> list[int]:
+    """Positions, ascending, of one in `count` products (rounded up), where a parameter's values occur equally often.
 
-    The first one follows from the function's name, so that among several functions every policy, family or format has
-    its turn; the next is one place further on, so that in a product all values of a parameter occur.
+    Those at a distance of `count` come first, from the position `first` on.
+    """
+    used: Counter[Hashable] = Counter()
+    left = sorted(range(len(products)), key=lambda place: ((place - first) % count, place))
+    chosen = []
+    for _ in range(-(-len(products) // count)):
+        best = min(left, key=lambda place: sum(used[value] for value in products[place].items()))
+        used.update(products[best].items())
+        left.remove(best)
+        chosen.append(best)
+    return sorted(chosen)
+
+
+def _between_samples(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """The tests marked `one_in(n)` that are no part of the sample of their function.
+
+    Where it begins follows from the function's name: among several functions every policy or family has its turn.
     """
     left_out: set[pytest.Item] = set()
     for name, tests in _marked(items, "one_in").items():
         (count,) = tests[0].get_closest_marker("one_in").args
-        first = crc32(name.encode()) % min(count, len(tests))
-        left_out.update(test for place, test in enumerate(tests) if (place + place // count) % count != first)
+        chosen = set(evenly([_values(test) for test in tests], count, crc32(name.encode()) % count))
+        left_out.update(test for place, test in enumerate(tests) if place not in chosen)
     return left_out
 
 

@@ -107,6 +107,13 @@ def _short_trials():
         trials.TRIAL_SECONDS = sys.float_info.min
 
 
+@pytest.fixture(autouse=True)
+def _operators_of_users(request, monkeypatch):
+    """Under a real model, and where a test is marked `as_users`, what runs is what users have: the native operators."""
+    if "smollm2_gguf" in request.fixturenames or request.node.get_closest_marker("as_users"):
+        monkeypatch.delenv("KVC_TRT_CPU_KERNELS", raising=False)
+
+
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """A real chat model: KVC_TRT_SMOLLM2 names its file; else it is in the user's cache, or fetched into it, once.

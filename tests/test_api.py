@@ -52,6 +52,7 @@ def test_a_scheduler_refuses_what_its_memory_does_not_hold(retrieval):
 
 
 @pytest.mark.slow
+@pytest.mark.as_users
 def test_the_guide_runs_from_beginning_to_end(tmp_path, monkeypatch):
     blocks = re.findall(r"^```pycon\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     example = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, "docs/python.md", str(GUIDE), 0)
@@ -59,6 +60,7 @@ def test_the_guide_runs_from_beginning_to_end(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.as_users
 def test_the_readmes_five_lines_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     readme = (GUIDE.parent.parent / "README.md").read_text(encoding="utf-8")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import combinations, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.collection import covering_pairs
+from tests.collection import covering_pairs, evenly
 
 pytest_plugins = ["pytester"]
 
@@ -100,20 +101,18 @@ def test_functions_with_the_same_cases_begin_at_different_ones(collecting):
     assert {line[-2] for line in lines} == set("abc")
 
 
-def test_a_sample_of_a_product_has_all_values(collecting):
-    collecting.makepyfile(
-        """
-        import pytest
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 9), st.integers(0, 8))
+def test_a_sample_of_a_product_has_its_values_equally_often(outer, inner, count, first):
+    products = [{"outer": one, "inner": other} for one, other in product(range(outer), range(inner))]
+    chosen = evenly(products, count, first % count)
+    assert len(chosen) == len(set(chosen)) == -(-len(products) // count)
+    for name, values in {"outer": outer, "inner": inner}.items():
+        often = Counter(products[place][name] for place in chosen)
+        assert max(often.values()) <= -(-len(chosen) // values) + 1
 
-        @pytest.mark.one_in(3)
-        @pytest.mark.parametrize("outer", range(4))
-        @pytest.mark.parametrize("inner", "abc")
-        def test_product(outer, inner): pass
-        """
-    )
-    lines = [line for line in collecting.runpytest_inprocess("--collect-only", "-q").outlines if "::" in line]
-    assert len(lines) == 4
-    assert {line.partition("[")[2][0] for line in lines} == set("abc")
+
+def test_a_sample_of_one_parameter_is_spread_over_its_values():
+    assert evenly([{"a": value} for value in range(10)], 3, 1) == [1, 2, 4, 7]
 
 
 def test_files_of_servers_come_first_then_real_models_then_those_with_most_slow_tests(collecting):

@@ -12,6 +12,7 @@ import pytest
 
 from tests.readable_model import text, with_template
 
+pytestmark = pytest.mark.as_users
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 FOLDERS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir() and path.name[:2].isdigit())

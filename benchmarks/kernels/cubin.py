@@ -87,7 +87,9 @@ def read(library: Path) -> list[KernelCode]:
     kernels: dict[tuple[str, str], KernelCode] = {}
 
     def kernel(architecture: str, symbol: str) -> KernelCode:
-        return kernels.setdefault((architecture, symbol), KernelCode(symbol, architecture))
+        if (architecture, symbol) not in kernels:  # of a million lines few are the first of their kernel
+            kernels[architecture, symbol] = KernelCode(symbol, architecture)
+        return kernels[architecture, symbol]
 
     _read_usage(_dump("-res-usage", library), kernel)
     _read_launch_bounds(_dump("-elf", library), kernel)
@@ -141,17 +143,20 @@ def _read_launch_bounds(text: str, kernel) -> None:
 
 
 def _read_instructions(text: str, kernel) -> None:
-    heading = "\t\tFunction : "
+    heading, waited = "\t\tFunction : ", False
     for architecture, symbol, line in _functions(text, heading):
         code = kernel(architecture, symbol)
         if line == heading:
             # A template that two translation units instantiate is in the library twice, both times the same.
             code.instructions.clear()
             code.before_wait.clear()
+            waited = False
         elif match := _INSTRUCTION.match(line):
-            if not code.waits:
-                code.before_wait[match.group(1)] += 1
-            code.instructions[match.group(1)] += 1
+            instruction = match.group(1)
+            if not waited:
+                code.before_wait[instruction] += 1
+            code.instructions[instruction] += 1
+            waited = waited or instruction.partition(".")[0] == _WAIT
 
 
 def _functions(text: str, heading: str) -> Iterator[tuple[str, str, str]]:

@@ -21,6 +21,7 @@ MOST_DEATHS, WITHIN_SECONDS = 3, 60.0
 """So many in so short a time are no accident."""
 LAST_SECONDS = 40.0
 """The time that a process may take to end: Dynamo gives a worker 30 seconds to finish the answers it has begun."""
+CANCEL_AGAIN_SECONDS = 0.2
 _ASKING = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -60,9 +61,19 @@ async def until_asked(asked: asyncio.Event, kept: Iterable[asyncio.Task[None]], 
             for task in done:
                 task.result()
     finally:
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        for future in others:
+            await _give_up(future)
+
+
+async def _give_up(future: asyncio.Future[Any]) -> None:
+    """Cancel it until it ends.
+
+    Once is not enough before Python 3.12: `asyncio.wait_for` drops a cancellation that comes together with its result.
+    """
+    while not future.done():
+        future.cancel()
+        await asyncio.wait([future], timeout=CANCEL_AGAIN_SECONDS)
+    await asyncio.gather(future, return_exceptions=True)
 
 
 class Child:

@@ -8,12 +8,13 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 
 import psutil
 import pytest
 
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.serving.processes import Child, ask_here, ended
+from kvc_trt.serving.processes import Child, ask_here, ended, until_asked
 
 WAIT = "import time; time.sleep(600)"
 STUBBORN = (
@@ -75,6 +76,25 @@ def test_a_process_that_does_not_end_is_killed(tmp_path):
         await keeping
 
     asyncio.run(story())
+
+
+def test_an_error_ends_a_wait_that_loses_its_first_cancellation():
+    """As `asyncio.wait_for` does before Python 3.12: a server went on asking for a worker that had ended."""
+
+    async def loses_one():
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(600)
+        await asyncio.sleep(600)
+
+    async def fails():
+        await asyncio.sleep(0)
+        raise InputError("it cannot be served")
+
+    async def serves():
+        await asyncio.wait_for(until_asked(asyncio.Event(), [asyncio.create_task(fails())], loses_one()), 60)
+
+    with pytest.raises(InputError, match="it cannot be served"):
+        asyncio.run(serves())
 
 
 def test_a_process_stopped_while_starting_ends(tmp_path, monkeypatch):
