@@ -82,6 +82,7 @@ def compare(draft: DraftEngine, prompts: list[np.ndarray], tokens: np.ndarray, s
             np.testing.assert_array_equal(found[name + end], result[name], err_msg=name)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_pass_is_its_tokens_steps_with_the_same_choices(drafts, policy):

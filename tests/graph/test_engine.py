@@ -61,6 +61,7 @@ def test_a_row_does_not_depend_on_its_neighbours(make_engine):
             np.testing.assert_allclose(result["logits"][0], together[step + 1][row], atol=1e-5)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("policy", ["rocketkv", "hybrid", "snapkv++", "snapkv-gqa", *QUERY_AGNOSTIC])

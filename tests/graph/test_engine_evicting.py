@@ -106,6 +106,7 @@ def test_a_sliding_window_is_streaming_without_sinks(make_engine):
         np.testing.assert_array_equal(ours["logits"], theirs["logits"])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("name", ["streaming-llm", "streaming-llm ranked", "h2o", "tova"])
 def test_a_batch_within_the_budget_is_bit_identical_to_the_dense_twin(make_engine, name, precision):

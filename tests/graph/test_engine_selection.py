@@ -51,6 +51,7 @@ def test_sparq_stores_keys_twice_and_the_sum_of_the_values(make_engine):
     assert ((result["selected.0"] >= 0).sum(-1) == 32 // 2 + 1).all()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_batch_within_the_budget_is_bit_identical_to_the_dense_twin(make_engine, policy, precision):

@@ -109,6 +109,7 @@ def check(engine: SmallEngine, result: dict, logits: torch.Tensor, cache: Refere
             np.testing.assert_allclose(result[f"v_cache.{site.name}"], layer.values.numpy(), atol=2e-4)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", [*KEEPING, *COMPACTING, *ONE_AT_A_TIME])
 def test_turns_equal_the_reference(engines, policy):
@@ -152,6 +153,7 @@ def test_many_tokens_at_once_are_as_many_steps(engines, policy):
                 np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", [*KEEPING, *COMPACTING, *ONE_AT_A_TIME])
 def test_prompt_and_turn_are_one_prompt_where_nothing_was_evicted(engines, policy):

@@ -80,6 +80,7 @@ def test_only_a_gguf_file_has_blocks_to_keep(tmp_path):
         write_weights(config, RandomWeights(config, 0), tmp_path / "weights", weights="keep", length=8)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("level", ["ops", "logits", "tokens"])
 @pytest.mark.slow
 def test_a_kept_engine_passes_verification(level, tmp_path, capfd):

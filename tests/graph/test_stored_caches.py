@@ -85,6 +85,7 @@ def test_what_auto_keeps_is_stored_in_the_format(policy, form, weights):
             np.testing.assert_array_equal(found[f"bounds.{layer}"], bounds)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), TURNS)
 def test_a_turn_stores_its_tokens_and_moves_the_others(policy, form, weights):

@@ -252,6 +252,7 @@ def test_families_whose_tensors_are_moved_or_stacked_are_widened_by_default(
     assert read_model_config(checkpoint.written(tmp_path, fields))[1] is False
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "weights"),

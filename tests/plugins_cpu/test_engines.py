@@ -60,6 +60,7 @@ def decoded(
     }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_answers_are_the_bodies_answers(
     make_program: Callable[..., Program], policy: str, library: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ from tests.verify.conftest import make_engine, parameters_for
 __all__ = ["make_engine", "parameters_for"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", ["rocketkv", "quest", "sparq", "h2o", "streaming-llm", "sliding-window", "duo-attention", "tova"]

@@ -41,7 +41,8 @@ ANSWER = "scarlet bear hanoi fourteen"
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    sources = [*(build.ROOT / "plugins_cpu").rglob("*"), build.ROOT / "CMakeLists.txt"]
+    sources = [build.ROOT / "CMakeLists.txt"]
+    sources += [one for one in (build.ROOT / "plugins_cpu").rglob("*") if one.suffix in (".cpp", ".h", ".txt", ".map")]
     objects = list(OBJECTS.rglob("*.o"))
     current = objects and min(map(_modified, objects)) > max(map(_modified, sources))
     compiler = folder / "c++"

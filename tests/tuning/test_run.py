@@ -93,6 +93,7 @@ class Engines:
         return SessionAnswerer(executor, engine.parameters, "onnxruntime", 2, self.config.eos_token_ids)
 
 
+@pytest.mark.one_in(2)
 def test_the_shared_prefill_gives_what_engines_that_were_built_answer(tuned, tmp_path):
     found, _ = tuned
     prompts, count = found.state.prompts, 4

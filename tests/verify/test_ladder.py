@@ -76,6 +76,7 @@ METHODS = (
 )  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", METHODS)
 def test_an_honest_engine_of_any_method_passes(policy, make_engine, parameters_for):

@@ -81,6 +81,7 @@ METHODS = (
 )  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", METHODS)
 def test_every_output_of_a_methods_own_operators_is_checked(policy, make_engine, parameters_for):

@@ -59,6 +59,7 @@ def test_progress_counts_every_answer_so_that_it_can_say_the_time_left(engine: E
     assert len(steps) > 2 * 2 * 6, "each answer of the engines by itself"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_answers_from_caches_in_a_format_are_the_references_along_the_same_codes(form: str, tmp_path: Path):

@@ -125,6 +125,7 @@ def test_a_wrong_graph_is_named_against_another_executor(engine, monkeypatch, tm
     assert "lowered: tensors beyond" not in streams.err
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "other", "left_out"),
@@ -248,6 +249,7 @@ class TestCodes:
         assert judge._flipped(feed, base, other) == set()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_an_engine_whose_caches_have_a_format_passes(form, tmp_path):

@@ -78,6 +78,7 @@ class Rows:
                 assert_close(ours[row][part], theirs[row][part], name=f"{tensor.name} of row {row}")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_rejection_at_each_place_leaves_what_steps_leave(programs, policy):
@@ -129,6 +130,7 @@ def test_a_pass_touches_no_other_row_and_copies_no_cache(programs, policy):
         np.testing.assert_array_equal(buffer[2], untouched)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_greedy_answers_are_those_of_steps(programs, policy, monkeypatch):

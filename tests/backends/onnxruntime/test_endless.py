@@ -106,6 +106,7 @@ def _answer_here(name: str, new_tokens: int, folder: Path) -> None:
     answer(made_executor(SmallPrograms(folder), name, new_tokens), new_tokens)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["streaming-llm", "h2o"])
 def test_twenty_thousand_tokens_take_no_more_memory(name, tmp_path):

@@ -57,6 +57,7 @@ def assert_same(found, expected):
 STORED = [("rocketkv", "int8"), ("h2o", "fp8"), ("sparq", "int4"), ("rocketkv-mt", "k8v4")]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "kv_cache"), [*((policy, AUTO) for policy in EVERY), *STORED])
 def test_every_policy_gets_the_whole_graphs_result_bit_for_bit(make_program, policy, kv_cache):

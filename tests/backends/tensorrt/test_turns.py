@@ -118,6 +118,7 @@ def feeds_of(engine, lengths=(40, 1, 9), stored=(40, 3, 0)) -> dict[str, np.ndar
     return feeds
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("lengths", [(40, 1, 9), (1, 1, 1), (7, 200, 64)], ids=str)
 @pytest.mark.parametrize("policy", EXACT)

@@ -58,6 +58,7 @@ def assert_passes(engine, level, **options):
         assert (f"{name}codes unlike their vectors'" in checks) == (graph is not None)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "form"), in_formats(CASES, 2, CHOSEN))
 def test_an_engine_passes_by_the_reference(policy, form, made):
@@ -69,6 +70,7 @@ def test_an_engine_passes_through_the_emulated_kernels(policy, form, made, emula
     assert_passes(made(policy, form), "logits", kernels=emulation.path, steps=STEPS)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["fp16", "bf16"])
 def test_a_16_bit_engine_passes_through_the_emulated_kernels(weights, made, emulation):

@@ -98,6 +98,7 @@ def test_prompts_and_steps_are_the_references(name, program, lengths, seed):
     np.testing.assert_allclose(np.array(logits) / scale, np.array(expected) / scale, atol=1e-5, rtol=0)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TAKING_TURNS)
 @settings(max_examples=3, derandomize=True)

@@ -244,6 +244,7 @@ def test_a_frontend_that_is_killed_finds_both_again(apart, needle):
     assert text_of(apart.client.complete("demo", RECORD, max_tokens=8)) == "scarlet tiger lagos eight"
 
 
+@pytest.mark.exhaustive
 def test_workers_of_another_engine_never_meet(apart, tmp_path):
     """Workers of another engine have another namespace, because the policy's settings differ."""
     from kvc_trt.cli.main import run

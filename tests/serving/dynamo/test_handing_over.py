@@ -55,6 +55,7 @@ def of_another_text(message):
     return {**message, "token_ids": [*message["token_ids"][:-1], 7]}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said", "fetched"),

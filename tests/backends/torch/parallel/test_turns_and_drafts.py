@@ -60,6 +60,7 @@ def test_a_pass_over_a_draft_is_taken_back_on_every_rank(both):
     assert_same_state(one, several)
 
 
+@pytest.mark.one_in(2)
 def test_ranks_draw_the_tokens_that_one_process_draws(both):
     """A step and a pass over a draft, by rules; a row without rules gets its logits."""
     one, several, lengths, stored = both
