@@ -113,6 +113,7 @@ def test_workers_that_wait_take_no_processor(apart):
     assert all(sum(one.cpu_times()[:2]) - then < 0.5 for one, then in zip(workers, before, strict=True))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("role", ROLES)
 def test_whatever_a_worker_that_is_killed_was_at_no_client_is_told_anything_else(apart, answers, needle, role):
     """Killed among many requests, some of them being read, handed over or answered: right answers, or errors."""

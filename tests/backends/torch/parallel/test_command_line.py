@@ -65,6 +65,7 @@ def test_an_answer_of_ranks_can_be_proven(built, prompt, tmp_path, capsys):
     assert run(["verify", str(built), "--replay", str(proof)]) == 0
 
 
+@pytest.mark.exhaustive
 def test_ranks_show_and_store_codes_as_one_process(tiny_model, tmp_path, capsys):
     """The rung of codes included: exact keys and values, codes and bounds come from all ranks, by head."""
     given = arguments(tiny_model, "--tp", "2", "--kv-cache", "int8", "--draft-tokens", "2", "--weights", "fp32")

@@ -68,6 +68,7 @@ def test_a_rank_that_is_killed_between_calls_ends_the_others_at_once(executor):
         assert "\n" not in ended.value.message
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_rank_that_is_killed_while_the_others_wait_for_it(killed, executor):
     ids = executor.group.process_ids
@@ -137,6 +138,7 @@ if sys.argv[1] == "wait":
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("end", ["killed", "interrupted", "done"])
 def test_ranks_end_with_the_process_that_started_them(end):
     arguments = [sys.executable, "-c", SCRIPT, "go" if end == "done" else "wait"]
