@@ -67,7 +67,7 @@ def _beyond_pairs(items: Sequence[pytest.Item]) -> set[pytest.Item]:
 
 
 def evenly(products: Sequence[Values], count: int, first: int) -> list[int]:
-    """Positions, ascending, of one in `count` products (rounded up), where a parameter's values occur equally often.
+    """Positions, ascending, of one in `count` products (rounded up), in which values occur about equally often.
 
     Those at a distance of `count` come first, from the position `first` on.
     """

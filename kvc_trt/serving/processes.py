@@ -22,6 +22,7 @@ MOST_DEATHS, WITHIN_SECONDS = 3, 60.0
 LAST_SECONDS = 40.0
 """The time that a process may take to end: Dynamo gives a worker 30 seconds to finish the answers it has begun."""
 CANCEL_AGAIN_SECONDS = 0.2
+"""Time after which what did not end when it was cancelled is cancelled once more."""
 _ASKING = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
