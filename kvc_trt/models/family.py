@@ -95,6 +95,17 @@ class GgufArchitecture:
 
 
 @dataclass(frozen=True)
+class BesideImages:
+    """A class with the same decoder and a part for images, of whose checkpoints the decoder is read."""
+
+    name: str
+    model_type: str
+    """Of its `text_config`."""
+    absent: Mapping[str, Any] = field(default_factory=dict)
+    """What transformers takes for fields that published files leave out, where `Family.fields` has no default."""
+
+
+@dataclass(frozen=True)
 class Family:
     """One family. `describe` gets the validated fields and the whole mapping, and returns fields of `ModelConfig`.
 
@@ -126,7 +137,10 @@ class Family:
     stacks: Callable[[ModelConfig], Mapping[str, Sequence[str]]] | None = None
     """The tensors of a checkpoint that are, one under the other, one of `expected_tensors`, where they are several."""
     other_form: Callable[[WeightSource, ModelConfig], WeightSource] | None = None
-    """Reads a checkpoint whose experts are stored in another form, in floats or in MXFP4, before `stacks`."""
+    """Reads a checkpoint whose experts are stored in another form, before `stacks`."""
+    mxfp4: bool = False
+    """True if `other_form` reads experts in MXFP4."""
+    beside_images: BesideImages | None = None
     gguf: GgufArchitecture | None = None
 
 

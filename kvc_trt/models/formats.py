@@ -13,7 +13,7 @@ from kvc_trt.models.sources.checkpoint import Checkpoint
 from kvc_trt.models.sources.fp8 import as_floats
 from kvc_trt.models.sources.fused_experts import is_mxfp4
 from kvc_trt.models.sources.hub import is_repository
-from kvc_trt.models.sources.hugging_face import read_config, read_json_object
+from kvc_trt.models.sources.hugging_face import read_config, read_decoder_fields
 from kvc_trt.models.sources.int4 import Layout, int4_layout, unpacked
 from kvc_trt.models.stacked_weights import StackedWeights
 from kvc_trt.models.weights import WeightSource, expected_tensors
@@ -80,5 +80,5 @@ def read_model_config(path: Path) -> tuple[ModelConfig, bool]:
 def int4_layout_of(directory: Path) -> Layout | None:
     """Return how a Hugging Face directory stores matrices in four bits; None if it does not."""
     path = directory / "config.json"
-    given = read_json_object(path).get("quantization_config")
+    given = read_decoder_fields(path)[0].get("quantization_config")
     return None if given is None or is_mxfp4(given) else int4_layout(given, f"{path}: quantization_config")

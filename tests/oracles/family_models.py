@@ -183,6 +183,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3.5": ("Qwen3_5", {**LINEAR_SHAPE, "linear_num_value_heads": 2}),
+    "qwen3.5-moe": (
+        "Qwen3_5Moe",
+        {
+            **LINEAR_SHAPE,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+        },
+    ),
     "qwen3-moe": (
         "Qwen3Moe",
         {
@@ -200,8 +210,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def config_class(prefix: str) -> str:
-    """Return transformers' class of configurations of a model; the plain ones of Gemma3 and Qwen3_5 have images."""
-    return f"{prefix}TextConfig" if prefix in ("Gemma3", "Qwen3_5") else f"{prefix}Config"
+    """Return transformers' class of configurations of a model; plain ones of some name models that read images."""
+    return f"{prefix}TextConfig" if prefix in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else f"{prefix}Config"
 
 
 def their_config(name: str, **other: Any) -> Any:
@@ -237,6 +247,13 @@ def written(name: str, directory: Path, **other: Any) -> Any:
     config = their_config(name, **other)
     torch.manual_seed(0)
     model = getattr(transformers, config.architectures[0])(config).eval()
+    randomise(model, name)
+    model.save_pretrained(directory)
+    return model
+
+
+def randomise(model: Any, name: str) -> None:
+    """Give a model of the family of `name` in `MODELS` random weights, always the same."""
     generator = torch.Generator().manual_seed(7)
     for parameter_name, parameter in model.named_parameters():
         if parameter.ndim == 1:
@@ -247,5 +264,3 @@ def written(name: str, directory: Path, **other: Any) -> Any:
         else:  # softmaxes are far from uniform
             parameter.data.normal_(0.0, 1.5 / parameter.shape[1] ** 0.5, generator=generator)
     model.tie_weights()
-    model.save_pretrained(directory)
-    return model

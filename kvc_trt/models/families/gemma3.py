@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from kvc_trt.models.config import Attention, Description, FeedForward, ModelConfig, Norms
-from kvc_trt.models.family import ActivationName, DecoderFields, Family, GgufArchitecture, LayerType
+from kvc_trt.models.family import ActivationName, BesideImages, DecoderFields, Family, GgufArchitecture, LayerType
 from kvc_trt.models.family_weights import Rows
 from kvc_trt.models.gguf.keys import LOCAL_BASE, WINDOW, GgufKeys
 from kvc_trt.models.sources.rotary_settings import Base, Length
@@ -97,6 +97,11 @@ GEMMA3 = Family(
     absent_kv_heads=4,
     absent_head_size=256,
     weights=weights_of_norms,
+    beside_images=BesideImages(
+        "Gemma3ForConditionalGeneration",
+        "gemma3_text",
+        {"vocab_size": 262208, "num_attention_heads": 8, "max_position_embeddings": 131072},
+    ),
     # llama.cpp stores norms with the one added.
     gguf=GgufArchitecture(
         ("gemma3",), keys={"sliding_window": WINDOW, "rope_local_base_freq": LOCAL_BASE}, fields=_fields_of_gguf

@@ -13,7 +13,7 @@ from pydantic import Field
 from kvc_trt.models.config import Attention, ClampedGate, Description, Experts, ModelConfig
 from kvc_trt.models.expert_fields import ExpertFields, count_of
 from kvc_trt.models.family import Family, LayerType
-from kvc_trt.models.sources.fused_experts import FusedExperts
+from kvc_trt.models.sources.fused_experts import alternating_gate
 from kvc_trt.models.sources.rotary_settings import Base, Length
 from kvc_trt.models.sources.sliding_fields import attention_by_layer, fields_of_attention
 from kvc_trt.models.weights import ROUTER, ROUTER_BIAS
@@ -78,5 +78,6 @@ GPT_OSS = Family(
     absent_kv_heads=8,
     absent_head_size=64,
     stacks=_stacks,
-    other_form=FusedExperts,
+    other_form=alternating_gate,
+    mxfp4=True,
 )

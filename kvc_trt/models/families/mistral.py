@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
+from kvc_trt.models.family import BesideImages, DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.gguf.keys import WINDOW
 from kvc_trt.models.sources.rotary_settings import Length
 
@@ -24,5 +24,6 @@ MISTRAL = Family(
     fields=_Fields,
     describe=_describe,
     absent_kv_heads=8,
+    beside_images=BesideImages("Mistral3ForConditionalGeneration", "mistral"),
     gguf=GgufArchitecture(("mistral",), interleaved=True, keys={"sliding_window": WINDOW}),
 )

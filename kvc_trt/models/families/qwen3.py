@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvc_trt.models.families.qwen2 import QwenFields, window_of
-from kvc_trt.models.family import Family, GgufArchitecture
+from kvc_trt.models.family import BesideImages, Family, GgufArchitecture
 
 
 class _Fields(QwenFields):
@@ -25,5 +25,10 @@ QWEN3 = Family(
     harmless=frozenset({"max_window_layers"}),
     absent_kv_heads=32,
     absent_head_size=128,
+    beside_images=BesideImages(
+        "Qwen3VLForConditionalGeneration",
+        "qwen3_vl_text",
+        {"rms_norm_eps": 1e-6, "rope_theta": 5e5, "max_position_embeddings": 128000},
+    ),
     gguf=GgufArchitecture(("qwen3",)),
 )

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from kvc_trt.errors import InputError, describe
 from kvc_trt.files.inputs import read_json_input
 from kvc_trt.models.sources.containment import contained
-from kvc_trt.models.sources.hugging_face import read_config, read_json_object
+from kvc_trt.models.sources.hugging_face import read_config, read_decoder_fields
 from kvc_trt.models.sources.safetensors_file import SafetensorsFile
+from kvc_trt.models.sources.text_part import stored_names
 from kvc_trt.models.sources.tokenizer import tokenizer_files
 
 SINGLE_FILE = "model.safetensors"
@@ -38,9 +39,12 @@ class Checkpoint:
         if not os.path.isdir(self.directory):
             raise InputError(f"{self.directory}: not a directory; expected a Hugging Face checkpoint")
         self.config = read_config(contained(self.directory, "config.json").parent)
-        self.quantisation: object = read_json_object(self.directory / "config.json").get("quantization_config")
+        fields, beside_images = read_decoder_fields(self.directory / "config.json")
+        self.quantisation: object = fields.get("quantization_config")
         """How config.json says that matrices are stored; None where they are floats."""
-        self._files, self._home = _open_weights(self.directory)
+        self._files, home = _open_weights(self.directory)
+        names = stored_names(home) if beside_images else {name: name for name in home}
+        self._home = {name: (home[stored], stored) for name, stored in names.items()}
         self._fingerprint: str | None = None
 
     @property
@@ -53,24 +57,28 @@ class Checkpoint:
         return tokenizer_files(self.directory)
 
     def names(self) -> list[str]:
-        """Every tensor of the checkpoint."""
+        """Every tensor of the checkpoint, or of its text part, as if that stood alone."""
         return list(self._home)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one tensor; matrices are [out, in]."""
-        return self._home[name].entries[name].shape
+        file, stored = self._home[name]
+        return file.entries[stored].shape
 
     def dtype(self, name: str) -> str:
         """Stored type of one tensor (numpy's or ml_dtypes' name)."""
-        return self._home[name].entries[name].dtype
+        file, stored = self._home[name]
+        return file.entries[stored].dtype
 
     def read(self, name: str) -> NDArray[Any]:
         """The whole tensor in its stored type."""
-        return self._home[name].read(name)
+        file, stored = self._home[name]
+        return file.read(stored)
 
     def read_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Rows [start, stop) of one tensor."""
-        return self._home[name].read_rows(name, start, stop)
+        file, stored = self._home[name]
+        return file.read_rows(stored, start, stop)
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) of config and weights, reading every byte once."""

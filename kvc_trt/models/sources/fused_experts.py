@@ -1,6 +1,7 @@
-"""gpt-oss's experts as matrices [out,in] of single projections, whose rows the checkpoint stores together.
+"""Experts as matrices [out,in] of single projections, whose rows a checkpoint stores together.
 
-A layer's experts are one tensor for gate and up, whose output channels alternate (gate first), and one for down:
+A layer's experts are one tensor for gate and up, and one for down. In Qwen3.5 BASE is [experts,out,in], and the output
+channels of up stand behind those of gate. In gpt-oss they alternate (gate first):
 
 - in floats BASE is [experts,in,out], and BASE_bias [experts,out];
 - in MXFP4 (Open Compute Project, "OCP Microscaling Formats (MX) Specification", version 1.0) BASE_blocks is uint8
@@ -48,17 +49,22 @@ class _Part(NamedTuple):
     step: int
     rows: int
     """Rows of each expert."""
+    outputs: int
+    """Output channels of the stored tensor."""
     columns: int | None
     """Of a matrix; None for a bias."""
 
 
 class FusedExperts:
-    """A `WeightSource` over a checkpoint of gpt-oss; its other tensors are as they are."""
+    """A `WeightSource` over a checkpoint whose experts are stored together; its other tensors are as they are."""
 
-    def __init__(self, source: WeightSource, config: ModelConfig) -> None:
-        """InputError for a stored tensor of another shape or type than the configuration says."""
+    def __init__(self, source: WeightSource, config: ModelConfig, *, alternating: bool) -> None:
+        """Read gpt-oss's form if `alternating`, else Qwen3.5's.
+
+        InputError for a stored tensor of another shape or type than the configuration says.
+        """
         self._source, self._experts = source, config.description.experts
-        self._parts = _parts_of(config)
+        self._alternating, self._parts = alternating, _parts_of(config, alternating=alternating)
         self._stored = set(source.names())
         for part in self._parts.values():
             self._check(part)
@@ -125,20 +131,22 @@ class FusedExperts:
         if len(tables) == 2:
             return _widened(tables[0][channels], tables[1][channels], part.stored + SCALES)
         (table,) = tables
-        return table[channels] if part.columns is None else np.ascontiguousarray(table[:, channels].T)
+        transposed = part.columns is not None and self._alternating
+        return np.ascontiguousarray(table[:, channels].T if transposed else table[channels])
 
     def _check(self, part: _Part) -> None:
         """Raise InputError for a stored tensor of another shape or type."""
-        files, outputs = self._files_of(part), part.rows * part.step
+        files = self._files_of(part)
         if not files:
             return
         expected: list[tuple[int, ...]]
         if part.columns is None:
-            expected = [(self._count, outputs)]
+            expected = [(self._count, part.outputs)]
         elif len(files) == 1:
-            expected = [(self._count, part.columns, outputs)]
+            matrix = (part.columns, part.outputs) if self._alternating else (part.outputs, part.columns)
+            expected = [(self._count, *matrix)]
         else:
-            blocks = (self._count, outputs, part.columns // BLOCK)
+            blocks = (self._count, part.outputs, part.columns // BLOCK)
             expected = [(*blocks, BLOCK // 2), blocks]
         for file, shape in zip(files, expected, strict=True):
             if tuple(self._source.shape(file)) != shape:
@@ -147,21 +155,36 @@ class FusedExperts:
                 raise InputError(f"weights: {file} is {self._source.dtype(file)}, expected uint8")
 
 
-def _parts_of(config: ModelConfig) -> Mapping[str, _Part]:
+def alternating_gate(source: WeightSource, config: ModelConfig) -> FusedExperts:
+    """Return the tensors of a checkpoint of gpt-oss."""
+    return FusedExperts(source, config, alternating=True)
+
+
+def gate_above_up(source: WeightSource, config: ModelConfig) -> FusedExperts:
+    """Return the tensors of a checkpoint of Qwen3.5."""
+    return FusedExperts(source, config, alternating=False)
+
+
+def _parts_of(config: ModelConfig, *, alternating: bool) -> Mapping[str, _Part]:
     """Return where the rows of the experts' tensors are, by our names."""
     hidden, experts = config.hidden_size, config.description.experts
     assert experts is not None
-    sides = {"gate": ("gate_up_proj", 0, 2), "up": ("gate_up_proj", 1, 2), "down": ("down_proj", 0, 1)}
+    size, step = experts.size, 2 if alternating else 1
+    sides = (
+        ("gate_up_proj", 0, step, size, 2 * size, hidden),
+        ("gate_up_proj", 1 if alternating else size, step, size, 2 * size, hidden),
+        ("down_proj", 0, 1, hidden, hidden, size),
+    )
     found = {}
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}"
-        for matrix, bias, (side, (stored, first, step)) in zip(
-            EXPERT_MATRICES, EXPERT_BIASES, sides.items(), strict=True
+        for matrix, bias, (stored, first, each, rows, outputs, columns) in zip(
+            EXPERT_MATRICES, EXPERT_BIASES, sides, strict=True
         ):
             base = f"{prefix}.mlp.experts.{stored}"
-            rows, columns = (hidden, experts.size) if side == "down" else (experts.size, hidden)
-            found[f"{prefix}.{matrix}"] = _Part(base, first, step, rows, columns)
-            found[f"{prefix}.{bias}"] = _Part(f"{base}_bias", first, step, rows, None)
+            found[f"{prefix}.{matrix}"] = _Part(base, first, each, rows, outputs, columns)
+            if alternating:
+                found[f"{prefix}.{bias}"] = _Part(f"{base}_bias", first, each, rows, outputs, None)
     return found
 
 

@@ -20,6 +20,7 @@ from kvc_trt.models.sources.fp8 import check_quantisation
 from kvc_trt.models.sources.fused_experts import is_mxfp4
 from kvc_trt.models.sources.int4 import int4_layout
 from kvc_trt.models.sources.rotary_settings import rotary_settings, stretched_length
+from kvc_trt.models.sources.text_part import text_fields
 from kvc_trt.validation import ForeignSchema, validated
 
 LARGEST_CONFIG = 1 << 20
@@ -39,7 +40,7 @@ def read_config(directory: str | Path) -> ModelConfig:
     for path in (directory / "config.json", generation):
         if os.path.islink(path):
             contained(directory, path.name)
-    config = dict(read_json_object(directory / "config.json"))
+    config = dict(read_decoder_fields(directory / "config.json")[0])
     if os.path.isfile(generation):
         extra = read_json_object(generation).get("eos_token_id")
         ids = (_as_list(config.get("eos_token_id")) + _as_list(extra))[: _MAX_EOS_IDS + 1]
@@ -53,6 +54,13 @@ def read_json_object(path: Path) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"{path}: expected a JSON object, found {describe(value)}")
     return value
+
+
+def read_decoder_fields(path: Path) -> tuple[Mapping[str, Any], bool]:
+    """Return the decoder's fields of a config.json, and whether it stands beside a part that reads images."""
+    fields = read_json_object(path)
+    text = text_fields(fields, str(path))
+    return (fields, False) if text is None else (text, True)
 
 
 def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[str, str] | None = None) -> ModelConfig:
@@ -92,7 +100,7 @@ def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[s
     if fields.quantization_config is not None:
         where = f"{source}: quantization_config"
         if is_mxfp4(fields.quantization_config):
-            if family.other_form is None:
+            if not family.mxfp4:
                 raise InputError(f"{where}: quant_method is 'mxfp4', expected another for {fields.architectures[0]}")
         elif int4_layout(fields.quantization_config, where) is None:
             check_quantisation(fields.quantization_config, where)
@@ -147,9 +155,10 @@ def _family_of(mapping: Mapping[str, Any], source: str, spelling: Mapping[str, s
                 "heads, and policies choose by the keys of each"
             )
         classes = ", ".join(one.removesuffix(_SUFFIX) for one in known)
+        beside_images = ", ".join(own.beside_images.name for own in known.values() if own.beside_images is not None)
         raise InputError(
             f"{source}: {name} is {describe(found)}, expected one of {len(known)} classes",
-            hint=f"{_SUFFIX} behind one of {classes}",
+            hint=f"{_SUFFIX} behind one of {classes}; or {beside_images}",
         )
     return known[found[0]]
 

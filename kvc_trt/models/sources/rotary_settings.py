@@ -75,7 +75,9 @@ class _LongRope(ForeignSchema):
     attention_factor: _Blend | None = None
 
 
-_KNOWN = {name for schema in (_Rope, _Llama3, _Yarn, _LongRope) for name in schema.model_fields}
+_OF_IMAGES = {"mrope_section", "mrope_interleaved"}
+"""Keys that divide the rotary channels among the axes of an image; a token of text has one place on all of them."""
+_KNOWN = {name for schema in (_Rope, _Llama3, _Yarn, _LongRope) for name in schema.model_fields} | _OF_IMAGES
 
 
 def rotary_settings(fields: RotaryFields, source: str) -> tuple[float, RotaryScaling | None, float | None]:

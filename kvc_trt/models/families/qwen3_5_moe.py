@@ -1,0 +1,56 @@
+"""Qwen3.5's text model with experts (Qwen, 2026): the layers of the dense one, with experts in each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from kvc_trt.models.config import Description
+from kvc_trt.models.expert_fields import QwenExpertFields, experts_of, qwen_fields_of, qwen_stacks_of
+from kvc_trt.models.families.qwen3_5 import separate_matrices
+from kvc_trt.models.family import BesideImages, Count, Family
+from kvc_trt.models.sources.fused_experts import gate_above_up
+from kvc_trt.models.sources.linear_fields import LinearFields, attention_by_layer, described, fields_of_attention
+
+_Size = Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+class _Fields(LinearFields, QwenExpertFields):
+    intermediate_size: _Size = 512  # of no layer: all have experts
+    moe_intermediate_size: _Size = 512
+    shared_expert_intermediate_size: _Size = 512
+    num_experts: Count | None = 256
+    num_experts_per_tok: Count = 8
+    # transformers knows no other values.
+    norm_topk_prob: Literal[True] = True
+    decoder_sparse_step: Literal[1] = 1
+    mlp_only_layers: Annotated[list[int], Field(max_length=0)] | None = None
+
+
+def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
+    experts = experts_of(fields, fields.shared_expert_intermediate_size)
+    return {**described(fields), "description": Description(attention=attention_by_layer(fields), experts=experts)}
+
+
+def _fields_of(description: Description) -> Mapping[str, Any]:
+    return {**fields_of_attention(description), **qwen_fields_of(description)}
+
+
+QWEN3_5_MOE = Family(
+    architecture="Qwen3_5MoeForCausalLM",
+    fields=_Fields,
+    describe=_describe,
+    fields_of=_fields_of,
+    # Trained with them: an auxiliary loss.
+    harmless=frozenset({"output_router_logits", "router_aux_loss_coef"}),
+    absent_kv_heads=2,
+    absent_head_size=256,
+    rotary_fraction=0.25,
+    weights=separate_matrices,
+    # Published checkpoints have the experts of a layer in one tensor, and transformers writes one tensor for each.
+    stacks=qwen_stacks_of,
+    other_form=gate_above_up,
+    beside_images=BesideImages("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"),
+)

@@ -1,0 +1,200 @@
+"""Checkpoints of models that read images too: their decoder answers as transformers' whole model does to text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kvc_trt import Engine, build
+from kvc_trt.errors import InputError
+from kvc_trt.models.family import HARMLESS, families
+from kvc_trt.models.formats import open_checkpoint, weights_of
+from kvc_trt.models.sources.hugging_face import parse_config
+from kvc_trt.models.sources.text_part import text_fields
+from kvc_trt.models.weights import check_weights
+from tests.oracles.answers import STEPS, answer_of, prompts, reference_logits
+from tests.oracles.family_models import randomise, their_config
+
+transformers = pytest.importorskip("transformers")
+OF_QWEN: dict[str, Any] = {
+    "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+}  # fmt: skip
+OF_SIGLIP: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+AXES = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [8, 4, 4], "mrope_interleaved": True}
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "Gemma3": ("gemma3", {}, OF_SIGLIP),
+    "Mistral3": ("mistral", {}, {**OF_SIGLIP, "model_type": "pixtral"}),
+    "Qwen3VL": (
+        "qwen3",
+        {"model_type": "qwen3_vl_text", "rope_parameters": AXES},
+        {**OF_QWEN, "deepstack_visual_indexes": [0]},
+    ),
+    "Qwen3_5": ("qwen3.5", {}, OF_QWEN),
+    "Qwen3_5Moe": ("qwen3.5-moe", {}, OF_QWEN),
+}
+"""The prefix of transformers' classes -> the decoder in `family_models`, what differs in it, and the image part."""
+OF_IMAGES = {
+    "boi_token_index", "eoi_token_index", "image_token_id", "image_token_index", "mm_tokens_per_image",
+    "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "video_token_id", "vision_config",
+    "vision_end_token_id", "vision_feature_layer", "vision_start_token_id",
+}  # fmt: skip
+"""Fields that only images need."""
+
+
+def written_with_images(prefix: str, directory: Path, **outer: Any) -> Any:
+    """Write a small random checkpoint as transformers does; return its model."""
+    transformers.logging.set_verbosity_error()
+    name, changes, vision = MODELS[prefix]
+    text = {**json.loads(their_config(name).to_json_string()), **changes}
+    settings = {"tie_word_embeddings": False, **outer}
+    config = getattr(transformers, f"{prefix}Config")(
+        text_config=text, vision_config=dict(vision), attn_implementation="eager", **settings
+    )
+    config.architectures = [f"{prefix}ForConditionalGeneration"]
+    torch.manual_seed(0)
+    model = getattr(transformers, config.architectures[0])(config).eval()
+    randomise(model, name)
+    model.save_pretrained(directory)
+    return model
+
+
+def rewritten(directory: Path, change: Any) -> None:
+    """Replace the tensors of a checkpoint by what `change` makes of them."""
+    path = directory / "model.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in change(load_file(path)).items()}, path)
+
+
+def test_every_class_with_an_image_part_is_here() -> None:
+    expected = {own.beside_images.name for own in families().values() if own.beside_images is not None}
+    assert {f"{prefix}ForConditionalGeneration" for prefix in MODELS} == expected
+
+
+@pytest.mark.parametrize("prefix", MODELS)
+def test_the_decoder_has_the_logits_of_the_whole_model(prefix: str, tmp_path: Path) -> None:
+    model = written_with_images(prefix, tmp_path / "checkpoint")
+    checkpoint = open_checkpoint(tmp_path / "checkpoint")
+    config, weights = checkpoint.config, weights_of(checkpoint)
+    check_weights(config, weights)
+    assert not any("vis" in name for name in weights.names())
+    for prompt in prompts():
+        answer, logits = answer_of(model, prompt)
+        found = reference_logits(config, weights, prompt, answer)
+        torch.testing.assert_close(found, logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("prefix", ["Gemma3", "Qwen3_5Moe"])
+def test_an_engine_of_the_decoder_answers_as_the_whole_model(prefix: str, tmp_path: Path) -> None:
+    model = written_with_images(prefix, tmp_path / "checkpoint")
+    room: dict[str, Any] = {"max_input_len": 256, "max_output_len": 32}
+    build(str(tmp_path / "checkpoint"), policy="full", output=tmp_path / "engine", **room)
+    asked = [prompt for prompt in prompts() if len(prompt) <= 256]
+    with Engine.open(tmp_path / "engine", threads=1) as engine:
+        found = engine.generate([prompt.tolist() for prompt in asked], max_new_tokens=STEPS, ignore_eos=True)
+    assert [list(output.token_ids) for output in found] == [answer_of(model, prompt)[0] for prompt in asked]
+
+
+@pytest.mark.parametrize("prefix", ["Gemma3", "Qwen3_5"])
+def test_both_orders_of_prefixes_are_read(prefix: str, tmp_path: Path) -> None:
+    """Gemma 3 is published as `language_model.model.`, Qwen3.5 as `model.language_model.`; releases write either."""
+    written_with_images(prefix, tmp_path)
+    before = open_checkpoint(tmp_path)
+    shapes = {name: before.shape(name) for name in before.names()}
+    old, new = "language_model.model.", "model.language_model."
+
+    def swapped(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        is_old = any(name.startswith(old) for name in tensors)
+        here, there = (old, new) if is_old else (new, old)
+        head, other = ("language_model.lm_head.", "lm_head.") if is_old else ("lm_head.", "language_model.lm_head.")
+        return {name.replace(here, there).replace(head, other, 1): tensor for name, tensor in tensors.items()}
+
+    rewritten(tmp_path, swapped)
+    after = open_checkpoint(tmp_path)
+    assert {name: after.shape(name) for name in after.names()} == shapes
+    check_weights(after.config, weights_of(after))
+
+
+@pytest.mark.parametrize("form", ["together", "another shape"])
+def test_experts_of_qwen_3_5_are_read_as_they_are_published(form: str, tmp_path: Path) -> None:
+    """Published: one tensor of a layer's gates above ups, and one of its downs; transformers writes each expert's."""
+    written_with_images("Qwen3_5Moe", tmp_path)
+    apart = weights_of(open_checkpoint(tmp_path))
+    expected = {name: apart.read(name) for name in apart.names()}
+
+    def together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+        for layer in range(4):
+            base = f"model.language_model.layers.{layer}.mlp.experts"
+            gate, up, down = (
+                torch.stack([tensors[f"{base}.{expert}.{part}_proj.weight"] for expert in range(6)])
+                for part in ("gate", "up", "down")
+            )
+            gates = torch.cat([gate, up], dim=1)
+            found |= {f"{base}.gate_up_proj": gates, f"{base}.down_proj": down}
+            if form == "another shape":
+                found[f"{base}.gate_up_proj"] = gates[:, 1:]
+        return found
+
+    rewritten(tmp_path, together)
+    if form == "another shape":
+        with pytest.raises(InputError, match=r"gate_up_proj has shape \[6, 63, 64\], expected \[6, 64, 64\]"):
+            weights_of(open_checkpoint(tmp_path))
+        return
+    found = weights_of(open_checkpoint(tmp_path))
+    check_weights(open_checkpoint(tmp_path).config, found)
+    assert set(found.names()) == set(expected)
+    for name, values in expected.items():
+        assert (found.read(name) == values).all(), name
+
+
+@pytest.mark.parametrize("prefix", MODELS)
+def test_every_field_beside_the_decoder_is_of_images_or_read(prefix: str) -> None:
+    """What neither reads could change what the model answers to text."""
+    theirs = set(getattr(transformers, f"{prefix}Config")().to_dict())
+    assert theirs - OF_IMAGES - HARMLESS - {"architectures", "dtype"} == {"text_config", "tie_word_embeddings"}
+
+
+def test_what_published_files_leave_out_is_what_transformers_takes() -> None:
+    """Gemma 3 4B and 12B state in `text_config` what differs from the class's defaults."""
+    stated = {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    }  # fmt: skip
+    whole = transformers.Gemma3Config(text_config=dict(stated)).text_config
+    given = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "text_config": stated}
+    sparse = text_fields(given, "config.json")
+    assert sparse is not None
+    found = parse_config(sparse, "config.json")
+    whole.architectures, whole.eos_token_id = ["Gemma3ForCausalLM"], [1, 106]
+    fields = {**json.loads(whole.to_json_string()), "bos_token_id": None}
+    assert found == parse_config(fields, "config.json")
+    assert (found.vocab_size, found.num_attention_heads, found.head_size) == (262208, 8, 256)
+    assert found.eos_token_ids == (1, 106)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tie_word_embeddings": True}, "tie_word_embeddings contradicts that of text_config"),
+        ({"text_config": None}, "text_config"),
+        ({"text_config": {"model_type": "gemma3_text"}}, "model_type is 'gemma3_text', expected qwen3_5_text"),
+        ({"architectures": ["Qwen2_5_VLForConditionalGeneration"]}, "expected one of"),
+    ],
+)
+def test_a_decoder_that_does_not_fit_is_refused_in_one_line(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    written_with_images("Qwen3_5", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(InputError, match=words) as caught:
+        open_checkpoint(tmp_path)
+    assert "\n" not in str(caught.value)
