@@ -18,9 +18,12 @@ def missing_graph(parameters: PolicyParameters, layers: int) -> str | None:
 
 def missing_kernel(parameters: PolicyParameters, layers: int) -> str | None:
     """Return a kernel that a policy needs and that does not exist; None if all exist."""
+    return missing_linear(parameters) or missing_kernel_of_caches(parameters, layers)
+
+
+def missing_kernel_of_caches(parameters: PolicyParameters, layers: int) -> str | None:
+    """Return a kernel that the layers with caches need and that does not exist; None if all exist."""
     every = _groups(parameters, layers)
-    if (linear := missing_linear(parameters)) is not None:
-        return linear
     if any(group.kv_heads is not None for group in every):
         return "kernel for layers whose KV heads are cached separately"
     lacking = next((missing for group in every if (missing := _missing_kernel(group.parameters)) is not None), None)
@@ -28,7 +31,7 @@ def missing_kernel(parameters: PolicyParameters, layers: int) -> str | None:
 
 
 def missing_linear(parameters: PolicyParameters) -> str | None:
-    """Return what linear layers need of a backend that executes no bodies of their operators; None without such."""
+    """Return what linear layers need of a backend that has no code of its own for them; None without such layers."""
     return None if parameters.linear_layers is None else "kernel for the linear layers of the model"
 
 

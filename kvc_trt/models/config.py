@@ -282,6 +282,11 @@ class ModelConfig:
         return tuple(i for i in range(self.num_hidden_layers) if self.attention(i).linear is not None)
 
     @property
+    def cached_layers(self) -> tuple[int, ...]:
+        """The layers that cache keys and values, in order: all but the linear ones."""
+        return tuple(i for i in range(self.num_hidden_layers) if self.attention(i).linear is None)
+
+    @property
     def rotary_bases(self) -> tuple[float, ...]:
         """The bases that layers have of their own (`Attention.rotary_base`), ascending."""
         return tuple(sorted({one.rotary_base for one in self.description.attention if one.rotary_base is not None}))

@@ -11,7 +11,7 @@ from kvc_trt.backends.probes import INSTALL_VERIFY, Probe, import_package, nvidi
 from kvc_trt.backends.torch.parallel.forecast import rank_memory
 from kvc_trt.backends.torch.policy_path import policy_path
 from kvc_trt.engine.format import WEIGHTS_FILE
-from kvc_trt.engine.missing import missing_division, missing_graph, missing_linear
+from kvc_trt.engine.missing import missing_division, missing_graph
 from kvc_trt.errors import InputError
 from kvc_trt.kernels.c_library import KernelLibraryError
 from kvc_trt.kernels.loading import VARIABLE, library_path, load
@@ -63,8 +63,7 @@ class TorchBackend(Backend):
     @override
     def missing(self, parameters: PolicyParameters, layers: int) -> str | None:
         """Return what no PyTorch operations stand in for; a missing kernel is none of it (decision 0026)."""
-        lacking = missing_graph(parameters, layers) or missing_division(parameters, layers)
-        return lacking or missing_linear(parameters)
+        return missing_graph(parameters, layers) or missing_division(parameters, layers)
 
     @override
     def without_kernels(self, model: ModelConfig, parameters: PolicyParameters) -> str | None:

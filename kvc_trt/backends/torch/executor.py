@@ -219,12 +219,12 @@ class TorchExecutor(ExecutorBase):
         """
         if self._expose:
             return self.prefill(input_ids, prompt_lengths)
-        pieces, each = self.prefill_in_pieces(input_ids, prompt_lengths), self.pieces_of_layer(prompt_lengths)
-        return (yield from in_slices(pieces, each, self.program.model.num_hidden_layers, limit))
+        pieces = self.prefill_in_pieces(input_ids, prompt_lengths)
+        return (yield from in_slices(pieces, self.pieces_of_layers(prompt_lengths), limit))
 
-    def pieces_of_layer(self, prompt_lengths: NDArray[np.int64]) -> int:
-        """Return the pieces of a layer in a prefill of prompts of lengths [B]."""
-        return self.decoder.pieces_of_layer(len(prompt_lengths), int(prompt_lengths.max()))
+    def pieces_of_layers(self, prompt_lengths: NDArray[np.int64]) -> list[int]:
+        """Return the pieces of each layer in a prefill of prompts of lengths [B]."""
+        return self.decoder.pieces_of_layers(len(prompt_lengths), int(prompt_lengths.max()))
 
     def prefill_in_pieces(
         self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64]

@@ -7,7 +7,7 @@ Operators take their constants from config.json; the engine's graphs are not rea
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -20,24 +20,29 @@ from typing_extensions import override
 from kvc_trt.backends.harness import Array, EngineOperator, Harness, ObservedExecutor, StoredBlock, Watched
 from kvc_trt.backends.torch.device import from_numpy, to_numpy
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
+from kvc_trt.backends.torch.model.linear_layers import LinearInputs, LinearRows, take_token, take_tokens
 from kvc_trt.backends.torch.model.prompt_attention import prefill_attention
 from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.backends.torch.whole_prompts import store_whole
 from kvc_trt.engine.program import twin_program
-from kvc_trt.graph.state import cache_sites, uses_pages
+from kvc_trt.graph.state import CacheSite, cache_sites, uses_pages
 from kvc_trt.kernels.loading import current_library
 from kvc_trt.kernels.ops import call, numbers_of
 from kvc_trt.methods.base.graph_context import of_token
+from kvc_trt.models.weights import CONVOLUTION, DECAY, DECAY_BIAS
 from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.compaction.compact import COMPACT
 from kvc_trt.operators.compaction.store_tokens import STORE_TOKENS
+from kvc_trt.operators.linear.delta_rule import DELTA_RULE
+from kvc_trt.operators.linear.delta_step import DELTA_STEP
 from kvc_trt.runtime.executor import Executor
 
 if TYPE_CHECKING:
     from kvc_trt.backends.run_options import RunOptions
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.models.cache_formats import CacheFormat
+    from kvc_trt.models.config import Linear
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class TorchHarness(Harness):
     @override
     def operators(self) -> list[EngineOperator]:
         """Each operator that a layer of this engine calls. Of a step that rotates, what comes behind the rotation."""
-        layers, device = range(self._engine.model.num_hidden_layers), kernel_device()
+        layers, device = self._engine.model.cached_layers, kernel_device()
         parameters, form = self._engine.parameters, self._engine.parameters.cache_format
         paged = sum(uses_pages(parameters, layer) for layer in layers)
         counts: dict[str, tuple[int, Callable[..., tuple[Tensor, ...]]]] = {
@@ -105,35 +110,52 @@ class TorchHarness(Harness):
             counts[operator.name] = nodes, partial(call, operator.in_format(form), numbers_of(operator, parameters))
         found = [TorchOperator(name, nodes, body, device) for name, (nodes, body) in counts.items() if nodes]
         stores = [] if form.keys is None else self._stores()
-        return [*found, *stores]
+        return [*found, *stores, *self._linear_layers()]
+
+    def _linear_layers(self) -> list[EngineOperator]:
+        """Return what takes in a token, and many tokens, in a linear layer."""
+        model, device = self._engine.model, kernel_device()
+        part = next((one.linear for one in model.description.attention if one.linear is not None), None)
+        if part is None:
+            return []
+        nodes = len(model.linear_layers)
+        return [
+            TorchOperator(DELTA_STEP.name, nodes, partial(one_token, part), device),
+            TorchOperator(DELTA_RULE.name, nodes, partial(many_tokens, part), device),
+        ]
 
     def _stores(self) -> list[TorchOperator]:
         """Return what stores whole prompts in a format, one for each capacity."""
         parameters, device = self._engine.parameters, kernel_device()
-        layers: dict[int, list[int]] = {}
-        for layer in range(self._engine.model.num_hidden_layers):
-            if not parameters.is_compressed(layer):
-                layers.setdefault(parameters.layer_capacity(layer), []).append(layer)
+        caches: dict[int, list[int]] = {}
+        for site in self._sites:
+            if not parameters.is_compressed(site.layer):
+                caches.setdefault(parameters.layer_capacity(site.layer), []).append(site.cache)
         return [
             TorchOperator(
                 STORE_TOKENS.name, len(own), _storing(capacity, parameters.cache_format), device, cache=own[0]
             )
-            for capacity, own in layers.items()
+            for capacity, own in caches.items()
         ]
+
+    @property
+    def _sites(self) -> tuple[CacheSite, ...]:
+        """The caches; where kernels run, a layer has one, or none if it is linear."""
+        return cache_sites(self._engine.model, self._engine.parameters)
 
     @override
     def compactions(self) -> list[Watched]:
         return [
-            Watched(layer, (f"q_window.{layer}", f"keys.{layer}", f"values.{layer}"), (f"indices.{layer}",))
-            for layer in range(self._engine.model.num_hidden_layers)
+            Watched(cache, (f"q_window.{layer}", f"keys.{layer}", f"values.{layer}"), (f"indices.{layer}",))
+            for layer, cache in ((site.layer, site.cache) for site in self._sites)
             if self._engine.parameters.is_compressed(layer)
         ]
 
     @override
     def selections(self) -> list[Watched]:
         return [
-            Watched(layer, (f"query.{layer}",), (f"attended.{layer}", f"selected.{layer}"))
-            for layer in range(self._engine.model.num_hidden_layers)
+            Watched(cache, (f"query.{layer}",), (f"attended.{layer}", f"selected.{layer}"))
+            for layer, cache in ((site.layer, site.cache) for site in self._sites)
             if uses_pages(self._engine.parameters, layer)
         ]
 
@@ -149,7 +171,7 @@ class TorchHarness(Harness):
         return [
             [
                 StoredBlock(site.cache, *(of_token(f"{name}.{site.name}", token, tokens) for name in names))
-                for site in cache_sites(self._engine.model, self._engine.parameters)
+                for site in self._sites
             ]
             for token in range(tokens)
         ]
@@ -175,3 +197,22 @@ class TorchHarness(Harness):
 
 def _storing(capacity: int, form: CacheFormat) -> Callable[..., tuple[Tensor, ...]]:
     return lambda k, v, prompt_lengths: store_whole(k, v, prompt_lengths, capacity, form)
+
+
+def one_token(part: Linear, **given: Tensor) -> tuple[Tensor, ...]:
+    """Run what a linear layer does with one token of each row, by the names of KvcDeltaStep."""
+    weights, inputs, state = _linear_arguments(given)
+    active = torch.ones(len(state.memory), dtype=torch.bool, device=state.memory.device)
+    return take_token(weights, part, inputs, state, active), *state
+
+
+def many_tokens(part: Linear, lengths: Tensor, **given: Tensor) -> tuple[Tensor, ...]:
+    """Run what a linear layer does with many tokens of each row, by the names of KvcDeltaRule."""
+    weights, inputs, state = _linear_arguments(given)
+    return take_tokens(weights, part, inputs, state, lengths), *state
+
+
+def _linear_arguments(given: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], LinearInputs, LinearRows]:
+    weights = {CONVOLUTION: given["convolution"], DECAY: given["decay_log"], DECAY_BIAS: given["decay_bias"]}
+    inputs = LinearInputs(given["mixed"], given["write"], given["decay"])
+    return weights, inputs, LinearRows(given["last_inputs"], given["memory"])

@@ -16,6 +16,7 @@ from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import StateTensor
 from kvc_trt.models.weights import expected_tensors
 from kvc_trt.operators import PROMPT_BLOCK
+from kvc_trt.operators.linear.delta_rule import CHUNK as LINEAR_CHUNK
 from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 FLOAT, INT64 = 4, 8
 PREFILL_BLOCK = 8192
 """Tokens per block of projections and feed-forward, enough to keep a GPU busy."""
+LINEAR_BLOCK = 2048
+"""Tokens that a linear layer takes in together: of each it makes many vectors in float32."""
 PLAN_BUCKET = 256
 """Lengths of prompts on a GPU are rounded up to a multiple of this."""
 TURN_BLOCK = 1024
@@ -80,6 +83,7 @@ def prefill_bytes(
     blocks = min(block, tokens) * (max(joined, inner) + 3 * model.hidden_size * itemsize + model.hidden_size * FLOAT)
     last = tokens % block or min(tokens, block)
     blocks += _copied_expert_bytes(model, last, itemsize) if last <= STEP_TOKENS else 0
+    blocks = max(blocks, _linear_bytes(model, min(block, LINEAR_BLOCK, tokens), itemsize))
     # On a CPU, the mask of a block of queries of a prompt that attends in several.
     mask = min(length, TURN_BLOCK) * length * (FLOAT + 1) if itemsize == FLOAT else 0
     # Compaction's statistics and votes: a pair per key chunk and window row, a vote per key.
@@ -94,6 +98,20 @@ def _inner_size(model: ModelConfig) -> int:
     if experts is None:
         return model.intermediate_size
     return max(model.intermediate_size, experts.size, experts.shared_size)
+
+
+def _linear_bytes(model: ModelConfig, tokens: int, itemsize: int) -> int:
+    """Return what a linear layer makes of tokens that it takes in together; 0 if the model has none.
+
+    In the weights' type the stream, what is read of it, and the convolution's inputs; in float32 the convolution, the
+    vectors of heads before and after the triangular system, and the products of a chunk's keys and queries.
+    """
+    part = next((one.linear for one in model.description.attention if one.linear is not None), None)
+    if part is None:
+        return 0
+    heads = part.value_heads * (9 * part.key_size + 7 * part.value_size + 5 * LINEAR_CHUNK)
+    rows = 3 * model.hidden_size + 2 * part.channels
+    return tokens * (rows * itemsize + (4 * part.channels + heads) * FLOAT)
 
 
 def _copied_expert_bytes(model: ModelConfig, tokens: int, itemsize: int) -> int:

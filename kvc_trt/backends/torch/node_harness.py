@@ -46,18 +46,18 @@ class NodeHarness(TorchHarness):
     @override
     def operators(self) -> list[EngineOperator]:
         """Return the operators that the nodes of prompts, steps and turns call, and attention over the prompt."""
-        layers, device = self._engine.model.num_hidden_layers, kernel_device()
+        layers, device = self._engine.model.cached_layers, kernel_device()
         layout = layout_of(self._engine.model, self._engine.parameters, self._engine.model.dtype)
         many = Operators(layout, device)
         steps = many if self._path.steps else Operators(layout, device, kernels=False)
         turns = self._graphs.turn if self._engine.extend_graph is not None else None
         found: list[EngineOperator] = self._over_prompt()
         for write, compiled in ((self._graphs.prompt, many), (self._graphs.step, steps), (turns, many)):
-            nodes = [node for layer in range(layers) for node in write(layer)] if write is not None else []
+            nodes = [node for layer in layers for node in write(layer)] if write is not None else []
             for alike, cache in alike_nodes(nodes, self._graphs.sites):
                 body = _by_name(alike[0], compiled)
                 found.append(TorchOperator(alike[0].op_type, len(alike), body, device, cache))
-        return found
+        return [*found, *self._linear_layers()]
 
     def _over_prompt(self) -> list[EngineOperator]:
         """Return attention over the prompt: of layers that see everything, and of each window of sliding ones."""
@@ -105,7 +105,7 @@ class NodeHarness(TorchHarness):
     def stored_blocks(self, graph: str) -> list[list[StoredBlock]]:
         tokens, writers = self._tokens_of(graph), {"prefill": self._graphs.prompt, "extend": self._graphs.turn}
         write = writers.get(graph, self._graphs.step)
-        nodes = [node for layer in range(self._engine.model.num_hidden_layers) for node in write(layer)]
+        nodes = [node for layer in self._engine.model.cached_layers for node in write(layer)]
         found = stored_blocks(nodes, self._graphs.sites, "k_cache" if graph == "prefill" else "k_cache_out")
         return [[_of_token(block, token, tokens) for block in found] for token in range(tokens)]
 
@@ -117,10 +117,7 @@ class NodeHarness(TorchHarness):
     def _writers(self, write: Callable[[int], Sequence[NodeProto]], kind: str) -> list[tuple[CacheSite, NodeProto]]:
         """Return each cache for which a node writes a list of that kind, and the node."""
         by_output: Mapping[str, NodeProto] = {
-            name: node
-            for layer in range(self._engine.model.num_hidden_layers)
-            for node in write(layer)
-            for name in node.output
+            name: node for layer in self._engine.model.cached_layers for node in write(layer) for name in node.output
         }
         names = ((site, f"{kind}.{site.name}") for site in self._graphs.sites)
         return [(site, by_output[name]) for site, name in names if name in by_output]

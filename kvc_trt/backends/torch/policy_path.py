@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from kvc_trt.engine.missing import missing_kernel
+from kvc_trt.engine.missing import missing_kernel_of_caches
 from kvc_trt.methods.base.graph_context import softmax_of
 from kvc_trt.operators.compaction.store_tokens import STORE_TOKENS
 
@@ -46,8 +46,8 @@ class PolicyPath:
 @lru_cache(maxsize=64)
 def policy_path(model: ModelConfig, parameters: PolicyParameters) -> PolicyPath | None:
     """Return what runs by nodes under a policy; None if kernels do all of it. Other policies need the package onnx."""
-    layers = range(model.num_hidden_layers)
-    if missing_kernel(parameters, len(layers)) is None and not softmax_of(model).code:
+    layers = model.cached_layers
+    if missing_kernel_of_caches(parameters, model.num_hidden_layers) is None and not softmax_of(model).code:
         return None
     from kvc_trt.graph.cache_graphs import CacheGraphs, called_operators
 

@@ -57,7 +57,7 @@ def test_slices_give_the_bits_of_the_whole_prefill(policy, length, kv_cache, mak
     executor = cut(make_program(policy, turns=True, kv_cache=kv_cache))
     whole = executor.prefill(*prompt(length))
     found, shares = result_of(executor.prefill_in_slices(*prompt(length), limit=0.0))
-    assert len(shares) == executor.pieces_of_layer(prompt(length)[1]) * executor.program.model.num_hidden_layers
+    assert len(shares) == sum(executor.pieces_of_layers(prompt(length)[1]))
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     np.testing.assert_array_equal(found.logits, whole.logits)
@@ -200,14 +200,14 @@ class Clock:
 def test_a_slice_ends_before_the_piece_that_would_go_past_its_limit(monkeypatch):
     """Two layers of three pieces: the second layer's are expected to take what the first layer's took."""
     clock = Clock(monkeypatch, [1, 4, 1, 1, 4, 1])
-    found, shares = result_of(in_slices(clock.pieces(), 3, 2, limit=6.0))
+    found, shares = result_of(in_slices(clock.pieces(), [3, 3], limit=6.0))
     assert found == "result"
     assert shares == [2 / 6, 5 / 6]
 
 
 def test_a_piece_longer_than_the_limit_is_a_slice_of_its_own_once_a_layer_has_run(monkeypatch):
     clock = Clock(monkeypatch, [1, 9, 1, 1, 9, 1])
-    _, shares = result_of(in_slices(clock.pieces(), 3, 2, limit=5.0))
+    _, shares = result_of(in_slices(clock.pieces(), [3, 3], limit=5.0))
     assert shares == [2 / 6, 4 / 6, 5 / 6]
 
 

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvc_trt.backends.torch.memory import PREFILL_BLOCK
+from kvc_trt.backends.torch.memory import LINEAR_BLOCK, PREFILL_BLOCK
 from kvc_trt.backends.torch.model.elementwise import AS_WRITTEN, Elementwise
+from kvc_trt.backends.torch.model.linear_layers import LinearRows, linear_inputs, take_token, take_tokens
 from kvc_trt.backends.torch.model.prefetch import weight_prefetch
 from kvc_trt.backends.torch.model.projections import Projections, finished
 from kvc_trt.backends.torch.model.prompt_attention import (
@@ -43,6 +44,8 @@ from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.operators.attention.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.attention.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.compaction.compact import COMPACT
+from kvc_trt.operators.linear.delta_rule import CHUNK
+from kvc_trt.operators.linear.tokens import STATE as LINEAR_STATE
 from kvc_trt.reference.softmax import Softmax
 
 if TYPE_CHECKING:
@@ -100,7 +103,10 @@ class TorchDecoder(Projections):
         self._hybrid_numbers = numbers_of(HYBRID_ATTENTION, parameters)
         self._budgets: Tensor | None = None
         self.on_gpu = weights.embedding.device.type == "cuda"
-        self.caches = len(cache_sites(config, parameters))
+        sites = cache_sites(config, parameters)
+        self.caches = len(sites)
+        self._cache_of = {site.layer: site.cache for site in sites}
+        """The row of `cache_lengths` of each layer, where kernels run, under which a layer has one cache."""
         self._ahead = weight_prefetch(weights.embedding.device)
         self._by_nodes = runs_by_nodes(self, twin_of, self._expose, turns=turns)
         # The kernels rotate what a step projects, where nothing stands between the two: no norm, type or other kernel.
@@ -126,11 +132,13 @@ class TorchDecoder(Projections):
         """Run prompts [B,S], right padded, of lengths [B], compacting each layer's cache after its attention."""
         return finished(self.prefill_in_pieces(input_ids, prompt_lengths))
 
-    def pieces_of_layer(self, rows: int, length: int) -> int:
-        """Return how many pieces a layer of `rows` prompts of `length` tokens, padding included, has."""
+    def pieces_of_layers(self, rows: int, length: int) -> list[int]:
+        """Return how many pieces each layer of `rows` prompts of `length` tokens, padding included, has."""
         length = self._padded(length)
-        by_token = len(list(self._blocks(rows * length)))
-        return 2 * by_token + len(list(self._query_blocks(length))) + 1
+        full = 2 * len(list(self._blocks(rows * length))) + len(self._query_blocks(length)) + 1
+        linear = len(self._token_blocks(rows, length))
+        attentions = map(self.config.attention, range(self.config.num_hidden_layers))
+        return [full if attention.linear is None else linear for attention in attentions]
 
     @torch.inference_mode()
     def prefill_in_pieces(self, input_ids: Tensor, prompt_lengths: Tensor) -> Generator[None, None, PromptResult]:
@@ -143,6 +151,9 @@ class TorchDecoder(Projections):
         places = places.clamp(max=self._positions - 1)  # padding may extend past the tables
         hidden = self._embed(input_ids.flatten(), places)
         for layer in range(self.config.num_hidden_layers):
+            if self.config.attention(layer).linear is not None:
+                state |= yield from self._prefill_linear_layer(layer, hidden, prompt_lengths)
+                continue
             kept, stored = yield from self._prefill_layer(layer, hidden, places, prompt_lengths)
             state.update(kept)
             lengths += stored
@@ -163,11 +174,10 @@ class TorchDecoder(Projections):
 
     def _steps(self, tokens: Tensor, positions: Tensor, cache_lengths: Tensor, state: State, count: int) -> Tensor:
         """Run `count` steps of known tokens [count*B]: only attention takes them one after the other."""
-        layers, last = self._weights.layers, self.config.num_hidden_layers - 1
-        kinds = [(attention.rotary, attention.rotary_base) for attention in map(self.config.attention, range(last + 1))]
+        layers, numbers = self._weights.layers, range(self.config.num_hidden_layers)
+        kinds = [(attention.rotary, attention.rotary_base) for attention in map(self.config.attention, numbers)]
         angles = {
-            kind: self._angles(layer, positions)
-            for kind, layer in dict(zip(kinds, range(last + 1), strict=True)).items()
+            kind: self._angles(layer, positions) for kind, layer in dict(zip(kinds, numbers, strict=True)).items()
         }
         # Below 0 a row is inactive, and stays that.
         stored = [
@@ -177,6 +187,9 @@ class TorchDecoder(Projections):
         hidden = self._embed(tokens, positions)
         x = self._read(0, "input_layernorm", hidden)
         for layer, weights in enumerate(layers):
+            if self.config.attention(layer).linear is not None:
+                hidden, x = self._linear_step(layer, hidden, x, cache_lengths, state)
+                continue
             cos, sin = angles[kinds[layer]]
             made = (self._join(layer, x), cos, sin) if self._rotates else self._split(layer, x, cos, sin)
             if self._ahead is not None:
@@ -187,12 +200,11 @@ class TorchDecoder(Projections):
                 self._see_stored(layer, made, count)
                 attend = self._attend_rotated if self._rotates else self._attend
                 outputs = [
-                    attend(layer, own, stored[step][layer], state)
+                    attend(layer, own, stored[step][self._cache_of[layer]], state)
                     for step, own in enumerate(zip(*(part.chunk(count) for part in made), strict=True))
                 ]
             attended = outputs[0] if count == 1 else torch.cat(outputs)
-            hidden, update = self._before_next(layer, hidden, x, attended.to(x.dtype).flatten(1))
-            hidden, x = self._add(None if layer == last else layer + 1, "input_layernorm", hidden, update)
+            hidden, x = self._to_next(layer, hidden, x, attended.to(x.dtype).flatten(1))
         logits = self._project_to_vocabulary(x)
         if self._ahead is not None:
             self._ahead.end()
@@ -215,12 +227,17 @@ class TorchDecoder(Projections):
         hidden = self._embed(input_ids.flatten(), places)
         stored: list[Tensor] = []
         for layer in range(self.config.num_hidden_layers):
+            if self.config.attention(layer).linear is not None:
+                own = self._linear_rows(layer, state)
+                finished(self._linear_in_pieces(layer, hidden, own, torch.tensor(lengths, device=hidden.device)))
+                continue
             made, given = self._project(layer, hidden, batch, places), (lengths, positions, cache_lengths, state)
             if self._by_nodes.prompts is not None:
                 attended, after = self._by_nodes.prompts.take_turn(layer, (hidden, made), *given)
             else:
                 rule = self.parameters.groups(layer)[0].parameters
-                attended, after = take_turns(layer, made, *given, rule, self.cache_dtype)
+                before = cache_lengths[self._cache_of[layer]]
+                attended, after = take_turns(layer, made, lengths, positions, before, state, rule, self.cache_dtype)
                 keys, values = (part.transpose(1, 2).to(self.cache_dtype) for part in made[1:])
                 self._see(layer, keys=keys, values=values)
             stored += after
@@ -233,6 +250,11 @@ class TorchDecoder(Projections):
     def _padded(self, length: int) -> int:
         """Return the length to which prompts of `length` tokens are padded."""
         return length + (-length % PROMPT_BLOCK if self._by_nodes.pads else 0)
+
+    def _token_blocks(self, rows: int, length: int) -> list[slice]:
+        """Divide the tokens of `rows` prompts of `length` tokens into those that a linear layer takes in together."""
+        together = max(1, min(self._block, LINEAR_BLOCK) // (rows * CHUNK)) * CHUNK
+        return [slice(first, min(first + together, length)) for first in range(0, length, together)]
 
     def _query_blocks(self, length: int) -> list[slice]:
         """Divide the queries of prompts of `length` tokens into those that attend together."""
@@ -296,6 +318,52 @@ class TorchDecoder(Projections):
         yield
         yield from self._finish_in_pieces(layer, hidden, attended.reshape(len(hidden), -1))
         return stored
+
+    def _prefill_linear_layer(
+        self, layer: int, hidden: Tensor, prompt_lengths: Tensor
+    ) -> Generator[None, None, dict[str, Tensor]]:
+        """Pass the residual stream [T,hidden] through a linear layer, in place; return its state."""
+        part = self.config.attention(layer).linear
+        assert part is not None
+        state = LinearRows.empty(part, len(prompt_lengths), hidden.new_empty(0, dtype=self.cache_dtype))
+        yield from self._linear_in_pieces(layer, hidden, state, prompt_lengths)
+        return dict(zip(_linear_names(layer), state, strict=True))
+
+    def _linear_in_pieces(
+        self, layer: int, hidden: Tensor, state: LinearRows, lengths: Tensor
+    ) -> Generator[None, None, None]:
+        """Let rows take in `lengths` [B] tokens of the stream [T,hidden], which changes in place, block by block."""
+        part, by_row = self.config.attention(layer).linear, hidden.view(len(lengths), -1, hidden.shape[1])
+        assert part is not None
+        for block in self._token_blocks(*by_row.shape[:2]):
+            rows = by_row[:, block].flatten(0, 1)
+            x, weights = self._read(layer, "input_layernorm", rows), self._weights.layers[layer]
+            inputs = linear_inputs(weights, part, x.view(len(lengths), -1, x.shape[1]))
+            read = take_tokens(weights, part, inputs, state, (lengths - block.start).clamp(0, block.stop - block.start))
+            before, update = self._before_next(layer, rows, x, read.flatten(0, 1))
+            by_row[:, block] = (before + update).view(len(lengths), -1, x.shape[1])
+            yield
+
+    def _linear_step(
+        self, layer: int, hidden: Tensor, x: Tensor, cache_lengths: Tensor, state: State
+    ) -> tuple[Tensor, Tensor]:
+        """Pass one token of each row through a linear layer: the stream, and what the next layer reads, [B,hidden]."""
+        part, weights = self.config.attention(layer).linear, self._weights.layers[layer]
+        assert part is not None
+        if len(x) != cache_lengths.shape[1]:
+            raise ValueError("a linear layer takes in each token for good; expected one token of each row")
+        inputs, rows = linear_inputs(weights, part, x), self._linear_rows(layer, state)
+        read = take_token(weights, part, inputs, rows, cache_lengths[0] >= 0)
+        return self._to_next(layer, hidden, x, read)
+
+    def _linear_rows(self, layer: int, state: State) -> LinearRows:
+        return LinearRows(*(state[name] for name in _linear_names(layer)))
+
+    def _to_next(self, layer: int, hidden: Tensor, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the residual stream after a layer, from its attention [N,H*D], and what the next layer reads of it."""
+        hidden, update = self._before_next(layer, hidden, x, attended)
+        following = layer + 1 if layer + 1 < self.config.num_hidden_layers else None
+        return self._add(following, "input_layernorm", hidden, update)
 
     def _store_by_nodes(
         self, layer: int, block: Block, prompt_lengths: Tensor
@@ -396,3 +464,8 @@ class TorchDecoder(Projections):
     def _see(self, layer: int, **values: Tensor) -> None:
         named = {f"{name}.{layer}": value for name, value in values.items()}
         self.exposed.update((name, value.clone()) for name, value in named.items() if name in self._expose)
+
+
+def _linear_names(layer: int) -> list[str]:
+    """Return the names of a linear layer's state, in the order of `LinearRows`."""
+    return [f"{one.name}.{layer}" for one in LINEAR_STATE]

@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from kvc_trt.backends.torch.model.elementwise import Elementwise
 from kvc_trt.backends.torch.model.experts import mixed
+from kvc_trt.backends.torch.model.linear_layers import gated_output
 from kvc_trt.backends.torch.model.shaped_attention import capped
 from kvc_trt.models.rope import query_scale, rotary_tables
-from kvc_trt.models.weights import ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM
+from kvc_trt.models.weights import ATTENTION_GATE, ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM
 from kvc_trt.reference.layers import linear
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Projections:
     def _finish_in_pieces(self, layer: int, hidden: Tensor, attended: Tensor) -> Generator[None, None, None]:
         """Like `_finish`, one block per `next`."""
         for rows in self._blocks(len(hidden)):
-            x = None if self._norms.place != "shared" else self._read(layer, "input_layernorm", hidden[rows])
+            x = self._read(layer, "input_layernorm", hidden[rows]) if self._reads_again(layer) else None
             before, update = self._before_next(layer, hidden[rows], x, attended[rows])
             torch.add(before, update, out=hidden[rows])
             yield
@@ -115,9 +116,9 @@ class Projections:
     def _before_next(self, layer: int, hidden: Tensor, x: Tensor | None, attended: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residual stream and what is to be added to it after a layer, from its attention [N,H*D].
 
-        `x` is what attention has read of the stream; only a feed-forward block that shares it asks for it.
+        `x` is what attention has read of the stream; None unless something else reads it too (`_reads_again`).
         """
-        update = self._added(layer, ATTENTION_RESULT_NORM, self._output(layer, attended))
+        update = self._added(layer, ATTENTION_RESULT_NORM, self._output(layer, attended, x))
         if self._norms.side_by_side:
             if self._norms.place != "shared":
                 x = self._read(layer, "post_attention_layernorm", hidden)
@@ -149,9 +150,24 @@ class Projections:
         """Project N normed tokens to queries, keys and values side by side [N,(H+2G)*D], not rotated yet."""
         return linear(self._weights.layers[layer], "self_attn.qkv_proj", x)
 
-    def _output(self, layer: int, attended: Tensor) -> Tensor:
-        """Project attention's output back: [N,H*D] -> [N,hidden]."""
-        return linear(self._weights.layers[layer], "self_attn.o_proj", attended)
+    def _reads_again(self, layer: int) -> bool:
+        """True if a gate, or the feed-forward block, reads what attention has read of the stream."""
+        attention = self.config.attention(layer)
+        return self._norms.place == "shared" or attention.gated or attention.linear is not None
+
+    def _output(self, layer: int, attended: Tensor, x: Tensor | None) -> Tensor:
+        """Project attention's output back: [N,H*D] -> [N,hidden]; a gate reads what attention has read, x [N,hidden].
+
+        Of a linear layer, what it has read of its memory [N,H*Dv].
+        """
+        weights, attention = self._weights.layers[layer], self.config.attention(layer)
+        if attention.linear is not None:
+            assert x is not None
+            return gated_output(weights, attention.linear, attended, x, self.config.norm_epsilon)
+        if attention.gated:
+            assert x is not None
+            attended = attended * torch.sigmoid(linear(weights, ATTENTION_GATE, x))
+        return linear(weights, "self_attn.o_proj", attended)
 
     def _feed_forward(self, layer: int, x: Tensor) -> Tensor:
         """Apply the feed-forward block: [N,hidden] -> [N,hidden]."""

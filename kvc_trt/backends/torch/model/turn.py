@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 def take_turns(
     layer: int, made: tuple[Tensor, Tensor, Tensor], lengths: Sequence[int], positions: Tensor,
-    cache_lengths: Sequence[Sequence[int]], state: Mapping[str, Tensor], rule: PolicyParameters,
+    stored: Sequence[int], state: Mapping[str, Tensor], rule: PolicyParameters,
     dtype: torch.dtype,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """Attend from the new tokens of all rows in one layer and store them in place.
 
     `made` are their queries [B,M,H,D], keys and values [B,M,G,D], padded on the right to M; `positions` [B] those of
-    the first ones; `dtype` is the cache's type. Returns [B,H,M,D], of any values for padding, and the entries [B] after
-    the turn.
+    the first ones, `stored` the entries of each row before the turn; `dtype` is the cache's type. Returns [B,H,M,D], of
+    any values for padding, and the entries [B] after the turn.
     """
     query, keys, values = (part.transpose(1, 2) for part in made)
     own = {name.partition(".")[0]: tensor for name, tensor in state.items() if name.endswith(f".{layer}")}
-    turn = Turn(query, keys.to(dtype), values.to(dtype), own, lengths, cache_lengths[layer], positions, rule)
+    turn = Turn(query, keys.to(dtype), values.to(dtype), own, lengths, stored, positions, rule)
     joined_keys, joined_values = (table.to(query.dtype) for table in turn.joined.read())
     attended = turn_attention(query, joined_keys, joined_values, turn.stored, turn.lengths)
     return attended, [turn.compact() if rule.evicts_on_turns else turn.append()]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvc_trt.backends.torch.device import from_numpy
-from kvc_trt.models.weights import POSITIONS, expected_tensors, row_chunks
+from kvc_trt.models.weights import LINEAR, POSITIONS, expected_tensors, row_chunks
 from kvc_trt.reference.layers import EMBEDDING, HEAD
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 FINAL_NORM = "model.norm"
 Layer = Mapping[str, Tensor]
-"""Tensors of one layer by name, with `self_attn.qkv_proj` and `mlp.gate_up_proj` in place of their parts (of the
-latter without a gate: `mlp.gate_up_proj` is then up alone)."""
+"""Tensors of one layer by name, with `self_attn.qkv_proj`, `linear_attn.qkvba_proj` and `mlp.gate_up_proj` in place of
+their parts (of the last without a gate: `mlp.gate_up_proj` is then up alone)."""
 
 
 class TorchWeights:
@@ -75,6 +75,14 @@ class TorchWeights:
         return sum(tensor.nbytes for tensor in tensors)
 
 
+_JOINED = {
+    rf"^({LINEAR})\.[qkvba]_proj\.": r"\1.qkvba_proj.",
+    r"^(self_attn)\.[qkv]_proj\.": r"\1.qkv_proj.",
+    r"^(mlp.*)\.(gate|up)_proj\.": r"\1.gate_up_proj.",
+}
+"""Names of a layer's tensors whose rows stand together -> the name of what holds them."""
+
+
 def joined_names(config: ModelConfig, layer: int = 0) -> list[tuple[str, list[str]]]:
     """Return the name of each tensor of a layer with the names of the checkpoint's tensors whose rows it holds."""
     prefix = f"model.layers.{layer}."
@@ -82,9 +90,15 @@ def joined_names(config: ModelConfig, layer: int = 0) -> list[tuple[str, list[st
     for name in expected_tensors(config):
         if name.startswith(prefix):
             inner = name[len(prefix) :]
-            joined = re.sub(r"\.[qkv]_proj\.", ".qkv_proj.", re.sub(r"\.(gate|up)_proj\.", ".gate_up_proj.", inner))
-            groups.setdefault(joined, []).append(inner)
+            groups.setdefault(_joined_name(inner), []).append(inner)
     return list(groups.items())
+
+
+def _joined_name(name: str) -> str:
+    """Return the name of the tensor that holds the rows of a layer's tensor `name`."""
+    for pattern, joined in _JOINED.items():
+        name = re.sub(pattern, joined, name)
+    return name
 
 
 def _read_joined(source: WeightSource, parts: list[str], device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -45,8 +45,8 @@ class ParallelDecoder(TorchDecoder):
         self._width, self._vocabulary = shard.vocabulary_width, shard.model.vocab_size
         self._together = collectives
 
-    def _output(self, layer: int, attended: Tensor) -> Tensor:
-        return self._together.summed(super()._output(layer, attended[:, self._own]))
+    def _output(self, layer: int, attended: Tensor, x: Tensor | None) -> Tensor:
+        return self._together.summed(super()._output(layer, attended[:, self._own], x))
 
     def _feed_forward(self, layer: int, x: Tensor) -> Tensor:
         return self._together.summed(super()._feed_forward(layer, x))

@@ -86,9 +86,8 @@ class ParallelExecutor(ExecutorBase):
         if self._expose:
             return self.prefill(input_ids, prompt_lengths)
         kept = OnRanks(self._group)
-        each: int = self._call(BEGIN_PREFILL, kept.number, input_ids, prompt_lengths)
-        layers = self._program.model.num_hidden_layers
-        return (yield from in_slices(self._pieces(kept), each, layers, limit))
+        counts: list[int] = self._call(BEGIN_PREFILL, kept.number, input_ids, prompt_lengths)
+        return (yield from in_slices(self._pieces(kept), counts, limit))
 
     def _pieces(self, kept: OnRanks) -> Generator[None, None, Prefilled]:
         """Run one piece of a prefill on all ranks per `next`."""

@@ -104,7 +104,7 @@ class Rank:
         if call.method == BEGIN_PREFILL:
             number, ids, lengths = call.arguments
             self._reading[number] = executor.prefill_in_pieces(ids, lengths)
-            return executor.pieces_of_layer(lengths)
+            return executor.pieces_of_layers(lengths)
         if call.method == NEXT_PIECE:
             return self._next_piece(*call.arguments)
         if call.method == "warm_up":
