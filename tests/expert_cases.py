@@ -36,10 +36,10 @@ def body_of(bits: int | None, clamped: ClampedGate | None = None) -> FunctionPro
     return (CLAMPED_EXPERTS if bits is None else QUANTISED_CLAMPED_EXPERTS).body(layout)
 
 
-def numbers_of(case: ExpertCase) -> dict[str, int]:
-    """The attributes of a call."""
+def numbers_of(case: ExpertCase, *, wide: bool = False) -> dict[str, int]:
+    """The attributes of a call; with `wide`, native operators round its input to 15 bits."""
     numbers = {"chosen": case.part.chosen, "normalised": int(case.part.normalised)}
-    return numbers if case.bits is None else {**numbers, "bits": case.bits, "block": BLOCK}
+    return numbers if case.bits is None else {**numbers, "bits": case.bits, "block": BLOCK, "wide_input": int(wide)}
 
 
 def experts() -> st.SearchStrategy[Experts]:

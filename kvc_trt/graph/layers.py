@@ -24,6 +24,7 @@ from kvc_trt.models.sources.fp8 import FP8
 from kvc_trt.models.weights import (
     EXPERT_BIASES,
     EXPERT_MATRICES,
+    LINEAR,
     POSITIONS,
     ROUTER,
     ROUTER_BIAS,
@@ -137,7 +138,7 @@ class Layers:
             parts = {"packed": PACKED, "scales": SCALES}
             for matrix, name in zip(MATRICES, names, strict=True):
                 inputs |= {f"{matrix}_{part}": self._by_expert(name + end) for part, end in parts.items()}
-            stored = {"bits": self._bits(names[0]), "block": BLOCK}
+            stored = {"bits": self._bits(names[0]), "block": BLOCK, "wide_input": int(self._reads_wide(names[0]))}
             operator = QUANTISED_CLAMPED_EXPERTS if clamped else QUANTISED_EXPERTS
             update = operator.call(self.emit, inputs, None, **numbers, **stored)["y"]
         else:
@@ -285,12 +286,21 @@ class Layers:
         product = QUANTISED_LINEAR.call(
             self.emit, {"x": x, "packed": packed, "scales": scales}, bits=self._bits(matrices[0]), block=BLOCK,
             in_features=shapes[0][1] * BLOCK, out_features=sum(rows for rows, _ in shapes),
-            wide_input=int(self.weights.precision == KEEP),
+            wide_input=int(self._reads_wide(matrices[0])),
         )["y"]  # fmt: skip
         if not offsets:
             return product
         sums = self.emit.ReduceSum(self.emit.Reshape(x, [0, -1, BLOCK]), [2], keepdims=0)
         return str(self.emit.Gemm(sums, offsets[0], product, transB=1))
+
+    def _reads_wide(self, matrix: str) -> bool:
+        """True if the input of a product with quantised `matrix` is rounded to 15 bits instead of 8 (decision 0016).
+
+        Kept blocks are to answer as their checkpoint. A linear layer adds up its rounding over all tokens; in a model
+        that has some, a wrong choice of experts would stay in their memory too.
+        """
+        remembered = any(part in matrix for part in (LINEAR, "mlp.experts", SHARED_EXPERT))
+        return self.weights.precision == KEEP or (bool(self.config.linear_layers) and remembered)
 
     def _with_offsets(self, rows: Value, token_ids: Value) -> Value:
         """Add to every element of the embedding's rows [T,in] the offset of its block."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvc_trt.operators.dimensions import INT32_MAX
-from kvc_trt.operators.quantised_linear import BITS, BLOCK_SIZE, unpacked
+from kvc_trt.operators.quantised_linear import BITS, BLOCK_SIZE, WIDE_INPUT, unpacked
 from kvc_trt.operators.schema import CACHE, FLOAT, FLOAT16, UINT8, Attribute, Element, Operator, Tensor
 from kvc_trt.operators.shapes import Layout, float32, one
 
@@ -147,7 +147,7 @@ QUANTISED_EXPERTS = Operator(
         *(part for name in MATRICES for part in _quantised_matrix(name)),
     ),
     outputs=(Tensor("y", FLOAT, ("T", "In")),),
-    attributes=(CHOSEN, NORMALISED, BITS, BLOCK_SIZE),
+    attributes=(CHOSEN, NORMALISED, BITS, BLOCK_SIZE, WIDE_INPUT),
     write=_write_quantised,
 )
 

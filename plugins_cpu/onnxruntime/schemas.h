@@ -11,7 +11,7 @@
 namespace kvc {
 
 /// The version of the interface that Python and the library share.
-inline constexpr int32_t kInterface = 569328392;
+inline constexpr int32_t kInterface = 1095751414;
 
 inline constexpr const char* kDomain = "kvc";
 

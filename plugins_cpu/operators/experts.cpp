@@ -250,7 +250,9 @@ protected:
 class QuantisedExperts : public AnyExperts {
 public:
     explicit QuantisedExperts(const Attributes& attributes)
-        : AnyExperts(attributes), bits_(static_cast<int>(attributes.integer("bits"))) {
+        : AnyExperts(attributes),
+          bits_(static_cast<int>(attributes.integer("bits"))),
+          wide_(attributes.flag("wide_input")) {
         const int64_t block = attributes.integer("block");
         require(bits_ == 4 || bits_ == 8, "attribute bits: expected 4 or 8, found ", bits_);
         require(block == kQuantisedBlock, "attribute block: expected ", kQuantisedBlock, ", found ", block);
@@ -271,25 +273,32 @@ protected:
     void multiply(const Call& call, const Kernels& set, const Batch& batch, const float* x, int64_t in, int64_t out,
                   const std::vector<Product>& products) const override {
         const int64_t blocks = in / kQuantisedBlock, pairs = batch.back().first + batch.back().count;
-        const Rounded rounded(pairs, blocks);
+        const Rounded rounded(wide_ ? 2 * pairs : pairs, blocks);
         const Order order = order_of(average(call));
         by_rounding(call, batch, [&](const Piece& piece, int64_t first, int64_t last) {
-            const RoundedInput input = rounded.of(piece.first, piece.count, order);
-            set.round_input(x + piece.first * in, bits_, first, last, input, nullptr);
+            const float* const rows = x + piece.first * in;
+            if (wide_) {
+                return round_wide(set, rows, bits_, first, last, rounded.wide(2 * piece.first, piece.count, order));
+            }
+            set.round_input(rows, bits_, first, last, rounded.of(piece.first, piece.count, order), nullptr);
         });
-        by_rows(call, batch, products.size(), out,
-                [&](const Piece& piece, size_t product, int64_t first, int64_t last) {
-                    const size_t input = 2 + 2 * products[product].input;
-                    const int64_t row = piece.expert * out;
-                    const QuantisedMatrix matrix{.packed = call.input<uint8_t>(input) + row * blocks * 4 * bits_,
-                                                 .scales = call.input<uint16_t>(input + 1) + row * blocks,
-                                                 .rows = out,
-                                                 .blocks = blocks,
-                                                 .bits = bits_};
-                    const Scratch scratch = order == Order::kByPanel ? aligned(panel_scratch(blocks)) : nullptr;
-                    set.multiply(matrix, rounded.of(piece.first, piece.count, order), first, last,
-                                 products[product].y + piece.first * out, out, scratch.get());
-                });
+        by_rows(
+            call, batch, products.size(), out, [&](const Piece& piece, size_t product, int64_t first, int64_t last) {
+                const size_t input = 2 + 2 * products[product].input;
+                const int64_t row = piece.expert * out;
+                const QuantisedMatrix matrix{.packed = call.input<uint8_t>(input) + row * blocks * 4 * bits_,
+                                             .scales = call.input<uint16_t>(input + 1) + row * blocks,
+                                             .rows = out,
+                                             .blocks = blocks,
+                                             .bits = bits_};
+                const Scratch scratch = order == Order::kByPanel ? aligned(panel_scratch(blocks)) : nullptr;
+                float* const y = products[product].y + piece.first * out;
+                if (wide_) {
+                    const RoundedParts parts = rounded.wide(2 * piece.first, piece.count, order);
+                    return multiply_wide(set, matrix, parts, first, last, y, scratch.get());
+                }
+                set.multiply(matrix, rounded.of(piece.first, piece.count, order), first, last, y, out, scratch.get());
+            });
     }
 
 private:
@@ -300,6 +309,7 @@ private:
     }
 
     int bits_;
+    bool wide_;
 };
 
 template <class Made>

@@ -49,37 +49,24 @@ public:
         const Rounded rounded(wide_ ? 2 * at_once : at_once, matrix.blocks);
         for (int64_t first = 0; first < tokens; first += at_once) {
             const int64_t count = std::min(tokens - first, at_once);
-            const Parts parts{.levels = rounded.of(0, count, order),
-                              .rest = rounded.of(count, count, order),
-                              .both = rounded.of(0, 2 * count, order)};
+            const RoundedParts parts = rounded.wide(0, count, order);
             round(call, set, x + first * in_features_, parts);
             multiply(call, set, matrix, parts, y + first * out_features_);
         }
     }
 
 private:
-    /// Some tokens in 8 bits, and behind them what that rounding left, in 8 bits too: a wide input has both.
-    struct Parts {
-        RoundedInput levels, rest, both;
-    };
-
-    static Scratch floats(int64_t count) { return aligned(count * int64_t{sizeof(float)}); }
-    static float* values(const Scratch& scratch) { return reinterpret_cast<float*>(scratch.get()); }
-
-    void round(const Call& call, const Kernels& set, const float* x, const Parts& parts) const {
+    void round(const Call& call, const Kernels& set, const float* x, const RoundedParts& parts) const {
         constexpr int64_t at_once = 16;
         const int64_t tokens = parts.levels.tokens;
         call.parallel(static_cast<size_t>((tokens + at_once - 1) / at_once), [&](size_t task) {
             const int64_t first = static_cast<int64_t>(task) * at_once, last = std::min(first + at_once, tokens);
             if (!wide_) return set.round_input(x, bits_, first, last, parts.levels, nullptr);
-            const Scratch scratch = floats((last - first) * in_features_);
-            float* const left = values(scratch) - first * in_features_;
-            set.round_input(x, bits_, first, last, parts.levels, left);
-            set.round_input(left, bits_, first, last, parts.rest, nullptr);
+            round_wide(set, x, bits_, first, last, parts);
         });
     }
 
-    void multiply(const Call& call, const Kernels& set, const QuantisedMatrix& matrix, const Parts& parts,
+    void multiply(const Call& call, const Kernels& set, const QuantisedMatrix& matrix, const RoundedParts& parts,
                   float* y) const {
         const bool panels = parts.levels.order == Order::kByPanel;
         const int64_t by_bytes = kBytesOfTask / (matrix.blocks * 4 * bits_) / kWidestPanel * kWidestPanel;
@@ -90,20 +77,8 @@ private:
             const int64_t first = static_cast<int64_t>(task) * rows, last = std::min(first + rows, matrix.rows);
             const Scratch scratch = panels ? aligned(panel_scratch(matrix.blocks)) : nullptr;
             if (!wide_) return set.multiply(matrix, parts.levels, first, last, y, matrix.rows, scratch.get());
-            const Scratch products = floats(2 * parts.levels.tokens * rows);
-            set.multiply(matrix, parts.both, first, last, values(products) - first, rows, scratch.get());
-            add_parts(values(products), parts.levels.tokens, rows, first, last, y);
+            multiply_wide(set, matrix, parts, first, last, y, scratch.get());
         });
-    }
-
-    /// Writes columns first..last-1 of y: the sums of products [2 * tokens, rows] of the levels and of what they left.
-    void add_parts(const float* products, int64_t tokens, int64_t rows, int64_t first, int64_t last, float* y) const {
-        for (int64_t token = 0; token < tokens; ++token) {
-            const float* const coarse = products + token * rows;
-            const float* const fine = coarse + tokens * rows;
-            float* const sums = y + token * out_features_ + first;
-            for (int64_t row = 0; row < last - first; ++row) sums[row] = coarse[row] + fine[row];
-        }
     }
 
     int bits_;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/choice.h"
 #include "kernels/quantised.h"
 #include "operators/scratch.h"
 
@@ -12,6 +13,11 @@ namespace kvc {
 inline constexpr int64_t kFewTokens = 8;
 
 inline Order order_of(int64_t tokens) { return tokens <= kFewTokens ? Order::kByVector : Order::kByPanel; }
+
+/// Some tokens in 8 bits, and behind them what that rounding left, in 8 bits too: a wide input has both.
+struct RoundedParts {
+    RoundedInput levels, rest, both;
+};
 
 /// Memory for rounded tokens of so many blocks each.
 class Rounded {
@@ -35,6 +41,11 @@ public:
                 .order = order};
     }
 
+    /// The memory of the wide input of `tokens` tokens, which takes the place of twice as many from `first` on.
+    RoundedParts wide(int64_t first, int64_t tokens, Order order) const {
+        return {of(first, tokens, order), of(first + tokens, tokens, order), of(first, 2 * tokens, order)};
+    }
+
 private:
     int64_t blocks_, padded_;
     Scratch memory_;
@@ -42,5 +53,29 @@ private:
     float* scales_;
     int32_t* sums_;
 };
+
+/// Rounds tokens first..last-1 of x [tokens, 32 * blocks] twice.
+inline void round_wide(const Kernels& set, const float* x, int bits, int64_t first, int64_t last,
+                       const RoundedParts& parts) {
+    const int64_t width = parts.levels.blocks * kQuantisedBlock;
+    const Scratch scratch = aligned((last - first) * width * int64_t{sizeof(float)});
+    float* const left = reinterpret_cast<float*>(scratch.get()) - first * width;
+    set.round_input(x, bits, first, last, parts.levels, left);
+    set.round_input(left, bits, first, last, parts.rest, nullptr);
+}
+
+/// Multiplies rows first..last-1 of a matrix with a wide input: y [tokens, matrix.rows].
+inline void multiply_wide(const Kernels& set, const QuantisedMatrix& matrix, const RoundedParts& parts, int64_t first,
+                          int64_t last, float* y, uint8_t* scratch) {
+    const int64_t tokens = parts.levels.tokens, rows = last - first;
+    const Scratch memory = aligned(2 * tokens * rows * int64_t{sizeof(float)});
+    float* const coarse = reinterpret_cast<float*>(memory.get());
+    const float* const fine = coarse + tokens * rows;
+    set.multiply(matrix, parts.both, first, last, coarse - first, rows, scratch);
+    for (int64_t token = 0; token < tokens; ++token) {
+        float* const sums = y + token * matrix.rows + first;
+        for (int64_t row = 0; row < rows; ++row) sums[row] = coarse[token * rows + row] + fine[token * rows + row];
+    }
+}
 
 }  // namespace kvc

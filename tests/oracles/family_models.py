@@ -182,7 +182,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 32,
         },
     ),
-    "qwen3.5": ("Qwen3_5", {**LINEAR_SHAPE, "linear_num_value_heads": 2}),
+    "qwen3.5": ("Qwen3_5", {**LINEAR_SHAPE, "linear_num_value_heads": 2, "linear_value_head_dim": 16}),
     "qwen3.5-moe": (
         "Qwen3_5Moe",
         {
@@ -190,7 +190,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts": 6,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 48,
+            "shared_expert_intermediate_size": 64,
         },
     ),
     "qwen3-moe": (

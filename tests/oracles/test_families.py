@@ -92,6 +92,22 @@ def test_turns_on_linear_layers_answer_as_transformers_does_to_the_whole_text(
             assert list(found.token_ids) == expected.answers[1], first
 
 
+@pytest.mark.as_users
+@pytest.mark.one_in(2)
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("name", LINEAR)
+def test_quantised_linear_layers_stay_within_the_bars(
+    name: str, weights: str, oracle: Callable[[str], Oracle], tmp_path: Path
+) -> None:
+    """Their inputs, and those of experts beside them, are wide: rounded to 8 bits they miss the bars of logits."""
+    settings = {"policy": "rocketkv", "token_budget": 64, "max_input_len": 256, "weights": weights}
+    build(str(oracle(name).path), output=tmp_path / "engine", **settings, **ROOM)
+    with Engine.open(tmp_path / "engine", threads=1) as engine:
+        report = engine.verify(level="quick", steps=4, samples=2)
+    assert report.passed, report.failures
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_engines_answer_as_transformers_does(name: str, oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
     """With LongRoPE an engine has the factors of its longest sequence, as a model has of which both lists are long."""
