@@ -327,3 +327,12 @@ def test_linear_layers_that_do_not_fit_are_refused(changes: dict[str, object], w
 def test_latent_attention_is_refused_with_its_reason() -> None:
     with pytest.raises(InputError, match=r"DeepseekV3ForCausalLM.* kv_lora_rank 512.*\(MLA\) caches one latent"):
         parse_config({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512}, "config.json")
+    beside_images = {"architectures": ["KimiForConditionalGeneration"], "text_config": {"kv_lora_rank": 512}}
+    with pytest.raises(InputError, match=r"KimiForConditionalGeneration.* kv_lora_rank 512"):
+        parse_config(beside_images, "config.json")
+
+
+@pytest.mark.parametrize("name", ["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"])
+def test_gemma_4_is_refused_with_its_reason(name: str) -> None:
+    with pytest.raises(InputError, match="Gemma 4 differ in size and number, and some layers reuse keys and values"):
+        parse_config({"architectures": [name]}, "config.json")

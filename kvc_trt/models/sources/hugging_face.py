@@ -148,11 +148,18 @@ def _family_of(mapping: Mapping[str, Any], source: str, spelling: Mapping[str, s
     found, known = validated(_Architecture, mapping, source, spelling=spelling).architectures, families()
     if len(found) != 1 or found[0] not in known:
         name = spelling.get("architectures", "architectures")
-        if mapping.get("kv_lora_rank") is not None:
+        text = mapping.get("text_config")
+        rank = mapping.get("kv_lora_rank", text.get("kv_lora_rank") if isinstance(text, dict) else None)
+        if rank is not None:
             raise InputError(
-                f"{source}: {name} is {describe(found)} with kv_lora_rank {describe(mapping['kv_lora_rank'])}, "
+                f"{source}: {name} is {describe(found)} with kv_lora_rank {describe(rank)}, "
                 "expected keys and values by head: multi-head latent attention (MLA) caches one latent vector of all "
                 "heads, and policies choose by the keys of each"
+            )
+        if len(found) == 1 and found[0].startswith("Gemma4"):
+            raise InputError(
+                f"{source}: {name} is {describe(found)}, expected layers whose heads are alike: those of Gemma 4 differ "
+                "in size and number, and some layers reuse keys and values of others"
             )
         classes = ", ".join(one.removesuffix(_SUFFIX) for one in known)
         beside_images = ", ".join(own.beside_images.name for own in known.values() if own.beside_images is not None)
