@@ -158,8 +158,8 @@ def _family_of(mapping: Mapping[str, Any], source: str, spelling: Mapping[str, s
             )
         if len(found) == 1 and found[0].startswith("Gemma4"):
             raise InputError(
-                f"{source}: {name} is {describe(found)}, expected layers whose heads are alike: those of Gemma 4 differ "
-                "in size and number, and some layers reuse keys and values of others"
+                f"{source}: {name} is {describe(found)}, expected layers whose heads are alike: those of Gemma 4 "
+                "differ in size and number, and some layers reuse keys and values of others"
             )
         classes = ", ".join(one.removesuffix(_SUFFIX) for one in known)
         beside_images = ", ".join(own.beside_images.name for own in known.values() if own.beside_images is not None)
