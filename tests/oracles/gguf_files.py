@@ -16,9 +16,10 @@ import numpy as np
 from safetensors.numpy import load_file
 
 ARCHITECTURES = {
-    "Phi3": "phi3", "Gemma3": "gemma3", "Olmo": "olmo", "Olmo2": "olmo2", "Olmo3": "olmo2", "Granite": "granite",
-    "Cohere": "command-r", "Cohere2": "cohere2", "Falcon": "falcon", "GPTNeoX": "gptneox", "Glm4": "glm4",
-    "Qwen2Moe": "qwen2moe", "Qwen3Moe": "qwen3moe", "Mixtral": "llama", "SmolLM3": "smollm3", "Qwen2": "qwen2",
+    "Phi3": "phi3", "Gemma2": "gemma2", "Gemma3": "gemma3", "Olmo": "olmo", "Olmo2": "olmo2", "Olmo3": "olmo2",
+    "Granite": "granite", "Cohere": "command-r", "Cohere2": "cohere2", "Falcon": "falcon", "GPTNeoX": "gptneox",
+    "Glm4": "glm4", "Qwen2Moe": "qwen2moe", "Qwen3Moe": "qwen3moe", "Mixtral": "llama", "SmolLM3": "smollm3",
+    "Qwen2": "qwen2",
 }  # fmt: skip
 """Prefix of transformers' class -> `general.architecture`."""
 _INTERLEAVED = ("Olmo", "Granite", "Mixtral", "SmolLM3")
@@ -119,6 +120,11 @@ def _of_gemma3(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"attention.sliding_window": config["sliding_window"], "attention.sliding_window_pattern": _slides(config)}
 
 
+def _of_gemma2(config: Mapping[str, Any]) -> dict[str, Any]:
+    caps = {name: config[name] for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+    return {"attention.sliding_window": config["sliding_window"], **caps}
+
+
 def _of_olmo3(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"attention.sliding_window": config["sliding_window"], "attention.sliding_window_pattern": _slides(config)}
 
@@ -170,9 +176,9 @@ def _of_experts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _FAMILY_KEYS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "Phi3": _of_phi3, "Gemma3": _of_gemma3, "Olmo3": _of_olmo3, "Granite": _of_granite, "Cohere": _of_cohere,
-    "Cohere2": _of_cohere2, "Falcon": _of_falcon, "GPTNeoX": _of_gpt_neox, "Qwen2Moe": _of_experts,
-    "Qwen3Moe": _of_experts, "Olmo": lambda _config: {"attention.layer_norm_epsilon": 1e-5},
+    "Phi3": _of_phi3, "Gemma2": _of_gemma2, "Gemma3": _of_gemma3, "Olmo3": _of_olmo3, "Granite": _of_granite,
+    "Cohere": _of_cohere, "Cohere2": _of_cohere2, "Falcon": _of_falcon, "GPTNeoX": _of_gpt_neox,
+    "Qwen2Moe": _of_experts, "Qwen3Moe": _of_experts, "Olmo": lambda _config: {"attention.layer_norm_epsilon": 1e-5},
     "Glm4": lambda config: {"rope.dimension_count": _rotary_channels(config)},
     "SmolLM3": lambda config: {"rope.dimension_count": _rotary_channels(config), "vocab_size": config["vocab_size"]},
     "Mixtral": lambda config: {"rope.dimension_count": _rotary_channels(config), "vocab_size": config["vocab_size"]},
@@ -198,7 +204,7 @@ def _tensors(family: str, config: Mapping[str, Any], stored: Mapping[str, np.nda
         elif "query_key_value" in name:
             groups = _falcon_kv_heads(config) if family == "Falcon" else heads
             found[name] = _apart(values, groups, config["hidden_size"] // heads)
-        elif family == "Gemma3" and name.endswith("norm.weight"):
+        elif family in ("Gemma2", "Gemma3") and name.endswith("norm.weight"):
             found[name] = values + np.float32(1)
         elif not (config.get("tie_word_embeddings") and name == "lm_head.weight"):
             found[name] = values

@@ -11,11 +11,15 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from kvc_trt.models.config import Attention, Description, FeedForward, Norms
-from kvc_trt.models.families.gemma3 import weights_of_norms
-from kvc_trt.models.family import ActivationName, DecoderFields, Family, LayerType
+from kvc_trt.models.families.gemma3 import sliding_fields_of_gguf, weights_of_norms
+from kvc_trt.models.family import ActivationName, DecoderFields, Family, GgufArchitecture, LayerType
+from kvc_trt.models.gguf.keys import WINDOW, GgufKeys
 from kvc_trt.models.sources.rotary_settings import Length
 from kvc_trt.models.sources.sliding_fields import attention_by_layer, fields_of_attention
 
+_LAYERS_OF_27B = 46
+_CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+"""Fields of config.json -> keys of a GGUF file; absent ones have the defaults of the fields."""
 _Cap = Annotated[float, Field(ge=1e-3, le=1e6)] | None
 
 
@@ -35,8 +39,7 @@ class _Fields(DecoderFields):
 def _describe(fields: _Fields, given: Mapping[str, Any]) -> Mapping[str, Any]:
     if fields.use_bidirectional_attention:
         raise ValueError("use_bidirectional_attention is true, expected false: attention is causal")
-    names = "attn_logit_softcapping", "final_logit_softcapping"
-    caps = {name: None if name in given and given[name] is None else getattr(fields, name) for name in names}
+    caps = {name: None if name in given and given[name] is None else getattr(fields, name) for name in _CAPS}
     return {
         "qkv_bias": fields.attention_bias,
         "output_bias": fields.attention_bias,
@@ -62,6 +65,10 @@ def _fields_of(description: Description) -> Mapping[str, Any]:
     }
 
 
+def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:
+    return sliding_fields_of_gguf(keys, 2, _LAYERS_OF_27B)
+
+
 GEMMA2 = Family(
     architecture="Gemma2ForCausalLM",
     fields=_Fields,
@@ -73,4 +80,6 @@ GEMMA2 = Family(
     absent_kv_heads=4,
     absent_head_size=256,
     weights=weights_of_norms,
+    # llama.cpp stores norms with the one added.
+    gguf=GgufArchitecture(("gemma2",), keys={"sliding_window": WINDOW, **_CAPS}, fields=_fields_of_gguf),
 )

@@ -78,13 +78,20 @@ def weights_of_norms(config: ModelConfig) -> Mapping[str, Rows]:
     return {f"{ours}.weight": Rows(f"{theirs}.weight", plus=1.0) for ours, theirs in norms.items()}
 
 
-def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:
-    """No key has the scale of attention: of the published models, that of 62 layers alone has not its heads' size."""
+def sliding_fields_of_gguf(keys: GgufKeys, every: int, layers_of_27b: int) -> Mapping[str, Any]:
+    """Return the fields of Gemma 2 or 3 whose full layers are each last of `every`, where no key says otherwise.
+
+    No key has the scale of attention: of the published models, that of 27B alone has not its heads' size.
+    """
     size, hidden, heads = (keys[key] for key in ("attention.key_length", "embedding_length", "attention.head_count"))
     if type(size) is not int or type(hidden) is not int or type(heads) is not int or heads < 1:
         raise keys.wrong("attention.key_length", "the width of a head's keys, beside embedding_length and head_count")
-    scalar = hidden // heads if keys["block_count"] == _LAYERS_OF_27B else size
-    return {**keys.sliding_fields(6), "query_pre_attn_scalar": scalar}
+    scalar = hidden // heads if keys["block_count"] == layers_of_27b else size
+    return {**keys.sliding_fields(every), "query_pre_attn_scalar": scalar}
+
+
+def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:
+    return sliding_fields_of_gguf(keys, 6, _LAYERS_OF_27B)
 
 
 GEMMA3 = Family(
