@@ -4,34 +4,6 @@
 #include "kernels/vector.h"
 
 namespace kvc::KVC_TARGET {
-namespace {
-
-/// Calls one(place, count) for each vector of `size` elements; the last vector may be partial.
-template <class One>
-inline void by_vector(int64_t size, const One& one) {
-    int64_t place = 0;
-    for (; place + kWidth <= size; place += kWidth) one(place, kWidth);
-    if (place < size) one(place, size - place);
-}
-
-inline Vector load_some(const float* source, int64_t count) {
-    return count == kWidth ? load(source) : load_first(source, count);
-}
-
-inline void store_some(float* target, Vector vector, int64_t count) {
-    if (count == kWidth) {
-        store(target, vector);
-    } else {
-        store_first(target, vector, count);
-    }
-}
-
-inline Vector sigmoid(Vector x) {
-    const Vector less = exponential(x > Vector{} ? -x : x);  // e^-|x|; NaN stays NaN
-    return (x > Vector{} ? all(1.0f) : less) / (less + 1.0f);
-}
-
-}  // namespace
 
 void gate(const GatedCall& call, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {

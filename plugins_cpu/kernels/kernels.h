@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/delta.h"
 #include "kernels/elementwise.h"
 #include "kernels/quantised.h"
 #include "kernels/stored.h"
@@ -165,6 +166,7 @@ struct Kernels {
     void (*store_vectors)(const float* vectors, int64_t count, const WritableVectors& target);
     /// Widens `count` vectors to floats [count, head_size].
     void (*widen_vectors)(const Vectors& vectors, int64_t count, float* target);
+    TakeTokens* take_tokens;
     Gate* gate;
     AddNorm* add_norm;
     Rotate* rotate;

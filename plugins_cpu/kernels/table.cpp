@@ -1,5 +1,6 @@
 // The table of one instruction set's kernels.
 #include "kernels/attend.h"
+#include "kernels/delta_target.h"
 #include "kernels/elementwise_target.h"
 #include "kernels/kernels.h"
 #include "kernels/linear.h"
@@ -22,6 +23,7 @@ const Kernels kTable{
     .attend = attend,
     .store_vectors = store_vectors,
     .widen_vectors = widen_vectors,
+    .take_tokens = take_tokens,
     .gate = gate,
     .add_norm = add_norm,
     .rotate = rotate,

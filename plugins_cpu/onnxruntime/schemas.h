@@ -11,7 +11,7 @@
 namespace kvc {
 
 /// The version of the interface that Python and the library share.
-inline constexpr int32_t kInterface = 1095751414;
+inline constexpr int32_t kInterface = 2111847799;
 
 inline constexpr const char* kDomain = "kvc";
 
@@ -29,11 +29,18 @@ enum class Symbol : uint8_t {
     kOne,                ///< 1
     kHalfHeadSize,       ///< D/2
     kGroups,             ///< groups
+    kBlock,              ///< M
+    kSymbolChannels,     ///< Channels
+    kSymbolValueHeads,   ///< ValueHeads
+    kSymbolOne,          ///< One
+    kSymbolKernel,       ///< Kernel
+    kSymbolBefore,       ///< Before
+    kSymbolKeySize,      ///< KeySize
+    kSymbolValueSize,    ///< ValueSize
     kSymbolT,            ///< T
     kSymbolIn,           ///< In
     kSymbolExperts,      ///< Experts
     kSymbolInner,        ///< Inner
-    kBlock,              ///< M
     kSelectedWidth,      ///< K
     kCapacityAndBlock,   ///< C+M
     kSymbolInBlocks,     ///< InBlocks
@@ -42,7 +49,7 @@ enum class Symbol : uint8_t {
     kSymbolOut,          ///< Out
     kSymbolBlocks,       ///< Blocks
 };
-inline constexpr size_t kSymbols = 24;
+inline constexpr size_t kSymbols = 31;
 
 /// The symbols' names in messages.
 inline constexpr const char* kSymbolNames[kSymbols] = {"batch",
@@ -57,11 +64,18 @@ inline constexpr const char* kSymbolNames[kSymbols] = {"batch",
                                                        "one",
                                                        "half head size",
                                                        "groups",
+                                                       "block",
+                                                       "Channels",
+                                                       "ValueHeads",
+                                                       "One",
+                                                       "Kernel",
+                                                       "Before",
+                                                       "KeySize",
+                                                       "ValueSize",
                                                        "T",
                                                        "In",
                                                        "Experts",
                                                        "Inner",
-                                                       "block",
                                                        "selected width",
                                                        "capacity + block",
                                                        "InBlocks",
@@ -107,6 +121,20 @@ inline constexpr Symbol kShape_B_G_S_DOver2[] = {Symbol::kBatch, Symbol::kKvHead
                                                  Symbol::kHalfHeadSize};
 inline constexpr Symbol kShape_B_G_S_groups[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kPromptLength,
                                                  Symbol::kGroups};
+inline constexpr Symbol kShape_B_M_Channels[] = {Symbol::kBatch, Symbol::kBlock, Symbol::kSymbolChannels};
+inline constexpr Symbol kShape_B_M_ValueHeads[] = {Symbol::kBatch, Symbol::kBlock, Symbol::kSymbolValueHeads};
+inline constexpr Symbol kShape_Channels_One_Kernel[] = {Symbol::kSymbolChannels, Symbol::kSymbolOne,
+                                                        Symbol::kSymbolKernel};
+inline constexpr Symbol kShape_ValueHeads[] = {Symbol::kSymbolValueHeads};
+inline constexpr Symbol kShape_B_Before_Channels[] = {Symbol::kBatch, Symbol::kSymbolBefore, Symbol::kSymbolChannels};
+inline constexpr Symbol kShape_B_ValueHeads_KeySize_ValueSize[] = {Symbol::kBatch, Symbol::kSymbolValueHeads,
+                                                                   Symbol::kSymbolKeySize, Symbol::kSymbolValueSize};
+inline constexpr Symbol kShape_B_M_ValueHeads_ValueSize[] = {Symbol::kBatch, Symbol::kBlock, Symbol::kSymbolValueHeads,
+                                                             Symbol::kSymbolValueSize};
+inline constexpr Symbol kShape_B_Channels[] = {Symbol::kBatch, Symbol::kSymbolChannels};
+inline constexpr Symbol kShape_B_ValueHeads[] = {Symbol::kBatch, Symbol::kSymbolValueHeads};
+inline constexpr Symbol kShape_B_ValueHeads_ValueSize[] = {Symbol::kBatch, Symbol::kSymbolValueHeads,
+                                                           Symbol::kSymbolValueSize};
 inline constexpr Symbol kShape_B_H_D[] = {Symbol::kBatch, Symbol::kHeads, Symbol::kHeadSize};
 inline constexpr Symbol kShape_B_G_D[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kHeadSize};
 inline constexpr Symbol kShape_T_In[] = {Symbol::kSymbolT, Symbol::kSymbolIn};
@@ -890,6 +918,41 @@ inline constexpr Schema kKvcCompactTurn[] = {
      VectorFormat::kInt4, false},
     {"KvcCompactTurn_k8v4_fp8_bounds", kKvcCompactTurn_k8v4_fp8_boundsInputs, kKvcCompactTurn_k8v4_fp8_boundsOutputs,
      VectorFormat::kInt8, VectorFormat::kInt4, true}};
+
+// A linear layer (Gated DeltaNet) takes the tokens of a prompt or a turn into its state, and is read.
+inline constexpr TensorSpec kKvcDeltaRuleInputs[] = {
+    {"mixed", ort::ElementType::kFloat, false, kShape_B_M_Channels},
+    {"write", ort::ElementType::kFloat, false, kShape_B_M_ValueHeads},
+    {"decay", ort::ElementType::kFloat, false, kShape_B_M_ValueHeads},
+    {"lengths", ort::ElementType::kInt64, false, kShape_B},
+    {"convolution", ort::ElementType::kFloat, false, kShape_Channels_One_Kernel},
+    {"decay_log", ort::ElementType::kFloat, false, kShape_ValueHeads},
+    {"decay_bias", ort::ElementType::kFloat, false, kShape_ValueHeads},
+    {"last_inputs", ort::ElementType::kFloat, false, kShape_B_Before_Channels},
+    {"memory", ort::ElementType::kFloat, false, kShape_B_ValueHeads_KeySize_ValueSize}};
+inline constexpr TensorSpec kKvcDeltaRuleOutputs[] = {
+    {"output", ort::ElementType::kFloat, false, kShape_B_M_ValueHeads_ValueSize},
+    {"last_inputs_out", ort::ElementType::kFloat, false, kShape_B_Before_Channels},
+    {"memory_out", ort::ElementType::kFloat, false, kShape_B_ValueHeads_KeySize_ValueSize}};
+inline constexpr Schema kKvcDeltaRule[] = {
+    {"KvcDeltaRule", kKvcDeltaRuleInputs, kKvcDeltaRuleOutputs, VectorFormat::kExact, VectorFormat::kExact, false}};
+
+// A linear layer (Gated DeltaNet) takes one token of each row into its state, and is read.
+inline constexpr TensorSpec kKvcDeltaStepInputs[] = {
+    {"mixed", ort::ElementType::kFloat, false, kShape_B_Channels},
+    {"write", ort::ElementType::kFloat, false, kShape_B_ValueHeads},
+    {"decay", ort::ElementType::kFloat, false, kShape_B_ValueHeads},
+    {"convolution", ort::ElementType::kFloat, false, kShape_Channels_One_Kernel},
+    {"decay_log", ort::ElementType::kFloat, false, kShape_ValueHeads},
+    {"decay_bias", ort::ElementType::kFloat, false, kShape_ValueHeads},
+    {"last_inputs", ort::ElementType::kFloat, false, kShape_B_Before_Channels},
+    {"memory", ort::ElementType::kFloat, false, kShape_B_ValueHeads_KeySize_ValueSize}};
+inline constexpr TensorSpec kKvcDeltaStepOutputs[] = {
+    {"output", ort::ElementType::kFloat, false, kShape_B_ValueHeads_ValueSize},
+    {"last_inputs_out", ort::ElementType::kFloat, false, kShape_B_Before_Channels},
+    {"memory_out", ort::ElementType::kFloat, false, kShape_B_ValueHeads_KeySize_ValueSize}};
+inline constexpr Schema kKvcDeltaStep[] = {
+    {"KvcDeltaStep", kKvcDeltaStepInputs, kKvcDeltaStepOutputs, VectorFormat::kExact, VectorFormat::kExact, false}};
 
 // Append one token, attend to every entry.
 inline constexpr TensorSpec kKvcDenseAttentionInputs[] = {{"query", ort::ElementType::kFloat, false, kShape_B_H_D},

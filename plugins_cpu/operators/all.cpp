@@ -8,6 +8,8 @@ std::span<const Implementation> implementations() {
                                          kCompactTurnImplementation,
                                          kCompactAverageImplementation,
                                          kCompactAverageTurnImplementation,
+                                         kDeltaRuleImplementation,
+                                         kDeltaStepImplementation,
                                          kExpertsImplementation,
                                          kExtendAttentionImplementation,
                                          kJoinBlockImplementation,

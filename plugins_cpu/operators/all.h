@@ -14,6 +14,8 @@ extern const Implementation kCompactImplementation;
 extern const Implementation kCompactTurnImplementation;
 extern const Implementation kCompactAverageImplementation;
 extern const Implementation kCompactAverageTurnImplementation;
+extern const Implementation kDeltaRuleImplementation;
+extern const Implementation kDeltaStepImplementation;
 extern const Implementation kExpertsImplementation;
 extern const Implementation kExtendAttentionImplementation;
 extern const Implementation kJoinBlockImplementation;

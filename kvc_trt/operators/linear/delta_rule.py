@@ -149,5 +149,4 @@ DELTA_RULE = Operator(
     inputs=(*of_tokens("B", "M"), Tensor("lengths", INT64, ("B",), "tokens of each row"), *WEIGHTS, *STATE),
     outputs=read_of_tokens("B", "M"),
     write=_write,
-    native=False,
 )

@@ -60,5 +60,4 @@ DELTA_STEP = Operator(
     inputs=(*of_tokens("B"), *WEIGHTS, *STATE),
     outputs=read_of_tokens("B"),
     write=_write,
-    native=False,
 )
