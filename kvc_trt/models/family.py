@@ -19,8 +19,8 @@ from pydantic import Field
 import kvc_trt.models.families
 from kvc_trt.models.config import Activation, Description, ModelConfig
 from kvc_trt.models.family_weights import Rows
+from kvc_trt.models.fields.rotary import Base, Length
 from kvc_trt.models.gguf.keys import GgufKeys
-from kvc_trt.models.sources.rotary_settings import Base, Length
 from kvc_trt.models.weights import WeightSource
 from kvc_trt.validation import ForeignSchema
 

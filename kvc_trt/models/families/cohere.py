@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kvc_trt.models.config import Description, Norms
 from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
-from kvc_trt.models.sources.rotary_settings import Base
+from kvc_trt.models.fields.rotary import Base
 
 
 class CohereFields(DecoderFields):

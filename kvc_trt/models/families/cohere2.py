@@ -13,9 +13,9 @@ from pydantic import Field
 from kvc_trt.models.config import Attention, Description, Norms
 from kvc_trt.models.families.cohere import CohereFields
 from kvc_trt.models.family import Family, GgufArchitecture, LayerType
+from kvc_trt.models.fields.rotary import Length
+from kvc_trt.models.fields.sliding import attention_by_layer, fields_of_attention
 from kvc_trt.models.gguf.keys import WINDOW
-from kvc_trt.models.sources.rotary_settings import Length
-from kvc_trt.models.sources.sliding_fields import attention_by_layer, fields_of_attention
 
 
 class _Fields(CohereFields):

@@ -14,8 +14,8 @@ from pydantic import Field
 from kvc_trt.models.config import Description, FeedForward, ModelConfig, Norms
 from kvc_trt.models.family import ACTIVATIONS, ActivationName, DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.family_weights import Rows
+from kvc_trt.models.fields.rotary import Length
 from kvc_trt.models.gguf.keys import GgufKeys
-from kvc_trt.models.sources.rotary_settings import Length
 
 _INNER = {
     "self_attn.o_proj": "self_attention.dense",

@@ -13,9 +13,9 @@ from pydantic import Field
 from kvc_trt.models.config import Attention, Description, FeedForward, Norms
 from kvc_trt.models.families.gemma3 import sliding_fields_of_gguf, weights_of_norms
 from kvc_trt.models.family import ActivationName, DecoderFields, Family, GgufArchitecture, LayerType
+from kvc_trt.models.fields.rotary import Length
+from kvc_trt.models.fields.sliding import attention_by_layer, fields_of_attention
 from kvc_trt.models.gguf.keys import WINDOW, GgufKeys
-from kvc_trt.models.sources.rotary_settings import Length
-from kvc_trt.models.sources.sliding_fields import attention_by_layer, fields_of_attention
 
 _LAYERS_OF_27B = 46
 _CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}

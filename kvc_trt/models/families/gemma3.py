@@ -13,9 +13,9 @@ from pydantic import Field, model_validator
 from kvc_trt.models.config import Attention, Description, FeedForward, ModelConfig, Norms
 from kvc_trt.models.family import ActivationName, BesideImages, DecoderFields, Family, GgufArchitecture, LayerType
 from kvc_trt.models.family_weights import Rows
+from kvc_trt.models.fields.rotary import Base, Length
+from kvc_trt.models.fields.sliding import attention_by_layer, fields_of_attention, of_full_layers
 from kvc_trt.models.gguf.keys import LOCAL_BASE, WINDOW, GgufKeys
-from kvc_trt.models.sources.rotary_settings import Base, Length
-from kvc_trt.models.sources.sliding_fields import attention_by_layer, fields_of_attention, of_full_layers
 from kvc_trt.models.weights import ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM
 
 _LAYERS_OF_27B = 62

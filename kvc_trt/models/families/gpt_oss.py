@@ -11,11 +11,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from kvc_trt.models.config import Attention, ClampedGate, Description, Experts, ModelConfig
-from kvc_trt.models.expert_fields import ExpertFields, count_of
 from kvc_trt.models.family import Family, LayerType
+from kvc_trt.models.fields.experts import ExpertFields, count_of
+from kvc_trt.models.fields.rotary import Base, Length
+from kvc_trt.models.fields.sliding import attention_by_layer, fields_of_attention
 from kvc_trt.models.sources.fused_experts import alternating_gate
-from kvc_trt.models.sources.rotary_settings import Base, Length
-from kvc_trt.models.sources.sliding_fields import attention_by_layer, fields_of_attention
 from kvc_trt.models.weights import ROUTER, ROUTER_BIAS
 
 _Positive = Annotated[float, Field(ge=1e-3, le=1e6)]

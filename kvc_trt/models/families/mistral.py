@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvc_trt.models.family import BesideImages, DecoderFields, Family, GgufArchitecture
+from kvc_trt.models.fields.rotary import Length
 from kvc_trt.models.gguf.keys import WINDOW
-from kvc_trt.models.sources.rotary_settings import Length
 
 
 class _Fields(DecoderFields):

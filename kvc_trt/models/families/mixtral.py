@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvc_trt.models.config import Description, Experts, ModelConfig
-from kvc_trt.models.expert_fields import ExpertFields, count_of, stacks_of
 from kvc_trt.models.family import Family, GgufArchitecture
+from kvc_trt.models.fields.experts import ExpertFields, count_of, stacks_of
+from kvc_trt.models.fields.rotary import Base, Length
 from kvc_trt.models.gguf.keys import EXPERTS, EXPERTS_OF_A_TOKEN
-from kvc_trt.models.sources.rotary_settings import Base, Length
 from kvc_trt.models.weights import ROUTER
 
 _BLOCK = "block_sparse_moe"

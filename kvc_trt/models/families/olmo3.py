@@ -11,9 +11,9 @@ from pydantic import Field, model_validator
 from kvc_trt.models.config import Attention
 from kvc_trt.models.families.olmo2 import OLMO2
 from kvc_trt.models.family import DecoderFields, GgufArchitecture, LayerType
+from kvc_trt.models.fields.rotary import Base, Length
+from kvc_trt.models.fields.sliding import attention_by_layer, fields_of_attention, of_full_layers
 from kvc_trt.models.gguf.keys import LOCAL_BASE, WINDOW, GgufKeys
-from kvc_trt.models.sources.rotary_settings import Base, Length
-from kvc_trt.models.sources.sliding_fields import attention_by_layer, fields_of_attention, of_full_layers
 
 
 class _Fields(DecoderFields):

@@ -11,8 +11,8 @@ from typing import Any
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.family import DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.family_weights import Rows, in_one_matrix
+from kvc_trt.models.fields.rotary import Length
 from kvc_trt.models.gguf.keys import WINDOW, GgufKeys
-from kvc_trt.models.sources.rotary_settings import Length
 
 _SHARPNESS = "rope.scaling.attn_factor"
 _LISTS = {"long": "rope_factors_long.weight", "short": "rope_factors_short.weight"}

@@ -8,7 +8,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from kvc_trt.models.config import Description
-from kvc_trt.models.expert_fields import (
+from kvc_trt.models.families.qwen2 import QwenFields, window_of
+from kvc_trt.models.family import Family, GgufArchitecture
+from kvc_trt.models.fields.experts import (
     QWEN_GGUF_KEYS,
     QwenExpertFields,
     experts_of,
@@ -16,8 +18,6 @@ from kvc_trt.models.expert_fields import (
     qwen_fields_of_gguf,
     qwen_stacks_of,
 )
-from kvc_trt.models.families.qwen2 import QwenFields, window_of
-from kvc_trt.models.family import Family, GgufArchitecture
 from kvc_trt.models.gguf.keys import GgufKeys
 
 

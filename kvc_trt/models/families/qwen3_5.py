@@ -8,7 +8,7 @@ from typing import Any
 from kvc_trt.models.config import Description, ModelConfig
 from kvc_trt.models.family import BesideImages, Family
 from kvc_trt.models.family_weights import Rows, in_one_matrix
-from kvc_trt.models.sources.linear_fields import (
+from kvc_trt.models.fields.linear import (
     LinearFields,
     attention_by_layer,
     described,

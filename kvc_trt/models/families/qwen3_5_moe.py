@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from kvc_trt.models.config import Description
-from kvc_trt.models.expert_fields import QwenExpertFields, experts_of, qwen_fields_of, qwen_stacks_of
 from kvc_trt.models.families.qwen3_5 import separate_matrices
 from kvc_trt.models.family import BesideImages, Count, Family
+from kvc_trt.models.fields.experts import QwenExpertFields, experts_of, qwen_fields_of, qwen_stacks_of
+from kvc_trt.models.fields.linear import LinearFields, attention_by_layer, described, fields_of_attention
 from kvc_trt.models.sources.fused_experts import gate_above_up
-from kvc_trt.models.sources.linear_fields import LinearFields, attention_by_layer, described, fields_of_attention
 
 _Size = Annotated[int, Field(ge=1, le=1 << 20)]
 

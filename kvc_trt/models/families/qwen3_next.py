@@ -11,10 +11,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from kvc_trt.models.config import Description, Linear, ModelConfig
-from kvc_trt.models.expert_fields import QwenExpertFields, experts_of, qwen_fields_of, qwen_stacks_of
 from kvc_trt.models.family import Family
 from kvc_trt.models.family_weights import Rows
-from kvc_trt.models.sources.linear_fields import (
+from kvc_trt.models.fields.experts import QwenExpertFields, experts_of, qwen_fields_of, qwen_stacks_of
+from kvc_trt.models.fields.linear import (
     LinearFields,
     attention_by_layer,
     described,

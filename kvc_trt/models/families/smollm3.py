@@ -10,7 +10,7 @@ from pydantic import Field
 from kvc_trt.models.config import Attention, Description, FeedForward
 from kvc_trt.models.families.qwen2 import QwenFields, window_of
 from kvc_trt.models.family import Family, GgufArchitecture
-from kvc_trt.models.sources.rotary_settings import Base
+from kvc_trt.models.fields.rotary import Base
 
 
 class _Fields(QwenFields):

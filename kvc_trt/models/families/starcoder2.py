@@ -8,7 +8,7 @@ from typing import Any
 from kvc_trt.models.config import Description, FeedForward, ModelConfig, Norms
 from kvc_trt.models.family import ACTIVATIONS, ActivationName, DecoderFields, Family, GgufArchitecture
 from kvc_trt.models.family_weights import Rows
-from kvc_trt.models.sources.rotary_settings import Length
+from kvc_trt.models.fields.rotary import Length
 
 
 class _Fields(DecoderFields):

@@ -15,11 +15,11 @@ from kvc_trt.errors import InputError, describe
 from kvc_trt.files.inputs import read_json_input
 from kvc_trt.models.config import Description, LongRope, ModelConfig
 from kvc_trt.models.family import ACTIVATIONS, Family, families
+from kvc_trt.models.fields.rotary import rotary_settings, stretched_length
 from kvc_trt.models.sources.containment import contained
 from kvc_trt.models.sources.fp8 import check_quantisation
 from kvc_trt.models.sources.fused_experts import is_mxfp4
 from kvc_trt.models.sources.int4 import int4_layout
-from kvc_trt.models.sources.rotary_settings import rotary_settings, stretched_length
 from kvc_trt.models.sources.text_part import text_fields
 from kvc_trt.validation import ForeignSchema, validated
 
