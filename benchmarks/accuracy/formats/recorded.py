@@ -11,7 +11,7 @@ from benchmarks import store
 from benchmarks.accuracy.formats import answers, divergence
 from benchmarks.accuracy.formats.methods import METHODS, in_format
 from benchmarks.accuracy.kvpress import answers as kvpress
-from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered, Comparison, Group, read
+from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered, Comparison, Group, questions, read
 from benchmarks.accuracy.smollm2.grid import MODEL
 from kvc_trt.accuracy.cell import Mean
 from kvc_trt.accuracy.pages.paired import difference
@@ -73,7 +73,7 @@ class Formats:
         vectors = 2 * model.num_hidden_layers * model.num_key_value_heads
         for cell in self.eviction.get("cells", ()):
             place = Group(cell["task"], cell["mode"], cell["length"], cell["framing"])
-            if place == group and cell["dataset"] in self._asked(group):
+            if place == group and questions(cell["dataset"]) in self._asked(group):
                 tokens = cell["stored_tokens"]
                 stored = (tokens or group.length) * vectors * (model.head_size + OPENVINO_EXTRA)
                 point = BASELINE if tokens is None else f"{tokens} tokens"
@@ -88,7 +88,7 @@ class Formats:
     def _asked(self, group: Group) -> set[str]:
         place = group._asdict()
         cells = self.answered.ours["cells"]
-        return {one["dataset"] for one in cells if all(one[name] == value for name, value in place.items())}
+        return {questions(one["dataset"]) for one in cells if all(one[name] == value for name, value in place.items())}
 
     @property
     def lengths(self) -> list[int]:

@@ -172,6 +172,29 @@ def _theirs(result: dict[str, Any]) -> list[Answered]:
     return found
 
 
+SAME_QUESTIONS = {
+    "01912d3ce4430078d96b2565e6f80d27b84e406560f54349a9cd8083c29ceacc": (
+        "2b6233b7b68ec058241dad6b41d236883a7b3cb1c27c2631aee5951ba24ed832"
+    ),
+    "63e05874c41ce538f9e2067b7ad50d88a6d0d69ad00dde55d7f2f2b86d8daa9d": (
+        "2417fe1627c3e979673982c4fe9a07f67e434984e35ea6270c5e2a80b0aef123"
+    ),
+    "efb9be04631542b063ea4d6d9fce4b054a601b90ca8d11b748709e02687a6484": (
+        "b3bf53bd0a3696ed0467e3e6657953d6562e7dc1e15aac258a476bd8890dd444"
+    ),
+    "ffa62c04a52c3f356998693c76e4308763cacf32f746c47931641a9631ce9164": (
+        "555e526a7405e4d2a1bcce729bdfc0691d14c2d53803d4e73c1655a71c99b7ca"
+    ),
+}
+"""Digests of data sets -> those of the same samples with the tokenizer's file as it was written before: that spelled
+out a field that is null, and a data set's digest has that of the file in it."""
+
+
+def questions(digest: str) -> str:
+    """Return the digest under which a data set's questions were first asked."""
+    return SAME_QUESTIONS.get(digest, digest)
+
+
 def _check_same_questions(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     models = [one["settings"]["checkpoint"] for one in (ours, theirs)]
     if models[0] != models[1]:
@@ -179,10 +202,10 @@ def _check_same_questions(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
             f"kvpress's result: expected answers of checkpoint {models[0]}, found {models[1]}; "
             "run make bench-accuracy-smollm2"
         )
-    asked = {_group(one): one["dataset"] for one in ours["cells"] if one.get("scores")}
+    asked = {_group(one): questions(one["dataset"]) for one in ours["cells"] if one.get("scores")}
     for cell in theirs["cells"]:
         expected = asked.get(_group(cell), cell["dataset"])
-        if cell["dataset"] != expected:
+        if questions(cell["dataset"]) != questions(expected):
             raise InputError(
                 f"kvpress's result, {_group(cell)}: expected answers to data set {expected}, found {cell['dataset']}; "
                 "run make bench-accuracy-smollm2"
