@@ -57,6 +57,8 @@ class BareMachine:
         ask = [str(python), "-I", "-c", "import site; print(*site.getsitepackages())"]
         places = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()
         site, *others = [Path(place) for place in places if Path(place).is_dir()]
+        for place in (site, *others):  # those of a system's Python are in no folder that is mounted
+            self._inside(place).mkdir(parents=True, exist_ok=True)
         (folder / "empty").mkdir()
         self._mounts += [(packages, site), *((folder / "empty", other) for other in others)]
         for source in brought():
