@@ -61,28 +61,27 @@ void to_length_one(float* vector, int64_t size) {
 /// elements.
 template <int Count, bool Whole>
 inline void pass(const DeltaHead& head, const Token& token, int64_t place, float scale, float* read) {
-    const int64_t rest = head.value_size - place;
-    const auto elements = [&](int) { return Whole ? int64_t{kWidth} : rest; };
+    const int64_t elements = Whole ? int64_t{kWidth} : head.value_size - place;
     float* const memory = head.memory + place;
     Vector known[Count] = {}, written[Count], sums[Count] = {};
     for (int64_t row = 0; row < head.key_size; ++row) {
         const float* const values = memory + row * head.value_size;
-        for (int i = 0; i < Count; ++i) known[i] += load_some(values + i * kWidth, elements(i)) * token.key[row];
+        for (int i = 0; i < Count; ++i) known[i] += load_some(values + i * kWidth, elements) * token.key[row];
     }
     for (int i = 0; i < Count; ++i) {
-        const Vector value = load_some(token.value + place + i * kWidth, elements(i));
+        const Vector value = load_some(token.value + place + i * kWidth, elements);
         written[i] = (value - known[i] * token.stays) * token.written;
     }
     for (int64_t row = 0; row < head.key_size; ++row) {
         float* const values = memory + row * head.value_size;
         for (int i = 0; i < Count; ++i) {
-            const Vector before = load_some(values + i * kWidth, elements(i));
+            const Vector before = load_some(values + i * kWidth, elements);
             const Vector after = before * token.stays + written[i] * token.key[row];
-            store_some(values + i * kWidth, after, elements(i));
+            store_some(values + i * kWidth, after, elements);
             sums[i] += after * token.query[row];
         }
     }
-    for (int i = 0; i < Count; ++i) store_some(read + place + i * kWidth, sums[i] * scale, elements(i));
+    for (int i = 0; i < Count; ++i) store_some(read + place + i * kWidth, sums[i] * scale, elements);
 }
 
 }  // namespace

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvc_trt.models.config import Description
 from kvc_trt.models.families.qwen3_5 import separate_matrices
+from kvc_trt.models.families.qwen3_next import describe, fields_of
 from kvc_trt.models.family import BesideImages, Count, Family
-from kvc_trt.models.fields.experts import QwenExpertFields, experts_of, qwen_fields_of, qwen_stacks_of
-from kvc_trt.models.fields.linear import LinearFields, attention_by_layer, described, fields_of_attention
+from kvc_trt.models.fields.experts import QwenExpertFields, qwen_stacks_of
+from kvc_trt.models.fields.linear import LinearFields
 from kvc_trt.models.sources.fused_experts import gate_above_up
 
 _Size = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -29,20 +28,11 @@ class _Fields(LinearFields, QwenExpertFields):
     mlp_only_layers: Annotated[list[int], Field(max_length=0)] | None = None
 
 
-def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
-    experts = experts_of(fields, fields.shared_expert_intermediate_size)
-    return {**described(fields), "description": Description(attention=attention_by_layer(fields), experts=experts)}
-
-
-def _fields_of(description: Description) -> Mapping[str, Any]:
-    return {**fields_of_attention(description), **qwen_fields_of(description)}
-
-
 QWEN3_5_MOE = Family(
     architecture="Qwen3_5MoeForCausalLM",
     fields=_Fields,
-    describe=_describe,
-    fields_of=_fields_of,
+    describe=describe,
+    fields_of=fields_of,
     # Trained with them: an auxiliary loss.
     harmless=frozenset({"output_router_logits", "router_aux_loss_coef"}),
     absent_kv_heads=2,

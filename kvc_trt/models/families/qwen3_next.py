@@ -30,7 +30,8 @@ class _Fields(LinearFields, QwenExpertFields):
     norm_topk_prob: bool = True
 
 
-def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
+def describe(fields: Any, _given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of `ModelConfig` that follow from those of linear layers and of experts."""
     experts = experts_of(fields, fields.shared_expert_intermediate_size)
     return {
         **described(fields),
@@ -38,7 +39,8 @@ def _describe(fields: _Fields, _given: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _fields_of(description: Description) -> Mapping[str, Any]:
+def fields_of(description: Description) -> Mapping[str, Any]:
+    """Return the fields of linear layers and of experts that say what a description says."""
     return {**fields_of_attention(description), **qwen_fields_of(description)}
 
 
@@ -72,8 +74,8 @@ def _by_key_head(part: Linear, layer: str) -> dict[str, Rows]:
 QWEN3_NEXT = Family(
     architecture="Qwen3NextForCausalLM",
     fields=_Fields,
-    describe=_describe,
-    fields_of=_fields_of,
+    describe=describe,
+    fields_of=fields_of,
     harmless=frozenset({"output_router_logits", "router_aux_loss_coef"}),
     absent_kv_heads=2,
     absent_head_size=256,
