@@ -5,10 +5,9 @@
 A prompt is a piece of the Python language's own documentation, which is part of every Python (`pydoc_data.topics`). Its
 next 256 tokens are fed one by one to the whole cache and to each other one, and their distributions of the next token
 are compared (`kvc_trt.accuracy.faithfulness`): with the whole cache, and with the same method's cache as it is, which
-is what the format alone changes. One prefill serves all caches of a method. The whole cache comes first, in every
-format, and then one method after another; of each, all lengths are asked a few prompts before any is asked more. Writes
-benchmarks/results/formats-divergence.json after every few prompts; a run goes on where the last one of the same commit
-and machine stopped.
+is what the format alone changes. One prefill serves all caches of all methods. All lengths are asked a few prompts
+before any is asked more. Writes benchmarks/results/formats-divergence.json after every few prompts; a run goes on where
+the last one of the same commit and machine stopped.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +49,14 @@ TOGETHER = 2
 WHOLE = Variant(BASELINE, None)
 
 
+class Cache(NamedTuple):
+    """A cache along some texts."""
+
+    row_bytes: int
+    logits: Sequence[NDArray[np.float32]]
+    """Of each text's tokens, [N,vocab]."""
+
+
 def variants(method: str) -> list[Variant]:
     """Return a method in every format, as it is first."""
     return [Variant.of(name, BUDGET) for name in in_every_format([method])]
@@ -73,68 +80,68 @@ def questions(model: PolicyEngines, length: int, count: int) -> list[Question]:
 
 
 def measure(model: PolicyEngines, result: Growing, lengths: Sequence[int], count: int, until: float | None) -> None:
-    """Add what the result lacks, some prompts of one length and one method at a time."""
-    known = {(one["method"], one["length"], one["prompt"]) for one in result.data["prompts"]}
+    """Add what the result lacks, some prompts of one length at a time."""
+    known = {(one["length"], one["prompt"]) for one in result.data["prompts"]}
     asked = {length: questions(model, length, count) for length in lengths}
-    with progress_on().task("prompts", count * len(lengths) * len(METHODS)) as advance:
-        for method, first, length in product(METHODS, range(0, count, TOGETHER), lengths):
+    with progress_on().task("prompts", count * len(lengths)) as advance:
+        for first, length in product(range(0, count, TOGETHER), lengths):
             some = range(first, min(first + TOGETHER, count))
-            if (method, length, first) not in known:
+            if (length, first) not in known:
                 if until is not None and time.monotonic() >= until:
                     return
-                result.data["prompts"] += _compared(model, method, asked[length], some, length)
+                result.data["prompts"] += _compared(model, asked[length], some, length)
                 result.write()
             advance(len(some))
 
 
-def _compared(
-    model: PolicyEngines, method: str, asked: Sequence[Question], some: range, length: int
-) -> list[dict[str, Any]]:
-    """Return one record per prompt: the figures of a method's cache in every format."""
+def _compared(model: PolicyEngines, asked: Sequence[Question], some: range, length: int) -> list[dict[str, Any]]:
+    """Return one record per method and prompt: the figures of the method's cache in every format."""
     given, room = [asked[place] for place in some], Room(length - CONTINUED, CONTINUED)
-    own, *others = variants(method)
-    model.announce(list(dict.fromkeys([WHOLE, own, *others])), room)
+    model.announce([one for method in METHODS for one in variants(method)], room)
     whole = _along(model, WHOLE, room, given)
+    found = []
+    for method in METHODS:
+        caches = _in_every_format(model, method, room, given, whole)
+        found += [
+            {
+                "method": method, "length": length, "prompt": place,
+                "tokens": hashlib.sha256(str(one).encode()).hexdigest()[:12],
+                "caches": [cache[number] for cache in caches],
+            }
+            for number, (place, one) in enumerate(zip(some, given, strict=True))
+        ]  # fmt: skip
+    return found
+
+
+def _in_every_format(
+    model: PolicyEngines, method: str, room: Room, given: Sequence[Question], whole: Cache
+) -> list[list[dict[str, Any]]]:
+    """Return the figures of a method's caches along some texts: a list per format, as it is first."""
+    own, *others = variants(method)
     exact = whole if own == WHOLE else _along(model, own, room, given)
 
     def figures(one: Variant) -> list[dict[str, Any]]:
-        return _figures(_along(model, one, room, given), whole[1], exact[1])
+        return _figures(_along(model, one, room, given), whole, exact)
 
     with ThreadPoolExecutor(model.workers) as pool:
-        found = [_figures(exact, whole[1], exact[1]), *pool.map(figures, others)]
-    return [
-        {
-            "method": method, "length": length, "prompt": place,
-            "tokens": hashlib.sha256(str(one).encode()).hexdigest()[:12],
-            "caches": [cache[number] for cache in found],
-        }
-        for number, (place, one) in enumerate(zip(some, given, strict=True))
-    ]  # fmt: skip
+        return [_figures(exact, whole, exact), *pool.map(figures, others)]
 
 
-def _figures(
-    cache: tuple[int, Sequence[NDArray[np.float32]]],
-    whole: Sequence[NDArray[np.float32]],
-    exact: Sequence[NDArray[np.float32]],
-) -> list[dict[str, Any]]:
+def _figures(cache: Cache, whole: Cache, exact: Cache) -> list[dict[str, Any]]:
     """Compare a cache's logits along some texts with the whole fp32 cache's, and with its method's in fp32."""
-    size, logits = cache
     found = []
-    for one, of_whole, of_own in zip(logits, whole, exact, strict=True):
+    for one, of_whole, of_own in zip(cache.logits, whole.logits, exact.logits, strict=True):
         alone = compare(of_own, one)
-        figures = {"row_bytes": size, **asdict(compare(of_whole, one))}
+        figures = {"row_bytes": cache.row_bytes, **asdict(compare(of_whole, one))}
         found.append({**figures, "divergence_from_own": alone.divergence, "equal_to_own": alone.equal})
     return found
 
 
-def _along(
-    model: PolicyEngines, variant: Variant, room: Room, asked: Sequence[Question]
-) -> tuple[int, list[NDArray[np.float32]]]:
-    """Return a row's bytes and the logits along each text."""
+def _along(model: PolicyEngines, variant: Variant, room: Room, asked: Sequence[Question]) -> Cache:
     answerer = model.open(variant, room)
     assert isinstance(answerer, SessionAnswerer)
     logits = answerer.along_targets(asked)
-    return answerer.row_bytes, logits
+    return Cache(answerer.row_bytes, logits)
 
 
 def main() -> None:
