@@ -44,8 +44,8 @@ LENGTHS = (2048, 4096, 8192)
 CONTINUED = 256
 PROMPTS = 8
 BUDGET = 512
-TOGETHER = 2
-"""Prompts after which the result is written."""
+TOGETHER = 4
+"""Prompts after which the result is written. Their steps share what is read of weights, as far as caches have room."""
 WHOLE = Variant(BASELINE, None)
 
 
