@@ -87,6 +87,8 @@ class GgufArchitecture:
     """Keys that `fields` understands, of those that change what a model computes."""
     when: Callable[[GgufKeys], bool] = lambda _keys: True
     """Chooses among families with the same name."""
+    yarn: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `rope_scaling` that no key says, if it is YaRN's."""
     tensors: Callable[[ModelConfig], Mapping[str, str]] = lambda _config: {}
     """Names of a layer's tensors, without `.weight` or `.bias`, that are not those of `kvc_trt.models.gguf.names`."""
     keeps_spaces: frozenset[str] | None = None

@@ -18,8 +18,8 @@ from safetensors.numpy import load_file
 ARCHITECTURES = {
     "Phi3": "phi3", "Gemma2": "gemma2", "Gemma3": "gemma3", "Olmo": "olmo", "Olmo2": "olmo2", "Olmo3": "olmo2",
     "Granite": "granite", "Cohere": "command-r", "Cohere2": "cohere2", "Falcon": "falcon", "GPTNeoX": "gptneox",
-    "Glm4": "glm4", "Qwen2Moe": "qwen2moe", "Qwen3Moe": "qwen3moe", "Mixtral": "llama", "SmolLM3": "smollm3",
-    "Qwen2": "qwen2",
+    "Glm4": "glm4", "GptOss": "gpt-oss", "Qwen2Moe": "qwen2moe", "Qwen3Moe": "qwen3moe", "Mixtral": "llama",
+    "SmolLM3": "smollm3", "Qwen2": "qwen2",
 }  # fmt: skip
 """Prefix of transformers' class -> `general.architecture`."""
 _INTERLEAVED = ("Olmo", "Granite", "Mixtral", "SmolLM3")
@@ -29,6 +29,7 @@ _EXPERT_MATRICES = {
     "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
     "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps",
 }  # fmt: skip
+_FUSED = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?")
 
 
 def write_gguf(
@@ -58,7 +59,7 @@ def write_gguf(
         theirs = name if name.startswith(("blk.", "rope_")) else names.get_name(name, (".weight", ".bias"))
         assert theirs is not None, name
         own = next((other for part, other in (others or {}).items() if part in theirs), kind)
-        if values.ndim > 1 and own != "F32" and ".ffn_gate_inp" not in theirs:
+        if values.ndim > 1 and own != "F32" and ".ffn_gate_inp" not in theirs and not theirs.endswith(".bias"):
             blocks = gguf.quantize(values, gguf.GGMLQuantizationType[own])
             writer.add_tensor(theirs, blocks, raw_dtype=gguf.GGMLQuantizationType[own])
         else:
@@ -129,6 +130,11 @@ def _of_olmo3(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"attention.sliding_window": config["sliding_window"], "attention.sliding_window_pattern": _slides(config)}
 
 
+def _of_gpt_oss(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"attention.sliding_window": config["sliding_window"],
+            "expert_feed_forward_length": config["intermediate_size"]}  # fmt: skip
+
+
 def _slides(config: Mapping[str, Any]) -> list[bool]:
     return [kind == "sliding_attention" for kind in config["layer_types"]]
 
@@ -177,7 +183,7 @@ def _of_experts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 _FAMILY_KEYS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "Phi3": _of_phi3, "Gemma2": _of_gemma2, "Gemma3": _of_gemma3, "Olmo3": _of_olmo3, "Granite": _of_granite,
-    "Cohere": _of_cohere, "Cohere2": _of_cohere2, "Falcon": _of_falcon, "GPTNeoX": _of_gpt_neox,
+    "Cohere": _of_cohere, "Cohere2": _of_cohere2, "Falcon": _of_falcon, "GPTNeoX": _of_gpt_neox, "GptOss": _of_gpt_oss,
     "Qwen2Moe": _of_experts, "Qwen3Moe": _of_experts, "Olmo": lambda _config: {"attention.layer_norm_epsilon": 1e-5},
     "Glm4": lambda config: {"rope.dimension_count": _rotary_channels(config)},
     "SmolLM3": lambda config: {"rope.dimension_count": _rotary_channels(config), "vocab_size": config["vocab_size"]},
@@ -197,6 +203,10 @@ def _tensors(family: str, config: Mapping[str, Any], stored: Mapping[str, np.nda
         if (match := _EXPERT.fullmatch(name)) is not None:
             layer, _, matrix = match.groups()
             experts.setdefault(f"blk.{layer}.{_EXPERT_MATRICES[matrix]}.weight", []).append(values)
+        elif family == "GptOss" and (match := _FUSED.fullmatch(name)) is not None:
+            found |= _apart_in_experts(values, *match.groups())
+        elif name.endswith(".sinks"):
+            found[f"{name}.weight"] = values
         elif family in _INTERLEAVED and ".self_attn.q_proj." in name:
             found[name] = _in_pairs(values, heads)
         elif family in _INTERLEAVED and ".self_attn.k_proj." in name:
@@ -226,6 +236,15 @@ def _apart(values: np.ndarray, groups: int, size: int) -> np.ndarray:
     heads = values.reshape(groups, -1, size, *values.shape[1:])
     parts = (heads[:, :-2], heads[:, -2], heads[:, -1])
     return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
+
+
+def _apart_in_experts(values: np.ndarray, layer: str, matrix: str, bias: str | None) -> dict[str, np.ndarray]:
+    """Lay gpt-oss's matrices [experts,in,out] out as [experts,out,in], with gate and up, which alternate, apart."""
+    part = "weight" if bias is None else "bias"
+    rows = values if bias else values.swapaxes(1, 2)
+    if matrix == "down":
+        return {f"blk.{layer}.ffn_down_exps.{part}": rows}
+    return {f"blk.{layer}.ffn_{name}_exps.{part}": rows[:, first::2] for first, name in enumerate(("gate", "up"))}
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:

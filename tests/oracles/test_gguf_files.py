@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gguf
 import numpy as np
 import onnxruntime
 import pytest
@@ -19,7 +20,7 @@ from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
 from kvc_trt.models.gguf.header import GgufHeader
 from kvc_trt.models.gguf.keys import GgufKeys
 from kvc_trt.models.quantisation import dequantise
-from kvc_trt.models.weights import check_weights
+from kvc_trt.models.weights import EXPERT_MATRICES, check_weights
 from tests.oracles.answers import STEPS, answer_of, prompts, reference_logits
 from tests.oracles.family_models import MODELS, written
 from tests.oracles.gguf_files import write_gguf
@@ -37,7 +38,7 @@ FILES: dict[str, dict[str, Any]] = {
     "falcon-7b": {}, "falcon-40b": {"bias": False}, "falcon-11b": {}, "gpt-neox": {}, "glm4": {},
     "gpt-neox-one-after-the-other": {"attention_bias": True, "hidden_act": "gelu"},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}, "mixtral": {},
-    "qwen2-moe": {"decoder_sparse_step": 1}, "qwen3-moe": {"mlp_only_layers": []},
+    "qwen2-moe": {"decoder_sparse_step": 1}, "qwen3-moe": {"mlp_only_layers": []}, "gpt-oss": {"swiglu_limit": 7.0},
 }  # fmt: skip
 """Models of `MODELS` with what differs in a file of llama.cpp: it has no key for the rest."""
 
@@ -125,6 +126,27 @@ def test_an_engine_keeps_the_blocks_of_experts(tmp_path: Path) -> None:
     found = torch.tensor(session.run(["logits"], feed)[0])
     expected = reference_logits(checkpoint.config, checkpoint, prompt, [0])
     assert torch.linalg.norm(found - expected) < ROUNDED_INPUT * torch.linalg.norm(expected)
+
+
+def test_experts_in_mxfp4_are_widened(tmp_path: Path) -> None:
+    written("gpt-oss", tmp_path / "checkpoint", **FILES["gpt-oss"])
+    kinds: dict[str, Any] = {"kind": "Q8_0", "others": {"_exps": "MXFP4"}}
+    path = write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", **kinds)
+    checkpoint, reader = GgufCheckpoint(path), gguf.GGUFReader(path)
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    assert not checkpoint.keeps_its_blocks
+    for ours, theirs in zip(EXPERT_MATRICES, ("gate", "up", "down"), strict=True):
+        name, tensor = f"model.layers.1.{ours}", stored[f"blk.1.ffn_{theirs}_exps.weight"]
+        assert tensor.tensor_type.name == "MXFP4"
+        expected = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(checkpoint.shape(name))
+        assert len(np.unique(expected)) > 15
+        np.testing.assert_array_equal(checkpoint.read(name), expected)
+        np.testing.assert_array_equal(checkpoint.read_rows(name, 37, 101), expected[37:101])
+    raw = bytearray(path.read_bytes())
+    raw[stored["blk.0.ffn_up_exps.weight"].data_offset] = 255  # the exponent that is no number
+    path.write_bytes(raw)
+    with pytest.raises(InputError, match=r"model\.gguf: tensor 'blk\.0\.ffn_up_exps\.weight': contains NaN weights"):
+        GgufCheckpoint(path).read(f"model.layers.0.{EXPERT_MATRICES[1]}")
 
 
 def test_experts_of_several_types_are_not_kept(tmp_path: Path) -> None:

@@ -11,15 +11,22 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from kvc_trt.models.config import Attention, ClampedGate, Description, Experts, ModelConfig
-from kvc_trt.models.family import Family, LayerType
+from kvc_trt.models.family import Family, GgufArchitecture, LayerType
 from kvc_trt.models.fields.experts import ExpertFields, count_of
 from kvc_trt.models.fields.rotary import Base, Length
 from kvc_trt.models.fields.sliding import attention_by_layer, fields_of_attention
+from kvc_trt.models.gguf.keys import EXPERTS, EXPERTS_OF_A_TOKEN, WINDOW, GgufKeys
 from kvc_trt.models.sources.fused_experts import alternating_gate
 from kvc_trt.models.weights import ROUTER, ROUTER_BIAS
 
 _Positive = Annotated[float, Field(ge=1e-3, le=1e6)]
 _ABSENT_WINDOW = 128
+_GGUF_KEYS = {
+    "num_local_experts": EXPERTS,
+    "num_experts_per_tok": EXPERTS_OF_A_TOKEN,
+    "intermediate_size": "expert_feed_forward_length",
+    "sliding_window": WINDOW,
+}
 
 
 class _Fields(ExpertFields):
@@ -68,6 +75,10 @@ def _stacks(config: ModelConfig) -> Mapping[str, Sequence[str]]:
     return {f"{layer}.{ours}": [f"{layer}.{theirs}"] for layer in layers for ours, theirs in names.items()}
 
 
+def _fields_of_gguf(keys: GgufKeys) -> Mapping[str, Any]:
+    return keys.sliding_fields(2)
+
+
 GPT_OSS = Family(
     architecture="GptOssForCausalLM",
     fields=_Fields,
@@ -80,4 +91,12 @@ GPT_OSS = Family(
     stacks=_stacks,
     other_form=alternating_gate,
     mxfp4=True,
+    gguf=GgufArchitecture(
+        ("gpt-oss",),
+        keys=_GGUF_KEYS,
+        fields=_fields_of_gguf,
+        # llama.cpp rounds the bounds of YaRN's ramp, as other models do; the model was trained without.
+        yarn={"truncate": False},
+        tensors=lambda _config: {"post_attention_layernorm": "post_attention_norm"},
+    ),
 )

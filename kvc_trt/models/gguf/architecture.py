@@ -97,7 +97,7 @@ def model_config(header: GgufHeader, read: Callable[[GgufTensor], NDArray[Any]])
         "dtype": _DTYPES.get(header.tensors[EMBEDDING].type, "float32"),
         "bos_token_id": header.scalar("tokenizer.ggml.bos_token_id"),
         "eos_token_id": end_tokens(header, _vocabulary_size(keys)) or None,
-        "rope_scaling": _scaling(keys),
+        "rope_scaling": _scaling(keys, family.gguf.yarn),
         **_head_size(keys, family),
     }
     if fields["rope_theta"] is None:
@@ -198,8 +198,11 @@ def _head_size(keys: GgufKeys, family: Family) -> dict[str, Any]:
     return {"head_dim": size, "partial_rotary_factor": math.nextafter(channels / size, 1)}
 
 
-def _scaling(keys: GgufKeys) -> dict[str, Any] | None:
-    """`rope.scaling` as llama.cpp reads it: a factor without a type stretches positions linearly."""
+def _scaling(keys: GgufKeys, yarn: Mapping[str, Any]) -> dict[str, Any] | None:
+    """`rope.scaling` as llama.cpp reads it: a factor without a type stretches positions linearly.
+
+    `yarn` has the fields of the family's YaRN settings that no key says.
+    """
     kind = keys["rope.scaling.type"]
     if kind not in (None, "none", "linear", "yarn"):
         raise keys.wrong("rope.scaling.type", "none, linear or yarn")
@@ -213,4 +216,4 @@ def _scaling(keys: GgufKeys) -> dict[str, Any] | None:
     if kind != "yarn":
         return {"rope_type": "linear", "factor": factor}
     given = {field: keys[f"rope.scaling.{own}"] for field, own in _YARN.items()}
-    return {"rope_type": "yarn", "factor": factor, **{field: value for field, value in given.items() if value}}
+    return {"rope_type": "yarn", "factor": factor, **yarn, **{field: value for field, value in given.items() if value}}

@@ -14,11 +14,12 @@ from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.family import family
 from kvc_trt.models.family_weights import FamilyWeights, channel_order
 from kvc_trt.models.gguf.architecture import model_config
-from kvc_trt.models.gguf.header import GgufHeader, GgufTensor, read_header
-from kvc_trt.models.gguf.kept_blocks import KEPT_BITS, WITH_OFFSETS, kept_blocks
+from kvc_trt.models.gguf.header import BLOCKS, GgufHeader, GgufTensor, read_header
+from kvc_trt.models.gguf.kept_blocks import KEPT_BITS, WITH_OFFSETS, kept_blocks, nibbles_side_by_side
 from kvc_trt.models.gguf.names import CONFIGURATION, SHARED_GATE, places
 from kvc_trt.models.gguf.tokenizer import tokenizer_contents
 from kvc_trt.models.quantisation import KeptBlocks
+from kvc_trt.models.sources.fused_experts import widened
 from kvc_trt.models.sources.tensor_file import TensorFile
 from kvc_trt.models.weights import EXPERT_MATRICES
 
@@ -160,6 +161,8 @@ class _FileTensors:
         shape = self._tensors[name].shape
         if len(shape) == 1:
             return (1, *shape) if name.endswith(SHARED_GATE) else shape
+        if name.endswith(".bias"):
+            return (int(np.prod(shape, dtype=np.int64)),)
         *outer, columns = shape
         return int(np.prod(outer, dtype=np.int64)), columns
 
@@ -175,14 +178,14 @@ class _FileTensors:
             raise ValueError(f"{name}: rows {start}..{stop} of shape {list(shape)}")
         if len(shape) == 1:  # a vector of blocks has no rows that could be read one by one
             return self.values(tensor)[start:stop]
-        return _decoded(self.raw(tensor, start, stop), tensor.type).reshape(stop - start, shape[1])
+        return self._decoded(self.raw(tensor, start, stop), tensor).reshape(stop - start, shape[1])
 
     def fingerprint(self) -> str:
         return self._file.digest()
 
     def values(self, tensor: GgufTensor) -> NDArray[Any]:
         """All values of a vector."""
-        return _decoded(self._file.read(tensor.offset, tensor.nbytes, f"tensor {tensor.name!r}"), tensor.type)
+        return self._decoded(self._file.read(tensor.offset, tensor.nbytes, f"tensor {tensor.name!r}"), tensor)
 
     def raw(self, tensor: GgufTensor, start: int, stop: int) -> NDArray[np.uint8]:
         """Rows [start, stop) of a matrix as bytes."""
@@ -190,11 +193,14 @@ class _FileTensors:
         raw = self._file.read(tensor.offset + start * row, (stop - start) * row, f"tensor {tensor.name!r}")
         return raw.reshape(stop - start, row)
 
+    def _decoded(self, raw: NDArray[np.uint8], tensor: GgufTensor) -> NDArray[Any]:
+        """The values of rows of bytes: floats as they are stored, blocks as float32."""
+        if tensor.type in _STORED:
+            return raw.view(numpy_dtype(_STORED[tensor.type]))
+        if tensor.type == "MXFP4":
+            blocks = raw.reshape(len(raw), -1, BLOCKS["MXFP4"][1])
+            numbers, scales = nibbles_side_by_side(blocks[..., 1:]), blocks[..., 0]
+            return widened(numbers, scales, f"{self._file.path}: tensor {tensor.name!r}")
+        from gguf import GGMLQuantizationType, dequantize
 
-def _decoded(raw: NDArray[np.uint8], kind: str) -> NDArray[Any]:
-    """The values of rows of bytes: floats as they are stored, blocks as float32."""
-    if kind in _STORED:
-        return raw.view(numpy_dtype(_STORED[kind]))
-    from gguf import GGMLQuantizationType, dequantize
-
-    return dequantize(raw, GGMLQuantizationType[kind])
+        return dequantize(raw, GGMLQuantizationType[tensor.type])

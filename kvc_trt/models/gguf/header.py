@@ -27,12 +27,12 @@ MAX_HEADER_BYTES = 64 << 20
 
 BLOCKS: Mapping[str, tuple[int, int]] = {
     "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22),
-    "Q5_1": (32, 24), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+    "Q5_1": (32, 24), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "MXFP4": (32, 17),
 }  # fmt: skip
 """Type of a tensor -> elements and bytes of one of its blocks; a row is a whole number of blocks."""
 TYPE_NUMBERS = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K",
-    30: "BF16",
+    30: "BF16", 39: "MXFP4",
 }  # fmt: skip
 
 Scalar: TypeAlias = bool | int | float | str

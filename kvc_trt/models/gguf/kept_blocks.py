@@ -34,7 +34,7 @@ def kept_blocks(raw: NDArray[np.uint8], kind: str, where: str) -> KeptBlocks:
     if kind == "Q8_0":
         levels = blocks[..., size - elements :] ^ np.uint8(0x80)  # from two's complement to an offset of 128
         return KeptBlocks(levels, scales, None)
-    packed = _nibbles_side_by_side(blocks[..., size - _HALF :])
+    packed = nibbles_side_by_side(blocks[..., size - _HALF :])
     return KeptBlocks(packed, scales, _offsets(blocks, scales, where) if kind in WITH_OFFSETS else None)
 
 
@@ -57,7 +57,7 @@ def _halves(blocks: NDArray[np.uint8], start: int) -> NDArray[Any]:
     return np.ascontiguousarray(blocks[..., start : start + 2]).view(np.float16)[..., 0]
 
 
-def _nibbles_side_by_side(stored: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def nibbles_side_by_side(stored: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """From elements i and i + 16 in byte i to elements 2i and 2i + 1 in byte i."""
     levels = np.concatenate([stored & 0xF, stored >> 4], axis=-1)
     packed: NDArray[np.uint8] = levels[..., 0::2] | (levels[..., 1::2] << 4)

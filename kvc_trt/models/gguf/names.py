@@ -9,7 +9,7 @@ from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.family import family
 from kvc_trt.models.family_weights import Rows
 from kvc_trt.models.gguf.header import GgufTensor
-from kvc_trt.models.weights import ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM, expected_tensors
+from kvc_trt.models.weights import ATTENTION_RESULT_NORM, FEED_FORWARD_RESULT_NORM, SINKS, expected_tensors
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Divisors of the rotary frequencies: part of the configuration, not of the weights."""
@@ -27,7 +27,7 @@ _GATE_AND_UP = ("mlp.gate_proj", "mlp.up_proj")
 _INNER = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm", ATTENTION_RESULT_NORM: "post_attention_norm",
+    "self_attn.k_norm": "attn_k_norm", SINKS: "attn_sinks", ATTENTION_RESULT_NORM: "post_attention_norm",
     "post_attention_layernorm": "ffn_norm", FEED_FORWARD_RESULT_NORM: "post_ffw_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp", "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps",
@@ -35,7 +35,7 @@ _INNER = {
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }  # fmt: skip
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+?)(?:\.(weight|bias))?")
 
 
 def places(config: ModelConfig, tensors: Mapping[str, GgufTensor]) -> dict[str, Rows]:
@@ -57,7 +57,7 @@ def _places(config: ModelConfig, tensors: Mapping[str, GgufTensor]) -> Iterator[
             part = name.rpartition(".")[2]
             yield name, Rows(f"{_OUTER.get(name.removesuffix('.' + part), name)}.{part}")
             continue
-        layer, own, part = match.groups()
+        layer, own, part = match.groups(default="weight")
         stored, joined = f"blk.{layer}.{inner[own]}.{part}", None
         if own in _QKV and stored not in tensors:
             joined = Rows(f"blk.{layer}.attn_qkv.{part}", starts[own], shape[0])

@@ -129,7 +129,7 @@ class FusedExperts:
         channels = slice(part.first + start * part.step, part.first + (stop - 1) * part.step + 1, part.step)
         tables = [self._source.read_rows(file, expert, expert + 1)[0] for file in self._files_of(part)]
         if len(tables) == 2:
-            return _widened(tables[0][channels], tables[1][channels], part.stored + SCALES)
+            return widened(tables[0][channels], tables[1][channels], part.stored + SCALES)
         (table,) = tables
         transposed = part.columns is not None and self._alternating
         return np.ascontiguousarray(table[:, channels].T if transposed else table[channels])
@@ -188,12 +188,12 @@ def _parts_of(config: ModelConfig, *, alternating: bool) -> Mapping[str, _Part]:
     return found
 
 
-def _widened(blocks: NDArray[np.uint8], scales: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
+def widened(blocks: NDArray[np.uint8], scales: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
     """Return the numbers of rows: blocks [n,in/32,16], scales [n,in/32] -> float32 [n,in]; InputError for NaN."""
     if (scales == _NAN).any():
         raise InputError(f"{name}: contains NaN weights")
     values = np.empty((*blocks.shape[:2], BLOCK), np.float32)
     values[..., 0::2], values[..., 1::2] = E2M1[blocks & 0xF], E2M1[blocks >> 4]
     with np.errstate(over="ignore"):
-        widened: NDArray[np.float32] = np.ldexp(values, scales.astype(np.int32)[..., None] - _BIAS)
-    return widened.reshape(len(blocks), blocks.shape[1] * BLOCK)
+        wide: NDArray[np.float32] = np.ldexp(values, scales.astype(np.int32)[..., None] - _BIAS)
+    return wide.reshape(len(blocks), blocks.shape[1] * BLOCK)
