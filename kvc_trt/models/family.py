@@ -8,7 +8,7 @@ configuration classes of `transformers` for others.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -91,6 +91,8 @@ class GgufArchitecture:
     """Fields of `rope_scaling` that no key says, if it is YaRN's."""
     tensors: Callable[[ModelConfig], Mapping[str, str]] = lambda _config: {}
     """Names of a layer's tensors, without `.weight` or `.bias`, that are not those of `kvc_trt.models.gguf.names`."""
+    weights: Callable[[ModelConfig, Container[str]], Mapping[str, Rows]] = lambda _config, _tensors: {}
+    """Where tensors of `expected_tensors` are that are not whole tensors of a file, given the names of its own."""
     keeps_spaces: frozenset[str] | None = None
     """Control tokens that keep the spaces behind them, where others of a SentencePiece vocabulary take them away;
     None: all keep them."""

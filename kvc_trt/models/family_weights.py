@@ -23,7 +23,7 @@ from kvc_trt.models.weights import WeightSource, expected_tensors
 _ROTATED = re.compile(r".*\.self_attn\.([qk])_(proj|norm)\.(weight|bias)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rows:
     """Rows of one tensor of a checkpoint: `blocks` of `size` rows, the first at `start`, one each `step` rows."""
 
@@ -35,9 +35,29 @@ class Rows:
     step: int = 0
     plus: float = 0.0
     """Added to every element, which is then a float32."""
+    order: NDArray[np.int64] | None = None
+    """The rows one by one, in place of blocks."""
+    columns: NDArray[np.int64] | None = None
+    """The checkpoint's column of each column; None: they are alike."""
+
+    @property
+    def count(self) -> int | None:
+        """The number of rows; None for all that the tensor has."""
+        if self.order is not None:
+            return len(self.order)
+        return None if self.size is None else self.blocks * self.size
+
+    @property
+    def end(self) -> int | None:
+        """The row after the last; None if all rows are taken."""
+        if self.order is not None:
+            return int(self.order.max()) + 1
+        return None if self.size is None else self.start + (self.blocks - 1) * self.step + self.size
 
     def indices(self, rows: int) -> NDArray[np.int64]:
         """Return the places in the checkpoint's tensor of `rows` rows."""
+        if self.order is not None:
+            return self.order
         size = rows if self.size is None else self.size
         starts = self.start + np.arange(self.blocks) * self.step
         return (starts[:, None] + np.arange(size)).reshape(-1)
@@ -68,7 +88,7 @@ class FamilyWeights:
         if place is None:
             return tuple(self._source.shape(name))
         rows, *rest = self._source.shape(place.name)
-        return (rows if place.size is None else place.blocks * place.size, *rest)
+        return (rows if place.count is None else place.count, *rest)
 
     def dtype(self, name: str) -> str:
         """Stored type of one tensor."""
@@ -89,7 +109,8 @@ class FamilyWeights:
     def _moved(self, name: str, place: Rows, start: int, stop: int) -> NDArray[Any]:
         first, last, picks = self.source_rows(name, start, stop)
         rows = self._source.read_rows(place.name, first, last)
-        return rows if picks is None else np.ascontiguousarray(rows[picks])
+        moved = rows if picks is None else rows[picks]
+        return np.ascontiguousarray(moved if place.columns is None else moved[:, place.columns])
 
     def source_rows(self, name: str, start: int, stop: int) -> tuple[int, int, NDArray[np.int64] | None]:
         """Return the range of the checkpoint's rows that holds rows [start, stop) of a tensor, and which of them.
@@ -114,9 +135,8 @@ class FamilyWeights:
         """Raise InputError for a tensor that does not end with its last part; the shapes of parts would not show it."""
         expected: dict[str, int] = {}
         for rows in self._places.values():
-            if rows.size is not None:
-                end = rows.start + (rows.blocks - 1) * rows.step + rows.size
-                expected[rows.name] = max(end, expected.get(rows.name, 0))
+            if rows.end is not None:
+                expected[rows.name] = max(rows.end, expected.get(rows.name, 0))
         stored = set(self._source.names())
         for name, rows_of_parts in expected.items():
             found = list(self._source.shape(name)) if name in stored else [rows_of_parts]

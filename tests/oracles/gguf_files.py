@@ -19,11 +19,13 @@ ARCHITECTURES = {
     "Phi3": "phi3", "Gemma2": "gemma2", "Gemma3": "gemma3", "Olmo": "olmo", "Olmo2": "olmo2", "Olmo3": "olmo2",
     "Granite": "granite", "Cohere": "command-r", "Cohere2": "cohere2", "Falcon": "falcon", "GPTNeoX": "gptneox",
     "Glm4": "glm4", "GptOss": "gpt-oss", "Qwen2Moe": "qwen2moe", "Qwen3Moe": "qwen3moe", "Mixtral": "llama",
-    "SmolLM3": "smollm3", "Qwen2": "qwen2",
+    "SmolLM3": "smollm3", "Qwen2": "qwen2", "Qwen3Next": "qwen3next", "Qwen3_5": "qwen35", "Qwen3_5Moe": "qwen35moe",
 }  # fmt: skip
 """Prefix of transformers' class -> `general.architecture`."""
 _INTERLEAVED = ("Olmo", "Granite", "Mixtral", "SmolLM3")
 """Families whose queries and keys the converter brings into the order of neighbouring pairs."""
+_ALWAYS_FLOATS = re.compile(r"\.ffn_gate_inp|\.ssm_conv1d|\.bias$")
+_WITH_LINEAR_LAYERS = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
 _EXPERT = re.compile(r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
 _EXPERT_MATRICES = {
     "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
@@ -39,27 +41,34 @@ def write_gguf(
     kind: str = "F32",
     others: Mapping[str, str] | None = None,
     without: tuple[str, ...] = (),
+    keys: Mapping[str, Any] | None = None,
+    more: Mapping[str, np.ndarray] | None = None,
+    first_converter: bool = False,
 ) -> Path:
     """Write the checkpoint in `directory` as the file `path`, its matrices in a type; return the path.
 
     `others` has the type of matrices with a part in their names. `without` names keys, without the architecture's
-    name, that are left out.
+    name, that are left out; `keys` has others, and `more` tensors besides the checkpoint's. The first converter of
+    Qwen3-Next did not take its matrices of queries, keys, values and gates apart.
     """
     config = json.loads((directory / "config.json").read_text())
     family = config["architectures"][0].removesuffix("ForCausalLM")
     architecture = ARCHITECTURES[family]
     writer = gguf.GGUFWriter(path, architecture)
-    for key, value in (_keys(config) | _FAMILY_KEYS.get(family, lambda _config: {})(config)).items():
+    own_keys = _FAMILY_KEYS.get(family, lambda _config: {})(config)
+    for key, value in (_keys(config) | own_keys | dict(keys or {})).items():
         if value is not None and key not in without:
             _add(writer, f"{architecture}.{key}", value)
     _add_tokenizer(writer, config)
     number = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
-    for name, values in _tensors(family, config, load_file(directory / "model.safetensors")).items():
+    stored = load_file(directory / "model.safetensors")
+    joined = {name: stored.pop(name) for name in list(stored) if first_converter and ".in_proj_qkvz." in name}
+    for name, values in (_tensors(family, config, stored) | joined | dict(more or {})).items():
         theirs = name if name.startswith(("blk.", "rope_")) else names.get_name(name, (".weight", ".bias"))
         assert theirs is not None, name
         own = next((other for part, other in (others or {}).items() if part in theirs), kind)
-        if values.ndim > 1 and own != "F32" and ".ffn_gate_inp" not in theirs and not theirs.endswith(".bias"):
+        if values.ndim > 1 and own != "F32" and not _ALWAYS_FLOATS.search(theirs):
             blocks = gguf.quantize(values, gguf.GGMLQuantizationType[own])
             writer.add_tensor(theirs, blocks, raw_dtype=gguf.GGMLQuantizationType[own])
         else:
@@ -135,6 +144,16 @@ def _of_gpt_oss(config: Mapping[str, Any]) -> dict[str, Any]:
             "expert_feed_forward_length": config["intermediate_size"]}  # fmt: skip
 
 
+def _of_linear_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    heads = config["linear_num_value_heads"]
+    return {
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"], "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"], "ssm.time_step_rank": heads,
+        "ssm.inner_size": heads * config["linear_value_head_dim"], "full_attention_interval": 4,
+        "rope.dimension_count": _rotary_channels(config),
+    } | (_of_experts(config) if "moe_intermediate_size" in config else {})  # fmt: skip
+
+
 def _slides(config: Mapping[str, Any]) -> list[bool]:
     return [kind == "sliding_attention" for kind in config["layer_types"]]
 
@@ -184,6 +203,7 @@ def _of_experts(config: Mapping[str, Any]) -> dict[str, Any]:
 _FAMILY_KEYS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "Phi3": _of_phi3, "Gemma2": _of_gemma2, "Gemma3": _of_gemma3, "Olmo3": _of_olmo3, "Granite": _of_granite,
     "Cohere": _of_cohere, "Cohere2": _of_cohere2, "Falcon": _of_falcon, "GPTNeoX": _of_gpt_neox, "GptOss": _of_gpt_oss,
+    "Qwen3Next": _of_linear_layers, "Qwen3_5": _of_linear_layers, "Qwen3_5Moe": _of_linear_layers,
     "Qwen2Moe": _of_experts, "Qwen3Moe": _of_experts, "Olmo": lambda _config: {"attention.layer_norm_epsilon": 1e-5},
     "Glm4": lambda config: {"rope.dimension_count": _rotary_channels(config)},
     "SmolLM3": lambda config: {"rope.dimension_count": _rotary_channels(config), "vocab_size": config["vocab_size"]},
@@ -207,6 +227,8 @@ def _tensors(family: str, config: Mapping[str, Any], stored: Mapping[str, np.nda
             found |= _apart_in_experts(values, *match.groups())
         elif name.endswith(".sinks"):
             found[f"{name}.weight"] = values
+        elif ".linear_attn." in name:
+            found |= _of_linear_layer(family, config, name, values)
         elif family in _INTERLEAVED and ".self_attn.q_proj." in name:
             found[name] = _in_pairs(values, heads)
         elif family in _INTERLEAVED and ".self_attn.k_proj." in name:
@@ -214,7 +236,7 @@ def _tensors(family: str, config: Mapping[str, Any], stored: Mapping[str, np.nda
         elif "query_key_value" in name:
             groups = _falcon_kv_heads(config) if family == "Falcon" else heads
             found[name] = _apart(values, groups, config["hidden_size"] // heads)
-        elif family in ("Gemma2", "Gemma3") and name.endswith("norm.weight"):
+        elif family in ("Gemma2", "Gemma3", *_WITH_LINEAR_LAYERS) and name.endswith("norm.weight"):
             found[name] = values + np.float32(1)
         elif not (config.get("tie_word_embeddings") and name == "lm_head.weight"):
             found[name] = values
@@ -236,6 +258,37 @@ def _apart(values: np.ndarray, groups: int, size: int) -> np.ndarray:
     heads = values.reshape(groups, -1, size, *values.shape[1:])
     parts = (heads[:, :-2], heads[:, -2], heads[:, -1])
     return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
+
+
+def _of_linear_layer(family: str, config: Mapping[str, Any], name: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    """Bring Qwen3.5's value heads into the converter's order, and take Qwen3-Next's joined matrices apart."""
+    keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    size, width, rows = config["linear_key_head_dim"], config["linear_value_head_dim"], heads // keys
+    prefix, _, part = name.partition(".linear_attn.")
+    mixed = 2 * keys * size
+    if part == "in_proj_qkvz.weight":
+        of_heads = np.split(values.reshape(keys, -1, values.shape[1]), np.cumsum([size, size, rows * width]), axis=1)
+        query, key, value, gate = (one.reshape(-1, values.shape[1]) for one in of_heads)
+        layer = prefix.rpartition(".")[2]
+        return {
+            f"blk.{layer}.attn_qkv.weight": np.concatenate([query, key, value]), f"blk.{layer}.attn_gate.weight": gate,
+        }  # fmt: skip
+    values = -np.exp(values) if part == "A_log" else values.squeeze() if part == "conv1d.weight" else values
+    if family != "Qwen3Next":
+        by_head = {"in_proj_z.weight": width, "in_proj_a.weight": 1, "in_proj_b.weight": 1, "A_log": 1, "dt_bias": 1}
+        if part in by_head:
+            values = _first_of_each_key_head_first(values, keys, by_head[part])
+        elif part in ("in_proj_qkv.weight", "conv1d.weight"):
+            moved = _first_of_each_key_head_first(values[mixed:], keys, width)
+            values = np.concatenate([values[:mixed], moved])
+        elif part == "out_proj.weight":
+            values = _first_of_each_key_head_first(values.T, keys, width).T
+    return {name.replace(".dt_bias", ".dt_proj.bias"): values}
+
+
+def _first_of_each_key_head_first(values: np.ndarray, keys: int, width: int) -> np.ndarray:
+    heads = values.reshape(keys, -1, width, *values.shape[1:])
+    return heads.swapaxes(0, 1).reshape(values.shape)
 
 
 def _apart_in_experts(values: np.ndarray, layer: str, matrix: str, bias: str | None) -> dict[str, np.ndarray]:

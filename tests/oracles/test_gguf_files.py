@@ -14,7 +14,10 @@ import pytest
 import torch
 
 from kvc_trt import Engine, build
+from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.errors import InputError
+from kvc_trt.files.held import HeldFile
+from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.models.family import families
 from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
 from kvc_trt.models.gguf.header import GgufHeader
@@ -39,6 +42,7 @@ FILES: dict[str, dict[str, Any]] = {
     "gpt-neox-one-after-the-other": {"attention_bias": True, "hidden_act": "gelu"},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}, "mixtral": {},
     "qwen2-moe": {"decoder_sparse_step": 1}, "qwen3-moe": {"mlp_only_layers": []}, "gpt-oss": {"swiglu_limit": 7.0},
+    "qwen3-next": {}, "qwen3.5": {"linear_num_value_heads": 6, "linear_value_head_dim": 32}, "qwen3.5-moe": {},
 }  # fmt: skip
 """Models of `MODELS` with what differs in a file of llama.cpp: it has no key for the rest."""
 
@@ -94,7 +98,7 @@ def test_engines_answer_as_transformers_does(name: str, made: Callable[[str], Ma
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
-@pytest.mark.parametrize("name", ["phi3", "glm4", "falcon-40b", "mixtral", "qwen2-moe"])
+@pytest.mark.parametrize("name", ["phi3", "glm4", "falcon-40b", "mixtral", "qwen2-moe", "qwen3.5"])
 def test_blocks_are_kept_where_rows_are_joined_moved_or_stacked(name: str, kind: str, tmp_path: Path) -> None:
     written(name, tmp_path / "checkpoint", **FILES[name])
     checkpoint = GgufCheckpoint(write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", kind=kind))
@@ -103,7 +107,9 @@ def test_blocks_are_kept_where_rows_are_joined_moved_or_stacked(name: str, kind:
     kept = 0
     for matrix in checkpoint.names():
         if (bits := checkpoint.block_bits(matrix)) is None:
-            assert matrix.endswith(("norm.weight", "mlp.gate.weight", "expert_gate.weight", ".bias"))
+            assert matrix.endswith(
+                ("norm.weight", "mlp.gate.weight", "expert_gate.weight", ".bias", "conv1d.weight", "A_log", "dt_bias")
+            )
             continue
         rows, whole = checkpoint.shape(matrix)[0], checkpoint.read(matrix)
         for start, stop in ((0, rows), (rows // 3, rows // 2), (rows - 1, rows)):
@@ -113,19 +119,59 @@ def test_blocks_are_kept_where_rows_are_joined_moved_or_stacked(name: str, kind:
     assert kept >= 6 * checkpoint.config.num_hidden_layers
 
 
-def test_an_engine_keeps_the_blocks_of_experts(tmp_path: Path) -> None:
-    written("qwen3-moe", tmp_path / "checkpoint", **FILES["qwen3-moe"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "qwen3.5"])
+def test_an_engine_keeps_blocks(name: str, tmp_path: Path) -> None:
+    written(name, tmp_path / "checkpoint", **FILES[name])
     path = write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", kind="Q8_0")
     checkpoint, prompt = GgufCheckpoint(path), prompts()[2][:128]
     lengths: dict[str, Any] = {"max_input_len": 128, "max_output_len": 32}
     build(str(path), policy="full", output=tmp_path / "engine", weights="keep", verify=False, **lengths)
-    session = onnxruntime.InferenceSession(tmp_path / "engine" / "prefill.onnx", providers=["CPUExecutionProvider"])
-    given = {"input_ids": prompt[None].numpy(), "prompt_lengths": np.array([len(prompt)])}
-    kinds = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
-    feed = {value.name: given[value.name].astype(kinds[value.type]) for value in session.get_inputs()}
-    found = torch.tensor(session.run(["logits"], feed)[0])
+    stored = EngineWeights(HeldFile(tmp_path / "engine" / WEIGHTS_FILE))
     expected = reference_logits(checkpoint.config, checkpoint, prompt, [0])
-    assert torch.linalg.norm(found - expected) < ROUNDED_INPUT * torch.linalg.norm(expected)
+    assert torch.equal(reference_logits(checkpoint.config, stored, prompt, [0]), expected)
+    if name == "qwen3-moe":  # a linear layer would add up its bodies' rounding over all tokens
+        session = onnxruntime.InferenceSession(tmp_path / "engine" / "prefill.onnx", providers=["CPUExecutionProvider"])
+        given = {"input_ids": prompt[None].numpy(), "prompt_lengths": np.array([len(prompt)])}
+        kinds = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
+        feed = {value.name: given[value.name].astype(kinds[value.type]) for value in session.get_inputs()}
+        found = torch.tensor(session.run(["logits"], feed)[0])
+        assert torch.linalg.norm(found - expected) < ROUNDED_INPUT * torch.linalg.norm(expected)
+
+
+def test_qwen3_next_files_of_the_first_converter_are_read(made: Callable[[str], Made], tmp_path: Path) -> None:
+    """It left the matrix of queries, keys, values and gates as a checkpoint has it."""
+    directory = made("qwen3-next").path.parent / "checkpoint"
+    path = write_gguf(directory, tmp_path / "model.gguf", first_converter=True)
+    first, later = GgufCheckpoint(path), GgufCheckpoint(made("qwen3-next").path)
+    assert "blk.0.ssm_in.weight" in first.header.tensors
+    assert "blk.0.attn_qkv.weight" not in first.header.tensors
+    for name in later.names():
+        np.testing.assert_array_equal(first.read(name), later.read(name))
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5"])
+def test_layers_for_later_tokens_are_passed_over(name: str, made: Callable[[str], Made], tmp_path: Path) -> None:
+    directory, path = made(name).path.parent / "checkpoint", tmp_path / "model.gguf"
+    more: dict[str, Any] = {"more": {"blk.4.nextn.eh_proj.weight": np.ones((64, 128), np.float32)}}
+    keys = {"block_count": 5, "nextn_predict_layers": 1}
+    found = GgufCheckpoint(write_gguf(directory, path, keys=keys, **more))
+    assert "blk.4.nextn.eh_proj.weight" in found.header.tensors
+    assert found.config == GgufCheckpoint(made(name).path).config
+    check_weights(found.config, found)
+    with pytest.raises(InputError, match="nextn_predict_layers is 5, expected a part of block_count"):
+        GgufCheckpoint(write_gguf(directory, path, keys=keys | {"nextn_predict_layers": 5}, **more))
+    with pytest.raises(InputError, match=r"tensor 'blk\.4\.nextn\.eh_proj\.weight' has no place in Qwen3"):
+        GgufCheckpoint(write_gguf(directory, path, **more))
+
+
+def test_a_decay_that_is_none_is_named(made: Callable[[str], Made], tmp_path: Path) -> None:
+    raw = bytearray(made("qwen3.5").path.read_bytes())
+    tensor = GgufCheckpoint(made("qwen3.5").path).header.tensors["blk.1.ssm_a"]
+    raw[tensor.offset : tensor.offset + 4] = np.float32(0.5).tobytes()
+    path = tmp_path / "model.gguf"
+    path.write_bytes(raw)
+    with pytest.raises(InputError, match=r"model\.gguf: tensor 'blk\.1\.ssm_a': expected numbers below 0"):
+        GgufCheckpoint(path).read("model.layers.1.linear_attn.A_log")
 
 
 def test_experts_in_mxfp4_are_widened(tmp_path: Path) -> None:

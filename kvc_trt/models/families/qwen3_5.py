@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from kvc_trt.models.config import Description, ModelConfig
-from kvc_trt.models.family import BesideImages, Family
+from kvc_trt.models.family import BesideImages, Family, GgufArchitecture
 from kvc_trt.models.family_weights import Rows, in_one_matrix
 from kvc_trt.models.fields.linear import (
     LinearFields,
@@ -14,6 +14,14 @@ from kvc_trt.models.fields.linear import (
     described,
     fields_of_attention,
     shared_places,
+)
+from kvc_trt.models.gguf.keys import LATER_TOKENS
+from kvc_trt.models.gguf.linear_layers import (
+    LINEAR_KEYS,
+    NORM_BEFORE_FEED_FORWARD,
+    first_of_each_key_head_first,
+    linear_fields,
+    linear_places,
 )
 from kvc_trt.models.weights import LINEAR
 
@@ -37,6 +45,11 @@ def separate_matrices(config: ModelConfig) -> Mapping[str, Rows]:
     return places
 
 
+def gguf_places(config: ModelConfig, _tensors: Container[str]) -> Mapping[str, Rows]:
+    """Return where a GGUF file has the weights of linear layers, and the gates of full ones."""
+    return linear_places(config, first_of_each_key_head_first)
+
+
 QWEN3_5 = Family(
     architecture="Qwen3_5ForCausalLM",
     fields=LinearFields,
@@ -47,4 +60,12 @@ QWEN3_5 = Family(
     rotary_fraction=0.25,
     weights=separate_matrices,
     beside_images=BesideImages("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
+    gguf=GgufArchitecture(
+        ("qwen35",),
+        keys=LINEAR_KEYS,
+        fields=linear_fields,
+        reads=frozenset({LATER_TOKENS}),
+        tensors=lambda _config: NORM_BEFORE_FEED_FORWARD,
+        weights=gguf_places,
+    ),
 )

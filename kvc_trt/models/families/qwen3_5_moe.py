@@ -6,11 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvc_trt.models.families.qwen3_5 import separate_matrices
-from kvc_trt.models.families.qwen3_next import describe, fields_of
-from kvc_trt.models.family import BesideImages, Count, Family
-from kvc_trt.models.fields.experts import QwenExpertFields, qwen_stacks_of
+from kvc_trt.models.families.qwen3_5 import gguf_places, separate_matrices
+from kvc_trt.models.families.qwen3_next import describe, fields_of, gguf_fields
+from kvc_trt.models.family import BesideImages, Count, Family, GgufArchitecture
+from kvc_trt.models.fields.experts import QWEN_GGUF_KEYS, QwenExpertFields, qwen_stacks_of
 from kvc_trt.models.fields.linear import LinearFields
+from kvc_trt.models.gguf.keys import LATER_TOKENS
+from kvc_trt.models.gguf.linear_layers import LINEAR_KEYS, NORM_BEFORE_FEED_FORWARD
 from kvc_trt.models.sources.fused_experts import gate_above_up
 
 _Size = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -43,4 +45,12 @@ QWEN3_5_MOE = Family(
     stacks=qwen_stacks_of,
     other_form=gate_above_up,
     beside_images=BesideImages("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"),
+    gguf=GgufArchitecture(
+        ("qwen35moe",),
+        keys=QWEN_GGUF_KEYS | LINEAR_KEYS,
+        fields=gguf_fields,
+        reads=frozenset({LATER_TOKENS}),
+        tensors=lambda _config: NORM_BEFORE_FEED_FORWARD,
+        weights=gguf_places,
+    ),
 )

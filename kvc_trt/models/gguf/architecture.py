@@ -17,7 +17,7 @@ from kvc_trt.errors import InputError, describe
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.family import Family, families
 from kvc_trt.models.gguf.header import GgufHeader, GgufTensor, Scalar
-from kvc_trt.models.gguf.keys import EXPERTS, WINDOW, GgufKeys
+from kvc_trt.models.gguf.keys import EXPERTS, LATER_TOKENS, WINDOW, GgufKeys
 from kvc_trt.models.gguf.names import EMBEDDING, HEAD, ROPE_FACTORS
 from kvc_trt.models.gguf.rope_factors import check_shape, llama3_scaling
 from kvc_trt.models.sources.hugging_face import parse_config
@@ -53,7 +53,7 @@ _NEUTRAL: Mapping[str, tuple[Scalar, ...]] = {
     "expert_weights_scale": (0.0, 1.0),
     "final_logit_softcapping": (0.0,),
     "logit_scale": (0.0,),
-    "nextn_predict_layers": (0,),
+    LATER_TOKENS: (0,),
     "residual_scale": (0.0,),
     "rope.scaling.alpha": (0.0,),
     "rope.scaling.attn_factor": (1.0,),

@@ -16,15 +16,18 @@ from kvc_trt.models.family_weights import FamilyWeights, channel_order
 from kvc_trt.models.gguf.architecture import model_config
 from kvc_trt.models.gguf.header import BLOCKS, GgufHeader, GgufTensor, read_header
 from kvc_trt.models.gguf.kept_blocks import KEPT_BITS, WITH_OFFSETS, kept_blocks, nibbles_side_by_side
+from kvc_trt.models.gguf.keys import LATER_TOKENS, GgufKeys
 from kvc_trt.models.gguf.names import CONFIGURATION, SHARED_GATE, places
 from kvc_trt.models.gguf.tokenizer import tokenizer_contents
-from kvc_trt.models.quantisation import KeptBlocks
+from kvc_trt.models.quantisation import BLOCK, KeptBlocks
 from kvc_trt.models.sources.fused_experts import widened
 from kvc_trt.models.sources.tensor_file import TensorFile
 from kvc_trt.models.weights import EXPERT_MATRICES
 
 _STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """The types that are read as they are; blocks are dequantised to float32."""
+_CONVOLUTION, _DECAY = ".ssm_conv1d.weight", ".ssm_a"
+"""Ends of names: a convolution without its axis of one channel, and -exp(A_log)."""
 _MATRICES = ("_proj.weight", "embed_tokens.weight", "lm_head.weight")
 """Ends of the names of tensors that an engine may hold in blocks."""
 
@@ -42,6 +45,7 @@ class GgufCheckpoint:
             self.header = read_header(self._file)
             self._tensors = _FileTensors(self._file, self.header)
             self.config = model_config(self.header, self._tensors.values)
+            self._of_later_tokens = _layers_of_later_tokens(self.header, self.config.num_hidden_layers)
             self._places = places(self.config, self.header.tensors)
             self._check_used()
             interleaved = family(self.config.architecture).gguf
@@ -61,8 +65,8 @@ class GgufCheckpoint:
         return tokenizer_contents(self.header, family(self.config.architecture), self.config.vocab_size)
 
     def names(self) -> list[str]:
-        """Every tensor of the checkpoint."""
-        return self._weights.names()
+        """Every tensor of the decoder."""
+        return [name for name in self._weights.names() if not name.startswith(self._of_later_tokens)]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one tensor; matrices are [out, in], and those of experts are one under the other."""
@@ -108,9 +112,10 @@ class GgufCheckpoint:
         first, last, picks = self._weights.source_rows(name, start, stop)
         raw = self._tensors.raw(tensor, first, last)
         blocks = kept_blocks(raw, tensor.type, f"{self.path}: tensor {tensor.name!r}")
-        if picks is None:
-            return blocks
-        return KeptBlocks(*(None if part is None else part[picks] for part in blocks))  # type: ignore[arg-type]
+        columns = self._places[name].columns
+        order = slice(None) if columns is None else columns[::BLOCK] // BLOCK
+        rows = slice(None) if picks is None else picks
+        return KeptBlocks(*(None if part is None else part[rows][:, order] for part in blocks))  # type: ignore[arg-type]
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the configuration and the file, reading every byte once."""
@@ -134,6 +139,9 @@ class GgufCheckpoint:
         kind, layer = self._kind(name), name.partition(".mlp.experts.")[0]
         if kind not in KEPT_BITS:
             return f"{', '.join(KEPT_BITS)} (blocks of 32 with one float16 scale)"
+        columns = self._places[name].columns
+        if columns is not None and (np.diff(columns.reshape(-1, BLOCK)) != 1).any():
+            return "value heads of a multiple of 32 channels"
         if layer == name:
             return None
         if kind in WITH_OFFSETS or {self._kind(f"{layer}.{matrix}") for matrix in EXPERT_MATRICES} != {kind}:
@@ -141,11 +149,17 @@ class GgufCheckpoint:
         return None
 
     def _check_used(self) -> None:
-        """Raise InputError for a tensor that is part of none of the decoder's."""
+        """Raise InputError for a tensor that is part of none of the decoder's, nor of a layer for later tokens."""
         used = CONFIGURATION | {rows.name for rows in self._places.values()}
         for name in self.header.tensors:
-            if name not in used:
+            if name not in used and not name.startswith(self._of_later_tokens):
                 raise InputError(f"{self.path}: tensor {describe(name)} has no place in {self.config.architecture}")
+
+
+def _layers_of_later_tokens(header: GgufHeader, first: int) -> tuple[str, ...]:
+    """Return how the names of tensors begin on which the next token's logits do not depend."""
+    count = GgufKeys(header, str(header.scalar("general.architecture")))[LATER_TOKENS]
+    return tuple(f"blk.{layer}." for layer in range(first, first + (count if isinstance(count, int) else 0)))
 
 
 class _FileTensors:
@@ -161,6 +175,8 @@ class _FileTensors:
         shape = self._tensors[name].shape
         if len(shape) == 1:
             return (1, *shape) if name.endswith(SHARED_GATE) else shape
+        if name.endswith(_CONVOLUTION):
+            return (shape[0], 1, *shape[1:])
         if name.endswith(".bias"):
             return (int(np.prod(shape, dtype=np.int64)),)
         *outer, columns = shape
@@ -177,11 +193,18 @@ class _FileTensors:
         if not 0 <= start <= stop <= shape[0]:
             raise ValueError(f"{name}: rows {start}..{stop} of shape {list(shape)}")
         if len(shape) == 1:  # a vector of blocks has no rows that could be read one by one
-            return self.values(tensor)[start:stop]
-        return self._decoded(self.raw(tensor, start, stop), tensor).reshape(stop - start, shape[1])
+            values = self.values(tensor)[start:stop]
+            return self._logarithms(values, name) if name.endswith(_DECAY) else values
+        return self._decoded(self.raw(tensor, start, stop), tensor).reshape(stop - start, *shape[1:])
 
     def fingerprint(self) -> str:
         return self._file.digest()
+
+    def _logarithms(self, decays: NDArray[Any], name: str) -> NDArray[np.float32]:
+        """A_log of each head whose -exp(A_log) is stored."""
+        if not (decays < 0).all():
+            raise InputError(f"{self._file.path}: tensor {name!r}: expected numbers below 0")
+        return np.log(-decays.astype(np.float64)).astype(np.float32)
 
     def values(self, tensor: GgufTensor) -> NDArray[Any]:
         """All values of a vector."""

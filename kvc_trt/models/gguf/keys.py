@@ -16,6 +16,8 @@ PATTERN = "attention.sliding_window_pattern"
 LOCAL_BASE = "rope.freq_base_swa"
 """The rotary base of sliding layers."""
 EXPERTS, EXPERTS_OF_A_TOKEN = "expert_count", "expert_used_count"
+LATER_TOKENS = "nextn_predict_layers"
+"""How many of the last layers predict the tokens after the next one."""
 _MOST_LAYERS = 1024
 
 

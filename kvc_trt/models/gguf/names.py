@@ -43,16 +43,23 @@ def places(config: ModelConfig, tensors: Mapping[str, GgufTensor]) -> dict[str, 
 
     Queries, keys and values may be one matrix (`attn_qkv`), and so may gate and up (`ffn_up` of twice the rows).
     """
-    return dict(_places(config, tensors))
+    description = family(config.architecture).gguf
+    own = {} if description is None else description.weights(config, tensors)
+    return dict(_places(config, tensors, own))
 
 
-def _places(config: ModelConfig, tensors: Mapping[str, GgufTensor]) -> Iterator[tuple[str, Rows]]:
+def _places(
+    config: ModelConfig, tensors: Mapping[str, GgufTensor], known: Mapping[str, Rows]
+) -> Iterator[tuple[str, Rows]]:
     description = family(config.architecture).gguf
     inner = _INNER | dict({} if description is None else description.tensors(config))
     query, key = (heads * config.head_size for heads in (config.num_attention_heads, config.num_key_value_heads))
     starts = dict(zip(_QKV, (0, query, query + key), strict=True))
     for name, shape in expected_tensors(config).items():
         match = _LAYER.fullmatch(name)
+        if name in known:
+            yield name, known[name]
+            continue
         if match is None:
             part = name.rpartition(".")[2]
             yield name, Rows(f"{_OUTER.get(name.removesuffix('.' + part), name)}.{part}")

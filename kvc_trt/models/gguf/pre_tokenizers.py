@@ -21,6 +21,10 @@ _GPT4O = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -78,6 +82,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "llama3": _LLAMA3_FAMILY,
     "olmo": PreTokenizer(normalised=True),
     "qwen2": PreTokenizer(_QWEN2, normalised=True),
+    "qwen35": PreTokenizer(_QWEN35, normalised=True),
     "refact": PreTokenizer(single_digits=True),
     "smaug-bpe": PreTokenizer(_LLAMA3, whole_pieces_first=True),
     "smollm": PreTokenizer(single_digits=True),

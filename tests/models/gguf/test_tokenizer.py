@@ -78,7 +78,10 @@ def pieces(contents, name, text):
     return [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(composed)]
 
 
-@pytest.mark.parametrize(("name", "theirs"), [("command-r", "CohereTokenizer"), ("olmo", "GPTNeoXTokenizer")])
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [("command-r", "CohereTokenizer"), ("olmo", "GPTNeoXTokenizer"), ("qwen35", "Qwen3_5Tokenizer")],
+)
 def test_ids_are_those_of_the_familys_own_class(name, theirs, contents):
     transformers = pytest.importorskip("transformers")
     made = contents(pre=name, changes={"tokenizer.ggml.token_type": [1] * len(vocabulary()[0])})
@@ -86,7 +89,7 @@ def test_ids_are_those_of_the_familys_own_class(name, theirs, contents):
     tokens, merges = vocabulary()
     words = {token: number for number, token in enumerate(tokens)}
     own = getattr(transformers, theirs)(vocab=words, merges=[tuple(merge.split(" ")) for merge in merges])
-    for text in (ALIKE, "cafe\u0301", "in 2024:\n\n1.  7", "  lead"):
+    for text in (ALIKE, "cafe\u0301", "in 2024:\n\n1.  7", "  lead", "हिन्दी, नमस्ते"):
         assert ours.encode(text).ids == own(text, add_special_tokens=False).input_ids
 
 
@@ -98,6 +101,11 @@ def test_pieces_of_rules_that_no_other_reader_here_knows(contents):
     assert pieces(contents, "falcon", "it's 12345 x..., yes(2)") == [
         "it", "'", "s", "Ġ", "123", "45", "Ġx", "...,", "Ġyes", "(", "2", ")",
     ]  # fmt: skip
+
+
+def test_qwen35_leaves_marks_with_their_letters(contents):
+    word = "नमस्ते"
+    assert len(pieces(contents, "qwen35", word)) == 1 < len(pieces(contents, "qwen2", word))
 
 
 def test_qwen2_composes_and_llama3_takes_whole_pieces(contents):
