@@ -21,6 +21,7 @@ from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.models.config import Attention, Description
 from kvc_trt.operators import PROMPT_BLOCK
 from tests.every_policy import EVERY
+from tests.slices import result_of
 from tests.small_model import SMALL
 
 ROOM = {"max_input_len": 700, "token_budget": 96}
@@ -37,13 +38,8 @@ def prompt(length, seed=0):
 
 def drained(slices):
     """The result, and the number of slices."""
-    count = 1
-    while True:
-        try:
-            next(slices)
-        except StopIteration as finished:
-            return finished.value, count
-        count += 1
+    result, yielded = result_of(slices)
+    return result, len(yielded) + 1
 
 
 def assert_same(found, expected):

@@ -28,6 +28,7 @@ from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.rungs.parts.linear_layers import LinearCase, linear_case
 from tests.backends.torch import meta
 from tests.oracles.family_models import written
+from tests.slices import result_of
 from tests.small_model import SMALL
 
 PART = Linear(key_heads=2, value_heads=4, key_size=16, value_size=8, kernel=4)
@@ -86,15 +87,8 @@ def test_slices_give_the_bits_of_the_whole_prefill(length: int, policy: str, mak
     executor = TorchExecutor(program, device="cpu", decoder_class=partial(TorchDecoder, block=CHUNK))
     batch = batch_of([np.random.default_rng(length).integers(2, 97, length).tolist()])
     whole = executor.prefill(batch.input_ids, batch.prompt_lengths)
-    slices, count = executor.prefill_in_slices(batch.input_ids, batch.prompt_lengths, limit=0.0), 0
-    while True:
-        try:
-            next(slices)
-        except StopIteration as end:
-            found = end.value
-            break
-        count += 1
-    assert count == sum(executor.pieces_of_layers(batch.prompt_lengths))
+    found, shares = result_of(executor.prefill_in_slices(batch.input_ids, batch.prompt_lengths, limit=0.0))
+    assert len(shares) == sum(executor.pieces_of_layers(batch.prompt_lengths))
     np.testing.assert_array_equal(found.logits, whole.logits)
     assert found.state.keys() == whole.state.keys() >= {"memory.0", "last_inputs.0", "k_cache.3"}
     for name, tensor in whole.state.items():

@@ -21,6 +21,7 @@ from kvc_trt.runtime.executor import SlicingExecutor
 from kvc_trt.runtime.scheduler.scheduler import Scheduler
 from kvc_trt.runtime.session.batch import batch_of
 from tests.every_policy import EVERY
+from tests.slices import result_of
 
 BLOCK = 16
 TOGETHER = QUERY_BLOCKS * BLOCK
@@ -37,16 +38,6 @@ def prompt(length: int):
     """A prompt as sessions give it, padded to whole blocks."""
     batch = batch_of([np.random.default_rng(length).integers(2, 97, length).tolist()])
     return batch.input_ids, batch.prompt_lengths
-
-
-def result_of(slices):
-    """What a generator returns, and what it yields."""
-    yielded = []
-    while True:
-        try:
-            yielded.append(next(slices))
-        except StopIteration as end:
-            return end.value, yielded
 
 
 @pytest.mark.pairwise
@@ -106,16 +97,12 @@ def test_rows_that_step_between_slices_change_nothing(make_program):
         given = np.array([5 + count]), lengths + count, stored + count
         return one.decode(*given).copy()
 
-    slices = executor.prefill_in_slices(*prompt(130), limit=0.0)
-    expected = alone.prefill(*prompt(130))
-    while True:
-        try:
-            next(slices)
-        except StopIteration as end:
-            found = end.value
-            break
+    def step_between():
         if len(steps) < 30:
             steps.append(step(executor, len(steps)))
+
+    expected = alone.prefill(*prompt(130))
+    found, _ = result_of(executor.prefill_in_slices(*prompt(130), limit=0.0), step_between)
     assert len(steps) == 30
     for count, logits in enumerate(steps):
         np.testing.assert_array_equal(logits, step(alone, count))
