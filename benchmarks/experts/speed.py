@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +37,9 @@ from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.models.config import Description, Experts, ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.profile.profiled_engine import random_prompts
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 TOKENS = 2048
 BURST, BURSTS = 8, 4
@@ -62,25 +65,36 @@ Seconds = tuple[float, float]
 class Side:
     """One model in memory with a prompt in its cache; both calls return seconds of the clock and of the processor."""
 
-    def __init__(self, model: ModelConfig, weights: str, directory: Path, threads: int, tokens: int) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        weights: str,
+        directory: Path,
+        threads: int,
+        tokens: int,
+        changed: Callable[[ModelProto], ModelProto] = lambda graph: graph,
+    ) -> None:
+        """Write random weights into the directory; `changed` are the graphs that run, when they are first needed."""
         path, steps = directory / "weights.safetensors", (BURST + 1) * BURSTS
         write_weights(model, RandomWeights(model, 0), path, weights=weights, length=tokens + steps)
         self._parameters = policies.resolve(
             "full", model=model, token_budget=None, max_input_len=tokens, max_output_len=steps
         )
-        stored, self._layers = GraphWeights(path), model.num_hidden_layers
+        stored = GraphWeights(path)
         self.bytes = path.stat().st_size
         program = Program(
             model,
             self._parameters,
             state_tensors(model, self._parameters, "float32"),
             HeldFile(path),
-            lambda: build_prefill(model, self._parameters, weights=stored),
-            lambda: build_decode(model, self._parameters, weights=stored),
+            lambda: changed(build_prefill(model, self._parameters, weights=stored)),
+            lambda: changed(build_decode(model, self._parameters, weights=stored)),
         )
         self._executor = OnnxRuntimeExecutor(program, RunOptions(threads=threads))
         self._executor.allocate(1)
+        self._caches = len(self._executor.limits.capacities)
         self._prompts = random_prompts(1, tokens, model.vocab_size)
+        self._vocabulary = model.vocab_size
         self._lengths, self._tokens = np.array([tokens]), np.random.default_rng(0)
         self._step = 0
 
@@ -104,8 +118,8 @@ class Side:
 
     def _one(self) -> None:
         stored = self._prompts.shape[1] + self._step
-        token = self._tokens.integers(0, VOCABULARY, 1)
-        self._executor.decode(token, np.array([stored]), np.full((self._layers, 1), stored))
+        token = self._tokens.integers(0, self._vocabulary, 1)
+        self._executor.decode(token, np.array([stored]), np.full((self._caches, 1), stored))
         self._step += 1
 
 
@@ -132,7 +146,7 @@ def measure(weights: str, rounds: int, threads: int, tokens: int) -> dict[str, A
             "commit": machine.commit(),
             "threads": threads,
             "rounds": rounds,
-            **{part: compared(seconds[part]) for part in BARS},
+            **{part: compared(seconds[part], "experts", "dense") for part in BARS},
             "weights_bytes": {side: one.bytes for side, one in sides.items()},
             "load_average_before_and_after": [load_before[0], os.getloadavg()[0]],
         }
@@ -156,12 +170,12 @@ def in_rounds(sides: dict[str, Side], rounds: int) -> dict[str, dict[str, list[S
     return found
 
 
-def compared(seconds: dict[str, list[Seconds]]) -> dict[str, Any]:
-    """Return medians of both sides, and the ratio experts / dense of the rounds with its quartiles."""
+def compared(seconds: dict[str, list[Seconds]], side: str, other: str) -> dict[str, Any]:
+    """Return medians of two sides, and the ratio side / other of the rounds with its quartiles."""
+    both = {name: seconds[name] for name in (side, other)}
     return {
-        name: {**{f"{side}_s": median(run[which] for run in runs) for side, runs in seconds.items()},
-               **_ratio([experts[which] / dense[which]
-                         for experts, dense in zip(seconds["experts"], seconds["dense"], strict=True)])}
+        name: {**{f"{one}_s": median(run[which] for run in runs) for one, runs in both.items()},
+               **_ratio([run[which] / beside[which] for run, beside in zip(*both.values(), strict=True)])}
         for which, name in enumerate(("clock", "processor"))
     }  # fmt: skip
 
