@@ -30,9 +30,9 @@ from benchmarks.decode.onnxruntime_steps import MODEL as DENSE
 from benchmarks.experts.speed import VOCABULARY, Side, compared, in_rounds
 from kvc_trt.backends.onnxruntime.native import native_operators
 from kvc_trt.models.config import Attention, Description, Linear
+from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.linear.delta_rule import DELTA_RULE
 from kvc_trt.operators.linear.delta_step import DELTA_STEP
-from kvc_trt.operators.schema import KVC_DOMAIN
 
 NAME = "linear_layers"
 TOKENS, ROUNDS, WEIGHTS = 2000, 5, "int4"
