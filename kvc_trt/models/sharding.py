@@ -2,8 +2,9 @@
 
 Attention is divided by KV head: a rank has some KV heads with all their query heads, so that the choice of tokens for
 a KV head needs nothing of another rank. Its output projection has the columns of its query heads; gate and up have
-rows, down the matching columns (Megatron-LM, arXiv 1909.08053). Both products are sums over the ranks. The head is
-divided along the vocabulary; embedding and norms are on every rank.
+rows, down the matching columns (Megatron-LM, arXiv 1909.08053). Both products are sums over the ranks. Of experts a
+rank has such a part of each, not some of them whole: whichever a token chooses, all ranks read equally much. The head
+is divided along the vocabulary; embedding, norms and routers are on every rank.
 
 With fewer KV heads than ranks, several ranks hold the same KV head, and all query heads that share it: a choice of
 tokens adds up the scores of the whole group. Of the output projection each then has its part of the group's columns.
@@ -12,16 +13,19 @@ tokens adds up the scores of the whole group. Of the output projection each then
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig
 
-Extent = tuple[range, ...]
-"""One range per axis of a tensor."""
+Extent = tuple[Sequence[int], ...]
+"""The places that belong to a part, ascending, axis by axis of a tensor: a range wherever they are one."""
 
-_PROJECTION = re.compile(r"\.(q|k|v|o|gate|up|down)_proj\.(weight|bias)$")
+_PROJECTION = re.compile(
+    r"\.(self_attn|mlp|mlp\.experts|mlp\.shared_expert)\.(q|k|v|o|gate|up|down)_proj\.(weight|bias)$"
+)
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -56,8 +60,14 @@ class Shard:
 
     @property
     def inner(self) -> range:
-        """Channels of the feed-forward block."""
+        """Channels of the feed-forward block, in layers without experts."""
         return _part(self.model.intermediate_size, self.rank, self.ranks)
+
+    def inner_of_expert(self, *, shared: bool) -> range:
+        """Channels of each expert, or of the one that reads every token."""
+        experts = self.model.description.experts
+        assert experts is not None
+        return _part(experts.shared_size if shared else experts.size, self.rank, self.ranks)
 
     @property
     def vocabulary(self) -> range:
@@ -73,31 +83,48 @@ class Shard:
     @cached_property
     def local(self) -> ModelConfig:
         """The model that the rank computes, with all of the vocabulary; a bias of the output is on rank 0 alone."""
+        description, experts = self.model.description, self.model.description.experts
+        if experts is not None:
+            size, shared = (len(self.inner_of_expert(shared=of_all)) for of_all in (False, True))
+            description = replace(description, experts=replace(experts, size=size, shared_size=shared))
         return replace(
             self.model,
             num_attention_heads=len(self.query_heads),
             num_key_value_heads=len(self.kv_heads),
             intermediate_size=len(self.inner),
             output_bias=self.model.output_bias and self.rank == 0,
+            description=description,
         )
 
     def extent(self, name: str, shape: tuple[int, ...]) -> Extent:
-        """Return the part of the tensor of that Hugging Face name and whole shape; empty for a bias of another rank."""
+        """Return the part of the tensor of that Hugging Face name and whole shape.
+
+        Empty for a bias of attention's output on another rank than 0. One of the feed-forward block's is on all ranks,
+        and counts on rank 0 alone.
+        """
         whole = tuple(range(size) for size in shape)
         found = _PROJECTION.search(name)
         if name == HEAD:
             return (self.vocabulary, *whole[1:])
         if found is None:
             return whole
-        projection, kind = found.groups()
-        if projection in ("o", "down"):
-            if kind == "bias":
-                return whole if self.rank == 0 else (range(0),)
-            return (whole[0], self._channels(self.output_heads) if projection == "o" else self.inner)
-        rows = self.inner
-        if projection in ("q", "k", "v"):
-            rows = self._channels(self.query_heads if projection == "q" else self.kv_heads)
-        return (rows, *whole[1:])
+        block, projection, kind = found.groups()
+        if projection in ("o", "down") and kind == "bias":
+            return whole if projection == "down" or self.rank == 0 else (range(0),)
+        if projection == "o":
+            return (whole[0], self._channels(self.output_heads))
+        if block == "self_attn":
+            return (self._channels(self.query_heads if projection == "q" else self.kv_heads), *whole[1:])
+        inner = self.inner if block == "mlp" else self.inner_of_expert(shared=block != "mlp.experts")
+        if projection == "down":
+            return (whole[0], inner)
+        return (self._of_each_expert(inner, shape[0]) if block == "mlp.experts" else inner, *whole[1:])
+
+    def _of_each_expert(self, inner: range, rows: int) -> Sequence[int]:
+        """Return these rows of each expert, whose matrices stand one under the other."""
+        experts = self.model.description.experts
+        assert experts is not None
+        return tuple(start + row for start in range(0, rows, experts.size) for row in inner)
 
     def _channels(self, heads: range) -> range:
         size = self.model.head_size
@@ -119,7 +146,10 @@ def describe_shards(model: ModelConfig, ranks: int) -> str:
     first = shards(model, ranks)[0]
     kv_heads, group = model.num_key_value_heads, model.group_size
     each = f"{len(first.output_heads)} of {model.num_attention_heads} query heads"
+    experts = model.description.experts
     inner = f"{len(first.inner):,} of {model.intermediate_size:,} channels of the feed-forward block"
+    if experts is not None:
+        inner = f"{len(first.inner_of_expert(shared=False)):,} of {experts.size:,} channels of each expert"
     if first.copies == 1:
         return f"each of {ranks} ranks has {each}, {len(first.kv_heads)} of {kv_heads} KV heads and {inner}"
     return (
@@ -130,9 +160,7 @@ def describe_shards(model: ModelConfig, ranks: int) -> str:
 
 def _problem(model: ModelConfig, ranks: int) -> str | None:
     """Return why the model cannot be divided among this number of ranks; None if it can."""
-    heads, kv_heads, inner = model.num_attention_heads, model.num_key_value_heads, model.intermediate_size
-    if model.description.experts is not None:
-        return "feed-forward blocks of experts are not divided among ranks"
+    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
     if model.linear_layers:
         return "linear layers (Gated DeltaNet) are not divided among ranks"
     if any(one.gated for one in model.description.attention):
@@ -141,16 +169,24 @@ def _problem(model: ModelConfig, ranks: int) -> str | None:
         return "capped logits, sinks of attention and clamped gates are not computed on ranks"
     if model.rotary_bases:
         return "sliding layers with a rotary base of their own are not divided among ranks"
-    if model.description.feed_forward.bias:
-        return "biases of the feed-forward block are not divided among ranks"
     if model.qk_norm and model.description.norms.heads == "together":
         return "a norm over all heads of queries or keys is not divided among ranks"
-    for count, what in ((heads, "query heads"), (inner, "channels of the feed-forward block")):
+    for count, what in ((heads, "query heads"), *_inner_channels(model)):
         if count % ranks:
             return f"{count} {what} cannot be divided among {ranks} ranks"
     if kv_heads % ranks and ranks % kv_heads:
         return f"{kv_heads} KV heads can be neither divided among {ranks} ranks nor held by equally many each"
     return None
+
+
+def _inner_channels(model: ModelConfig) -> list[tuple[int, str]]:
+    """Return the numbers of channels between the matrices of feed-forward blocks, and what they are channels of."""
+    experts, found = model.description.experts, []
+    if experts is None or experts.dense_layers:
+        found.append((model.intermediate_size, "channels of the feed-forward block"))
+    if experts is not None:
+        found += [(experts.size, "channels of each expert"), (experts.shared_size, "channels of the shared expert")]
+    return found
 
 
 def _part(count: int, number: int, parts: int) -> range:

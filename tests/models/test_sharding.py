@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
-from kvc_trt.models.config import Description, FeedForward, Norms
+from kvc_trt.models.config import Attention, Description, Experts, FeedForward, Linear, Norms
 from kvc_trt.models.presets import load_preset
 from kvc_trt.models.sharding import describe_shards, shards
 from kvc_trt.models.weights import expected_tensors
@@ -25,15 +25,22 @@ def models_and_ranks(draw):
     heads = kv_heads * group
     assume(heads % ranks == 0)
     assume(kv_heads % ranks == 0 or ranks % kv_heads == 0)
+    experts = None
+    if draw(st.booleans()):
+        count, dense = draw(st.integers(1, 3)), draw(st.sampled_from([(), (0,)]))
+        size, shared = draw(st.integers(1, 3)) * ranks, draw(st.integers(0, 2)) * ranks
+        experts = Experts(count, 1, size, shared_size=shared, dense_layers=dense)
+    bias = experts is None and draw(st.booleans())
     model = replace(
         SMALL,
+        description=Description(experts=experts, feed_forward=FeedForward(gated=not bias, bias=bias)),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_size=draw(st.sampled_from([2, 4])),
         hidden_size=draw(st.integers(1, 8)),
         intermediate_size=inner * ranks,
         vocab_size=draw(st.integers(1, 23)),
-        num_hidden_layers=1,
+        num_hidden_layers=2,
         tie_word_embeddings=draw(st.booleans()),
         qkv_bias=draw(st.booleans()),
         output_bias=draw(st.booleans()),
@@ -55,6 +62,8 @@ def test_shards_are_a_partition_of_the_weights(drawn):
             times[np.ix_(*part)] += 1
         if any(projection in name for projection in ("q_proj", "k_proj", "v_proj")):
             expected = copies
+        elif name.endswith("down_proj.bias"):
+            expected = ranks
         elif "_proj" in name or name == "lm_head.weight":
             expected = 1
         else:
@@ -123,8 +132,10 @@ def test_llama_70b_on_four_ranks():
 @pytest.mark.parametrize(
     ("description", "words"),
     [
-        (Description(feed_forward=FeedForward(bias=True)), "biases of the feed-forward block"),
         (Description(norms=Norms(heads="together")), "a norm over all heads of queries or keys"),
+        (Description(attention=(Attention(linear=Linear(1, 1, 8, 8, 4)), Attention())), "linear layers"),
+        (Description(experts=Experts(4, 2, 31)), "31 channels of each expert cannot be divided among 2 ranks"),
+        (Description(experts=Experts(4, 2, 32, shared_size=7)), "7 channels of the shared expert cannot be divided"),
     ],
 )
 def test_parts_that_are_not_divided_are_refused_by_name(description, words):

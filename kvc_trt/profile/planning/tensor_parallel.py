@@ -43,8 +43,10 @@ def on_ranks(
         return backend.rank_memory(computing, parameters, rows, ranks, turns=turns)
 
     one, local, itemsize = memory(1), shards(model, ranks)[0].local, cache_itemsize(weights)
-    size = WeightBytes(one["weight_bytes"] + one["rotary_bytes"], one["weight_bytes_read_per_step"])
-    flops = 2.0 * (count_parameters(local).linear + count_parameters(model).lm_head / ranks)
+    whole = count_parameters(model)
+    resident, read_by_one_row = one["weight_bytes"] + one["rotary_bytes"], one["weight_bytes_read_per_step"]
+    size = WeightBytes(resident, read_by_one_row, one["expert_bytes"], whole.expert_share)
+    flops = 2.0 * (count_parameters(local).multiplied + whole.lm_head / ranks)
     rules = {"full": parameters.keeping_everything(), "compressed": parameters}
 
     def side(name: str) -> Side:

@@ -17,7 +17,7 @@ def rank_memory(
     """Return the bytes of rank 0, which holds as much as any other. `model` has the type that the engine computes in.
 
     `prefill` is that of one prompt of the longest kind with its result; of the two kinds of work, prefill and step, the
-    larger one counts, since they take turns.
+    larger one counts, since they take turns. A step is one of a single row, which reads some experts alone.
     """
     shard, itemsize = shards(model, ranks)[0], ITEM_SIZE[model.dtype]
     weights = memory.shard_bytes(shard, itemsize)
@@ -38,13 +38,16 @@ def rank_memory(
         }
     embedding = model.vocab_size * model.hidden_size * itemsize
     read = len(shard.vocabulary) * model.hidden_size * itemsize if model.tie_word_embeddings else 0
+    experts, part = memory.expert_bytes(shard.local, itemsize), model.description.experts
+    others = 0 if part is None else experts - experts * part.chosen // part.count
     return {
         "ranks": ranks,
         "shares": describe_shards(model, ranks),
         "rows": rows,
         "prompt_tokens": parameters.max_input_len,
         "weight_bytes": weights,
-        "weight_bytes_read_per_step": weights - embedding + read,
+        "weight_bytes_read_per_step": weights - embedding + read - others,
+        "expert_bytes": experts,
         "rotary_bytes": rotary,
         "step_bytes": step,
         **sides,

@@ -5,6 +5,7 @@ A rank is a process of its own, so a file that shrinks under the mapping ends th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.backends.torch import memory
 from kvc_trt.backends.torch.model.weights import TorchWeights
-from kvc_trt.graph.weights import EMBEDDING, HEAD, EngineWeights, GraphWeights
+from kvc_trt.graph.weights import HEAD, EngineWeights, GraphWeights
 from kvc_trt.models.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
     from kvc_trt.files.held import HeldFile
     from kvc_trt.models.sharding import Extent, Shard
+
+
+_ADDED = "mlp.down_proj.bias"
+"""Added to a sum over the ranks: it must count once."""
 
 
 class ShardedSource:
@@ -46,11 +51,10 @@ class ShardedSource:
         return self.read_rows(name, 0, self.shape(name)[0])
 
     def read_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Return rows [start, stop) of the part, a view of the file."""
+        """Return rows [start, stop) of the part: a view of the file where they stand together in it."""
         stored, (rows, *columns) = self._places.stored(name), self._extent(name)
         values = self._bytes[stored.offset : stored.offset + stored.nbytes].view(numpy_dtype(stored.dtype))
-        part = (slice(rows.start + start, rows.start + stop), *(slice(axis.start, axis.stop) for axis in columns))
-        found: NDArray[Any] = values.reshape(stored.shape)[part]
+        found: NDArray[Any] = values.reshape(stored.shape)[tuple(map(_places, (rows[start:stop], *columns)))]
         return found
 
     def fingerprint(self) -> str:
@@ -61,6 +65,10 @@ class ShardedSource:
         return self._shard.extent(name, self._whole.shape(name))
 
 
+def _places(axis: Sequence[int]) -> slice | list[int]:
+    return slice(axis.start, axis.stop) if isinstance(axis, range) else list(axis)
+
+
 def read_shard(file: HeldFile, shard: Shard, device: torch.device, dtype: torch.dtype) -> TorchWeights:
     """Read a rank's weights onto its device; UnsupportedEnvironment if they do not fit."""
     needed = memory.shard_bytes(shard, dtype.itemsize)
@@ -68,9 +76,13 @@ def read_shard(file: HeldFile, shard: Shard, device: torch.device, dtype: torch.
     memory.require(needed, what, device, "more ranks (build --tp), or --weights bf16 or fp16")
     source = ShardedSource(file, shard)
     found = TorchWeights.read(shard.local, source, device, dtype)
+    if shard.rank > 0:
+        for layer in found.layers:
+            if _ADDED in layer:
+                layer[_ADDED].zero_()
     if HEAD in source.names():
         return found
-    part = shard.extent(HEAD, source.shape(EMBEDDING))[0]
+    part = shard.vocabulary
     return TorchWeights(
         found.layers,
         found.embedding,

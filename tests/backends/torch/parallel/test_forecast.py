@@ -75,6 +75,17 @@ def test_every_table_is_of_the_ranks(capsys):
     assert "one GPU" not in text
 
 
+def test_a_rank_reads_its_part_of_the_chosen_experts(capsys):
+    model = ["plan", "--model", "qwen3-30b-a3b", "--policy", "rocketkv", "--json"]
+    assert run(model) == 0
+    whole = json.loads(capsys.readouterr().out)["weights"]
+    assert run([*model, "--tp", "4"]) == 0
+    found = json.loads(capsys.readouterr().out)["tensor_parallel"]
+    assert "192 of 768 channels of each expert" in found["shares"]
+    assert found["weight_bytes_read_per_step"] == pytest.approx(whole["read_bytes_per_step"] / 4, rel=0.03)
+    assert found["expert_bytes"] > 9 * found["weight_bytes_read_per_step"]
+
+
 def test_one_gpu_too_few_names_how_many(capsys):
     assert run(PLAN[:-4]) == 0
     text = capsys.readouterr().out

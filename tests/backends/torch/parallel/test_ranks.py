@@ -13,7 +13,7 @@ from kvc_trt.engine.program import twin_program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import cache_sites
 from kvc_trt.methods.base.isolated_runs import ReadByStep
-from kvc_trt.models.config import Attention, Description, FeedForward, Norms
+from kvc_trt.models.config import Attention, Description, Experts, FeedForward, Norms
 from kvc_trt.runtime import Session
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.engine_run import judge_compaction, run
@@ -50,6 +50,14 @@ CASES = {
                 logit_scale=0.7,
             ),
         ),
+        2,
+    ),
+    "experts, one of all tokens, a dense layer": (
+        replace(MODEL, description=Description(experts=Experts(6, 2, 20, shared_size=12, dense_layers=(1,)))),
+        2,
+    ),
+    "biases between the matrices": (
+        replace(MODEL, description=Description(feed_forward=FeedForward(gated=False, bias=True, activation="relu"))),
         2,
     ),
     "a head each, normed": (replace(MODEL, architecture="Qwen3ForCausalLM", qk_norm=True, num_key_value_heads=4), 4),
