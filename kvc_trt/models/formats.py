@@ -31,7 +31,7 @@ def is_path(model: str) -> bool:
 
 
 def is_file(path: Path) -> bool:
-    """True if the checkpoint is one GGUF file: what is there decides, and the suffix where nothing is."""
+    """True if the checkpoint is a GGUF file: what is there decides, and the suffix where nothing is."""
     return os.path.isfile(path) or (path.suffix == GGUF_SUFFIX and not os.path.isdir(path))
 
 

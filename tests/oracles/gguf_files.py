@@ -44,8 +44,11 @@ def write_gguf(
     keys: Mapping[str, Any] | None = None,
     more: Mapping[str, np.ndarray] | None = None,
     first_converter: bool = False,
+    tensors_of_a_part: int = 0,
 ) -> Path:
     """Write the checkpoint in `directory` as the file `path`, its matrices in a type; return the path.
+
+    If parts have so many tensors, the files are those of the gguf package beside the path.
 
     `others` has the type of matrices with a part in their names. `without` names keys, without the architecture's
     name, that are left out; `keys` has others, and `more` tensors besides the checkpoint's. The first converter of
@@ -54,7 +57,7 @@ def write_gguf(
     config = json.loads((directory / "config.json").read_text())
     family = config["architectures"][0].removesuffix("ForCausalLM")
     architecture = ARCHITECTURES[family]
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_of_a_part)
     own_keys = _FAMILY_KEYS.get(family, lambda _config: {})(config)
     for key, value in (_keys(config) | own_keys | dict(keys or {})).items():
         if value is not None and key not in without:

@@ -164,6 +164,43 @@ def test_layers_for_later_tokens_are_passed_over(name: str, made: Callable[[str]
         GgufCheckpoint(write_gguf(directory, path, **more))
 
 
+@pytest.fixture
+def parts(made: Callable[[str], Made], tmp_path: Path) -> list[Path]:
+    write_gguf(made("mixtral").path.parent / "checkpoint", tmp_path / "model.gguf", tensors_of_a_part=9)
+    found = sorted(tmp_path.glob("*.gguf"))
+    assert [path.name for path in found] == [f"model-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
+    return found
+
+
+def test_a_file_in_parts_is_the_whole_file(made: Callable[[str], Made], parts: list[Path]) -> None:
+    whole, found = GgufCheckpoint(made("mixtral").path), GgufCheckpoint(parts[0])
+    assert (found.config, found.tokenizer_contents()) == (whole.config, whole.tokenizer_contents())
+    for name in whole.names():
+        np.testing.assert_array_equal(found.read(name), whole.read(name))
+    assert found.fingerprint() != whole.fingerprint()
+    again = GgufCheckpoint(parts[0]).fingerprint()
+    raw = bytearray(parts[2].read_bytes())
+    raw[-1] ^= 1
+    parts[2].write_bytes(raw)
+    assert again == found.fingerprint() != GgufCheckpoint(parts[0]).fingerprint()
+
+
+def test_parts_that_are_not_one_model_are_named(parts: list[Path]) -> None:
+    with pytest.raises(InputError, match=r"model-00002-of-00003\.gguf: split\.no is 1, expected 0") as second:
+        GgufCheckpoint(parts[1])
+    assert second.value.hint == f"--model {parts[0]}"
+    renamed = parts[0].rename(parts[0].with_name("other.gguf"))
+    with pytest.raises(InputError, match=r"other\.gguf: is one of 3 parts, expected a name that ends with -00001-of-"):
+        GgufCheckpoint(renamed)
+    renamed.rename(parts[0])
+    parts[2].write_bytes(parts[1].read_bytes())
+    with pytest.raises(InputError, match=r"00003-of-00003\.gguf: split\.no is 1 of 3, expected 2 of 3"):
+        GgufCheckpoint(parts[0])
+    parts[2].unlink()
+    with pytest.raises(InputError, match=r"cannot read .*model-00003-of-00003\.gguf: No such file"):
+        GgufCheckpoint(parts[0])
+
+
 def test_a_decay_that_is_none_is_named(made: Callable[[str], Made], tmp_path: Path) -> None:
     raw = bytearray(made("qwen3.5").path.read_bytes())
     tensor = GgufCheckpoint(made("qwen3.5").path).header.tensors["blk.1.ssm_a"]

@@ -10,6 +10,7 @@ from benchmarks.accuracy.formats.losses import (
     against,
     divergence,
     enough_questions,
+    farther,
     in_nats,
     open_with,
     pooled,
@@ -74,9 +75,16 @@ def _divergences(found: Formats, form: str) -> str:
         f"{one.value:.4f} [{one.low:.4f}, {one.high:.4f}] at {length:,} tokens (n {one.count})"
         for (length, method), one in means.items() if method == BASELINE
     ]  # fmt: skip
-    others = sorted(one.value for (_, method), one in means.items() if method != BASELINE)
+    others = [place for place in means if place[1] != BASELINE]
     said = f"the whole cache diverges by {', '.join(whole)}"
-    return said + (f", other methods' by {span(f'{one:.4f}' for one in others)}" if others else "")
+    if not others:
+        return said
+    own = span(f"{one:.4f}" for one in sorted(means[place].value for place in others))
+    more = max((farther(found, *place, form) for place in others), key=lambda one: one.value)
+    return (
+        f"{said}, other methods' by {own} from the same in fp32, and from the whole fp32 cache by at most "
+        f"{more.value:.4f} [{more.low:.4f}, {more.high:.4f}] more than that"
+    )
 
 
 def _verdict(found: Formats, form: str) -> str:

@@ -20,6 +20,7 @@ from benchmarks.accuracy.smollm2.stages import SAMPLES
 from kvc_trt.accuracy.cell import interval
 from kvc_trt.accuracy.faithfulness import bootstrap_interval
 from kvc_trt.accuracy.pages.paired import CHANCE, higher_and_lower, holm, sign_test
+from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.policies import BASELINE
 
 LARGEST_LOSS = 0.03
@@ -96,6 +97,16 @@ def enough_questions() -> int:
 def divergence(found: Formats, length: int, method: str, form: str) -> Loss:
     """Return the mean divergence of a method's cache in a format from the same in fp32, over texts of a length."""
     values = found.divergences(length, method, form).from_own
+    return Loss(float(np.mean(values)), *bootstrap_interval(values), len(values))
+
+
+def farther(found: Formats, length: int, method: str, form: str) -> Loss:
+    """Return by how much a cache in a format is farther from the whole fp32 cache than the same in fp32, text by text.
+
+    A cache may choose other tokens in a format, and so diverge from itself in fp32, without being worse.
+    """
+    its, own = (found.divergences(length, method, one).from_whole for one in (form, AUTO))
+    values = [float(one) for one in np.subtract(its, own)]
     return Loss(float(np.mean(values)), *bootstrap_interval(values), len(values))
 
 

@@ -14,14 +14,14 @@ from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.family import family
 from kvc_trt.models.family_weights import FamilyWeights, channel_order
 from kvc_trt.models.gguf.architecture import model_config
-from kvc_trt.models.gguf.header import BLOCKS, GgufHeader, GgufTensor, read_header
+from kvc_trt.models.gguf.files import GgufFiles
+from kvc_trt.models.gguf.header import BLOCKS, GgufHeader, GgufTensor
 from kvc_trt.models.gguf.kept_blocks import KEPT_BITS, WITH_OFFSETS, kept_blocks, nibbles_side_by_side
 from kvc_trt.models.gguf.keys import LATER_TOKENS, GgufKeys
 from kvc_trt.models.gguf.names import CONFIGURATION, SHARED_GATE, places
 from kvc_trt.models.gguf.tokenizer import tokenizer_contents
 from kvc_trt.models.quantisation import BLOCK, KeptBlocks
 from kvc_trt.models.sources.fused_experts import widened
-from kvc_trt.models.sources.tensor_file import TensorFile
 from kvc_trt.models.weights import EXPERT_MATRICES
 
 _STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -33,17 +33,18 @@ _MATRICES = ("_proj.weight", "embed_tokens.weight", "lm_head.weight")
 
 
 class GgufCheckpoint:
-    """A `WeightSource` over one file, by the names of `expected_tensors`, with `.config` and the tokenizer's files.
+    """A `WeightSource` over a file, or the parts of one, by the names of `expected_tensors`.
 
-    The header is checked when opened. Values are not: NaN and infinite weights show when a build reads them.
+    It has `.config` and the tokenizer's files. Headers are checked when opened. Values are not: NaN and infinite
+    weights show when a build reads them.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._file = TensorFile(self.path)
+        self._files = GgufFiles(self.path)
         try:
-            self.header = read_header(self._file)
-            self._tensors = _FileTensors(self._file, self.header)
+            self.header = self._files.header
+            self._tensors = _FileTensors(self._files)
             self.config = model_config(self.header, self._tensors.values)
             self._of_later_tokens = _layers_of_later_tokens(self.header, self.config.num_hidden_layers)
             self._places = places(self.config, self.header.tensors)
@@ -53,7 +54,7 @@ class GgufCheckpoint:
             order = channel_order(self.config, interleaved=interleaved.interleaved)
             self._weights = FamilyWeights(self._tensors, self._places, order)
         except BaseException:
-            self._file.close()
+            self._files.close()
             raise
         self._fingerprint: str | None = None
 
@@ -118,15 +119,15 @@ class GgufCheckpoint:
         return KeptBlocks(*(None if part is None else part[rows][:, order] for part in blocks))  # type: ignore[arg-type]
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of the configuration and the file, reading every byte once."""
+        """SHA-256 (hex) of the configuration and the files, reading every byte once."""
         if self._fingerprint is None:
-            digest = hashlib.sha256(f"{self.config.identity}\0{self._file.digest()}".encode())
+            digest = hashlib.sha256(f"{self.config.identity}\0{self._files.digest()}".encode())
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the files."""
+        self._files.close()
 
     def _kind(self, name: str) -> str:
         return self.header.tensors[self._places[name].name].type
@@ -165,8 +166,8 @@ def _layers_of_later_tokens(header: GgufHeader, first: int) -> tuple[str, ...]:
 class _FileTensors:
     """A `WeightSource` over a file's tensors, under its own names and in its own order; experts' rows are stacked."""
 
-    def __init__(self, file: TensorFile, header: GgufHeader) -> None:
-        self._file, self._tensors = file, header.tensors
+    def __init__(self, files: GgufFiles) -> None:
+        self._files, self._source, self._tensors = files, files.header.source, files.header.tensors
 
     def names(self) -> list[str]:
         return [name for name in self._tensors if name not in CONFIGURATION]
@@ -198,23 +199,22 @@ class _FileTensors:
         return self._decoded(self.raw(tensor, start, stop), tensor).reshape(stop - start, *shape[1:])
 
     def fingerprint(self) -> str:
-        return self._file.digest()
+        return self._files.digest()
 
     def _logarithms(self, decays: NDArray[Any], name: str) -> NDArray[np.float32]:
         """A_log of each head whose -exp(A_log) is stored."""
         if not (decays < 0).all():
-            raise InputError(f"{self._file.path}: tensor {name!r}: expected numbers below 0")
+            raise InputError(f"{self._source}: tensor {name!r}: expected numbers below 0")
         return np.log(-decays.astype(np.float64)).astype(np.float32)
 
     def values(self, tensor: GgufTensor) -> NDArray[Any]:
         """All values of a vector."""
-        return self._decoded(self._file.read(tensor.offset, tensor.nbytes, f"tensor {tensor.name!r}"), tensor)
+        return self._decoded(self._files.read(tensor, 0, tensor.nbytes), tensor)
 
     def raw(self, tensor: GgufTensor, start: int, stop: int) -> NDArray[np.uint8]:
         """Rows [start, stop) of a matrix as bytes."""
         row = tensor.nbytes // self.shape(tensor.name)[0]
-        raw = self._file.read(tensor.offset + start * row, (stop - start) * row, f"tensor {tensor.name!r}")
-        return raw.reshape(stop - start, row)
+        return self._files.read(tensor, start * row, (stop - start) * row).reshape(stop - start, row)
 
     def _decoded(self, raw: NDArray[np.uint8], tensor: GgufTensor) -> NDArray[Any]:
         """The values of rows of bytes: floats as they are stored, blocks as float32."""
@@ -223,7 +223,7 @@ class _FileTensors:
         if tensor.type == "MXFP4":
             blocks = raw.reshape(len(raw), -1, BLOCKS["MXFP4"][1])
             numbers, scales = nibbles_side_by_side(blocks[..., 1:]), blocks[..., 0]
-            return widened(numbers, scales, f"{self._file.path}: tensor {tensor.name!r}")
+            return widened(numbers, scales, f"{self._source}: tensor {tensor.name!r}")
         from gguf import GGMLQuantizationType, dequantize
 
         return dequantize(raw, GGMLQuantizationType[tensor.type])

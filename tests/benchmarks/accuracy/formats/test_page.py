@@ -9,7 +9,7 @@ import json
 import pytest
 
 from benchmarks.accuracy.formats import answers, divergence, page
-from benchmarks.accuracy.formats.losses import against, alone, enough_questions, open_with, pooled
+from benchmarks.accuracy.formats.losses import against, alone, enough_questions, farther, open_with, pooled
 from benchmarks.accuracy.formats.losses import divergence as divergence_of
 from benchmarks.accuracy.formats.methods import METHODS, in_format
 from benchmarks.accuracy.formats.recorded import caches, recorded
@@ -90,6 +90,15 @@ def test_less_likely_summaries_and_divergence_speak_against_a_format(tmp_path):
     said = list(against(write(tmp_path, diverged=0.02), "int8"))
     assert said[0] == "the whole cache diverges by 0.020 nats a token at 4,096 tokens"
     assert len(said) == len(METHODS)
+
+
+def test_a_cache_that_diverges_from_itself_may_be_no_farther_from_the_whole_one(tmp_path):
+    found = write(tmp_path, diverged=0.02)
+    assert divergence_of(found, 2048, "hybrid", "int8").value == pytest.approx(0.02)
+    assert farther(found, 2048, "hybrid", "int8") == (0, 0, 0, 2)
+    assert "from the whole fp32 cache by at most 0.0000 [0.0000, 0.0000] more than that" in " ".join(
+        page.measured(found).split()
+    )
 
 
 def test_few_questions_decide_nothing(tmp_path):
