@@ -6,7 +6,6 @@ The unit is the pair: one key and one value of one KV head (Ribar et al. 2023 an
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 from kvc_trt.contexts.packing import context_bytes
@@ -154,10 +153,12 @@ def linear_bytes(model: ModelConfig, itemsize: int) -> int:
 
 
 def layer_caches(model: ModelConfig, parameters: PolicyParameters) -> list[list[dict[str, Any]]]:
-    """Return the caches of each layer as plain data: `heads` stored, each with `slots`."""
+    """Return the caches of each layer as plain data: `heads` stored, each with `slots`; none of a linear layer."""
 
     def cache(site: CacheSite) -> dict[str, Any]:
         return {"heads": cache_heads(model, site), "slots": site.parameters.capacity}
 
-    sites = cache_sites(model, parameters)
-    return [[cache(site) for site in of_layer] for _, of_layer in groupby(sites, key=lambda site: site.layer)]
+    found: list[list[dict[str, Any]]] = [[] for _ in range(model.num_hidden_layers)]
+    for site in cache_sites(model, parameters):
+        found[site.layer].append(cache(site))
+    return found

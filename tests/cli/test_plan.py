@@ -327,6 +327,19 @@ def test_layers_with_several_caches(tmp_path, capsys):
     assert "layers 1-31: 640 slots" in printed
 
 
+def test_linear_layers_are_there_without_a_cache(capsys):
+    command = ["plan", "--model", "qwen3.5-9b", "--policy", "rocketkv"]
+    assert run(command) == 0
+    printed = capsys.readouterr().out
+    assert "layers 0-2, 4-6, 8-10, 12-14, 16-18, 20-22, 24-26, 28-30: no cache, a state of constant size" in printed
+    assert "layers 3, 7, 11, 15, 19, 23, 27, 31: 3,192 slots" in printed
+    assert "this policy, on average" not in printed
+    assert run([*command, "--json"]) == 0
+    layers = json.loads(capsys.readouterr().out)["cache"]["layers"]
+    assert [layer for layer, caches in enumerate(layers) if caches] == list(range(3, 32, 4))
+    assert len(layers) == 32
+
+
 def test_dense_until_auto_is_told(capsys):
     assert run([*COMMAND, "--set", "dense_until=auto"]) == 0
     assert "measured when the engine is built" in capsys.readouterr().out

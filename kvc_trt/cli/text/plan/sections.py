@@ -121,6 +121,8 @@ def _layer_names(numbers: Sequence[int]) -> str:
 
 
 def _slots(caches: Caches) -> str:
+    if not caches:
+        return "no cache, a state of constant size"
     if len(caches) == 1:
         return f"{caches[0]['slots']:,} slots"
     return "; ".join(f"{_heads(cache['heads'])} of {cache['slots']:,} slots" for cache in caches)
@@ -162,7 +164,7 @@ def _traffic(plan: Plan) -> str:
     full, full_bytes = traffic["full_pairs_per_layer"], traffic["full_bytes_per_row"]
     one = [{"heads": plan["model"]["kv_heads"], "slots": plan["policy"]["capacity"]}]
     name, pairs = "this policy", traffic["pairs_per_layer"]
-    if any(caches != one for caches in layers):
+    if any(caches != one for caches in layers if caches):
         name, pairs = "this policy, on average", full * traffic["bytes_per_row"] / full_bytes
     rows = [
         ["full cache", number(full), readable_size(full_bytes)],
