@@ -6,6 +6,7 @@ import csv
 import io
 import json
 
+import numpy as np
 import pytest
 
 from benchmarks.accuracy.formats import answers, divergence, page
@@ -161,20 +162,38 @@ def lost_and_gained(formats, group, form):
 
 
 def test_what_page_and_decision_say_by_hand_follows_from_the_results(committed):
-    def diverged(form, digits):
-        found = [divergence_of(committed, length, "full", form).value for length in (2048, 4096)]
-        return [round(one, digits) for one in found]
+    lengths = (2048, 4096, 8192)
+    followed = [(length, method) for length in lengths for method in METHODS]
+    assert committed.followed == followed
+
+    def diverged(form, digits, method="full"):
+        return [round(divergence_of(committed, length, method, form).value, digits) for length in lengths]
 
     assert max(diverged("int8", 4)) < 0.001
-    assert (diverged("k8v4", 3), diverged("fp8", 2), diverged("int4", 2)) == ([0.005] * 2, [0.02] * 2, [0.05, 0.06])
+    assert (diverged("k8v4", 3), diverged("fp8", 2)) == ([0.005] * 3, [0.02] * 3)
+    evicting = [method for method in METHODS if method.startswith(("snapkv", "tova"))]
+    assert max(max(diverged("int8", 4, method)) for method in evicting) == 0.0011
+    assert diverged("int8", 4, "rocketkv")[2] == 0.0056
+    assert [f"{one:.2g}" for one in diverged("int8", 6, "hybrid")] == ["0.0016", "0.012", "0.031"]
+    assert np.mean([divergence_of(committed, *place, "int8").value for place in followed]).round(3) == 0.004
+    more = {place: [round(one, 4) for one in farther(committed, *place, "int8")[:3]] for place in followed}
+    assert more[8192, "hybrid"] == [-0.0002, -0.0103, 0.0098]
+    assert max(more.values()) == more[8192, "rocketkv"] == [0.0041, 0.0009, 0.0072]
+
     answered = [group for group in committed.groups if group.task != "log-summary"]
     forms = [form for form in CACHE_FORMATS if form != "auto"]
     counts = {(group, form): lost_and_gained(committed, group, form) for group in answered for form in forms}
-    assert {one[2] for one in counts.values()} == {432}
+    assert {one[2] for one in counts.values()} == {576}
     whole = [one for (_, form), one in counts.items() if form == "int8"]
-    assert [sum(numbers) for numbers in zip(*whole, strict=True)] == [23, 20, 1728]
+    assert [sum(numbers) for numbers in zip(*whole, strict=True)] == [24, 28, 2304]
+    assert min(pooled(committed, group, "int8").low for group in answered) > -0.02
+    [summary] = [group for group in committed.groups if group.task == "log-summary"]
+    assert pooled(committed, summary, "int8").high < 0
+    assert [round(one, 3) for one in pooled(committed, summary, "fp8")[:3]] == [0.018, 0.012, 0.024]
+    assert round(pooled(committed, summary, "int4").value, 2) == 0.05
     among_others = NEEDLES._replace(task="niah-multikey-1-prose")
     found = [counts[place][:2] for place in ((NEEDLES, "fp8"), (among_others, "k8v4"), (among_others, "int4"))]
-    assert found == [(12, 2), (12, 3), (28, 10)]
-    assert not any("is not excluded" in one for one in against(committed, "int8"))
+    assert found == [(17, 3), (17, 4), (33, 15)]
+    assert round(-100 * pooled(committed, NEEDLES, "fp8").low, 1) == 4.2
+    assert list(against(committed, "int8")) == ["`hybrid` diverges by 0.031 nats a token at 8,192 tokens"]
     assert all(list(against(committed, form)) for form in forms)
