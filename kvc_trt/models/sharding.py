@@ -99,8 +99,8 @@ class Shard:
     def extent(self, name: str, shape: tuple[int, ...]) -> Extent:
         """Return the part of the tensor of that Hugging Face name and whole shape.
 
-        Empty for a bias of attention's output on another rank than 0. One of the feed-forward block's is on all ranks,
-        and counts on rank 0 alone.
+        A bias of attention's output is on rank 0 alone, and empty on the others. One of `down` is whole on every rank:
+        who reads it sets it to zero on all but rank 0.
         """
         whole = tuple(range(size) for size in shape)
         found = _PROJECTION.search(name)

@@ -45,10 +45,14 @@ def write_gguf(
     more: Mapping[str, np.ndarray] | None = None,
     first_converter: bool = False,
     tensors_of_a_part: int = 0,
+    small_first_part: bool = False,
+    less: tuple[str, ...] = (),
+    vectors: str | None = None,
 ) -> Path:
     """Write the checkpoint in `directory` as the file `path`, its matrices in a type; return the path.
 
-    If parts have so many tensors, the files are those of the gguf package beside the path.
+    If parts have so many tensors, the files are those of the gguf package beside the path; a small first one has none.
+    `less` names tensors that are left out, and `vectors` another type of theirs.
 
     `others` has the type of matrices with a part in their names. `without` names keys, without the architecture's
     name, that are left out; `keys` has others, and `more` tensors besides the checkpoint's. The first converter of
@@ -57,7 +61,9 @@ def write_gguf(
     config = json.loads((directory / "config.json").read_text())
     family = config["architectures"][0].removesuffix("ForCausalLM")
     architecture = ARCHITECTURES[family]
-    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_of_a_part)
+    writer = gguf.GGUFWriter(
+        path, architecture, split_max_tensors=tensors_of_a_part, small_first_shard=small_first_part
+    )
     own_keys = _FAMILY_KEYS.get(family, lambda _config: {})(config)
     for key, value in (_keys(config) | own_keys | dict(keys or {})).items():
         if value is not None and key not in without:
@@ -70,8 +76,12 @@ def write_gguf(
     for name, values in (_tensors(family, config, stored) | joined | dict(more or {})).items():
         theirs = name if name.startswith(("blk.", "rope_")) else names.get_name(name, (".weight", ".bias"))
         assert theirs is not None, name
-        own = next((other for part, other in (others or {}).items() if part in theirs), kind)
-        if values.ndim > 1 and own != "F32" and not _ALWAYS_FLOATS.search(theirs):
+        if theirs in less:
+            continue
+        own = vectors or next((other for part, other in (others or {}).items() if part in theirs), kind)
+        if vectors is not None and theirs != "output_norm.weight":
+            own = "F32"
+        if own != "F32" and (vectors is not None or (values.ndim > 1 and not _ALWAYS_FLOATS.search(theirs))):
             blocks = gguf.quantize(values, gguf.GGMLQuantizationType[own])
             writer.add_tensor(theirs, blocks, raw_dtype=gguf.GGMLQuantizationType[own])
         else:

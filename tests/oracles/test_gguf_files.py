@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -160,6 +161,9 @@ def test_layers_for_later_tokens_are_passed_over(name: str, made: Callable[[str]
     check_weights(found.config, found)
     with pytest.raises(InputError, match="nextn_predict_layers is 5, expected a part of block_count"):
         GgufCheckpoint(write_gguf(directory, path, keys=keys | {"nextn_predict_layers": 5}, **more))
+    many = {"block_count": 4 + (1 << 30), "nextn_predict_layers": 1 << 30}
+    with pytest.raises(InputError, match="expected a part of block_count, which is at most 1024"):
+        GgufCheckpoint(write_gguf(directory, path, keys=many, **more))
     with pytest.raises(InputError, match=r"tensor 'blk\.4\.nextn\.eh_proj\.weight' has no place in Qwen3"):
         GgufCheckpoint(write_gguf(directory, path, **more))
 
@@ -183,6 +187,74 @@ def test_a_file_in_parts_is_the_whole_file(made: Callable[[str], Made], parts: l
     raw[-1] ^= 1
     parts[2].write_bytes(raw)
     assert again == found.fingerprint() != GgufCheckpoint(parts[0]).fingerprint()
+
+
+def rewritten(path: Path, keys: dict[str, int], without: str = "") -> None:
+    """Write a part anew with other numbers in its metadata; two bytes or four, as the package has them."""
+    raw = path.read_bytes()
+    for key, value in keys.items():
+        place = raw.index(key.encode()) + len(key) + 4
+        size = 4 if key == "split.tensors.count" else 2
+        raw = raw[:place] + value.to_bytes(size, "little") + raw[place + size :]
+    path.write_bytes(raw)
+
+
+def test_numbers_of_parts_that_contradict_are_named(parts: list[Path]) -> None:
+    for keys, message in (
+        ({"split.tensors.count": 40}, "split.tensors.count is 40, but the parts have 2"),
+        ({"split.count": 300}, "split.count is 300, expected at most 256 parts"),
+        ({"split.no": 7}, "split.no is 7, expected 0, that of the first part"),
+    ):
+        content = parts[0].read_bytes()
+        rewritten(parts[0], keys)
+        with pytest.raises(InputError, match=re.escape(message)) as caught:
+            GgufCheckpoint(parts[0])
+        assert caught.value.hint is None
+        parts[0].write_bytes(content)
+    parts[1].write_bytes(parts[0].read_bytes())
+    rewritten(parts[1], {"split.no": 1})
+    with pytest.raises(InputError, match=r"00002-of-00003\.gguf: tensor '.+' is in another part too"):
+        GgufCheckpoint(parts[0])
+
+
+def test_parts_are_found_by_a_relative_path(parts: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(parts[0].parent)
+    assert GgufCheckpoint(parts[0].name).config.architecture == "MixtralForCausalLM"
+
+
+def test_a_first_part_may_have_no_tensors(made: Callable[[str], Made], tmp_path: Path) -> None:
+    directory = made("mixtral").path.parent / "checkpoint"
+    write_gguf(directory, tmp_path / "model.gguf", tensors_of_a_part=9, small_first_part=True)
+    first = min(tmp_path.glob("*.gguf"))
+    assert not gguf.GGUFReader(first).tensors
+    whole, found = GgufCheckpoint(made("mixtral").path), GgufCheckpoint(first)
+    assert sorted(found.names()) == sorted(whole.names())
+
+
+@pytest.mark.parametrize("kind", ["expert", "vector", "narrow"])
+def test_files_that_are_damaged_are_refused_in_a_line(kind: str, tmp_path: Path) -> None:
+    """What `plan` asks of a file before its shapes are checked."""
+    if kind == "expert":
+        written("mixtral", tmp_path / "checkpoint")
+        path = write_gguf(
+            tmp_path / "checkpoint", tmp_path / "model.gguf", kind="Q8_0", less=("blk.0.ffn_up_exps.weight",)
+        )
+    elif kind == "vector":
+        written("gpt-oss", tmp_path / "checkpoint", **FILES["gpt-oss"])
+        path = write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", vectors="MXFP4")
+    else:
+        written("qwen3.5", tmp_path / "checkpoint", **FILES["qwen3.5"])
+        names = ("attn_qkv", "attn_gate", "ssm_conv1d")
+        less = tuple(f"blk.{layer}.{name}.weight" for layer in range(3) for name in names)
+        keys = {"ssm.inner_size": 6 * 24}
+        path = write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", kind="Q8_0", keys=keys, less=less)
+    checkpoint = GgufCheckpoint(path)
+    assert checkpoint.keeps_its_blocks == (kind == "expert")
+    if kind == "vector":
+        assert checkpoint.read("model.norm.weight").shape == (64,)
+    else:
+        with pytest.raises(InputError, match="weights: "):
+            check_weights(checkpoint.config, checkpoint)
 
 
 def test_parts_that_are_not_one_model_are_named(parts: list[Path]) -> None:

@@ -82,8 +82,8 @@ def _divergences(found: Formats, form: str) -> str:
     own = span(f"{one:.4f}" for one in sorted(means[place].value for place in others))
     more = max((farther(found, *place, form) for place in others), key=lambda one: one.value)
     return (
-        f"{said}, other methods' by {own} from the same in fp32, and from the whole fp32 cache by at most "
-        f"{more.value:.4f} [{more.low:.4f}, {more.high:.4f}] more than that"
+        f"{said}, other methods' by {own} from the same method in fp32; in this format a method is at most "
+        f"{more.value:.4f} [{more.low:.4f}, {more.high:.4f}] farther from the whole fp32 cache than in fp32"
     )
 
 

@@ -36,7 +36,6 @@ PLAN_BUCKET = 256
 """Lengths of prompts on a GPU are rounded up to a multiple of this."""
 TURN_BLOCK = 1024
 """Queries of a turn that attend together where there is no flash kernel."""
-_EXPERTS = ".mlp.experts."
 STEP_TOKENS = 16
 """The most tokens whose experts' matrices are copied; more are grouped by expert."""
 
@@ -58,7 +57,9 @@ def shard_bytes(shard: Shard, itemsize: int) -> int:
 
 def expert_bytes(model: ModelConfig, itemsize: int) -> int:
     """Return the bytes of the matrices of all experts."""
-    return itemsize * sum(math.prod(shape) for name, shape in expected_tensors(model).items() if _EXPERTS in name)
+    return itemsize * sum(
+        math.prod(shape) for name, shape in expected_tensors(model).items() if ".mlp.experts." in name
+    )
 
 
 def rotary_bytes(model: ModelConfig, parameters: PolicyParameters) -> int:

@@ -16,6 +16,7 @@ from kvc_trt.models.fields.experts import ExpertFields, count_of
 from kvc_trt.models.fields.rotary import Base, Length
 from kvc_trt.models.fields.sliding import attention_by_layer, fields_of_attention
 from kvc_trt.models.gguf.keys import EXPERTS, EXPERTS_OF_A_TOKEN, WINDOW, GgufKeys
+from kvc_trt.models.gguf.names import NORM_BEFORE_FEED_FORWARD
 from kvc_trt.models.sources.fused_experts import alternating_gate
 from kvc_trt.models.weights import ROUTER, ROUTER_BIAS
 
@@ -97,6 +98,6 @@ GPT_OSS = Family(
         fields=_fields_of_gguf,
         # llama.cpp rounds the bounds of YaRN's ramp, as other models do; the model was trained without.
         yarn={"truncate": False},
-        tensors=lambda _config: {"post_attention_layernorm": "post_attention_norm"},
+        tensors=lambda _config: NORM_BEFORE_FEED_FORWARD,
     ),
 )

@@ -18,11 +18,11 @@ from kvc_trt.models.fields.linear import (
 from kvc_trt.models.gguf.keys import LATER_TOKENS
 from kvc_trt.models.gguf.linear_layers import (
     LINEAR_KEYS,
-    NORM_BEFORE_FEED_FORWARD,
     first_of_each_key_head_first,
     linear_fields,
     linear_places,
 )
+from kvc_trt.models.gguf.names import NORM_BEFORE_FEED_FORWARD
 from kvc_trt.models.weights import LINEAR
 
 

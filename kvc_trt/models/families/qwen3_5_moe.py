@@ -12,7 +12,8 @@ from kvc_trt.models.family import BesideImages, Count, Family, GgufArchitecture
 from kvc_trt.models.fields.experts import QWEN_GGUF_KEYS, QwenExpertFields, qwen_stacks_of
 from kvc_trt.models.fields.linear import LinearFields
 from kvc_trt.models.gguf.keys import LATER_TOKENS
-from kvc_trt.models.gguf.linear_layers import LINEAR_KEYS, NORM_BEFORE_FEED_FORWARD
+from kvc_trt.models.gguf.linear_layers import LINEAR_KEYS
+from kvc_trt.models.gguf.names import NORM_BEFORE_FEED_FORWARD
 from kvc_trt.models.sources.fused_experts import gate_above_up
 
 _Size = Annotated[int, Field(ge=1, le=1 << 20)]

@@ -31,11 +31,11 @@ from kvc_trt.models.fields.linear import (
 from kvc_trt.models.gguf.keys import LATER_TOKENS, GgufKeys
 from kvc_trt.models.gguf.linear_layers import (
     LINEAR_KEYS,
-    NORM_BEFORE_FEED_FORWARD,
     as_they_are,
     linear_fields,
     linear_places,
 )
+from kvc_trt.models.gguf.names import NORM_BEFORE_FEED_FORWARD
 from kvc_trt.models.weights import LINEAR
 
 

@@ -141,11 +141,14 @@ class GgufCheckpoint:
         if kind not in KEPT_BITS:
             return f"{', '.join(KEPT_BITS)} (blocks of 32 with one float16 scale)"
         columns = self._places[name].columns
-        if columns is not None and (np.diff(columns.reshape(-1, BLOCK)) != 1).any():
+        if columns is not None and (len(columns) % BLOCK or (np.diff(columns.reshape(-1, BLOCK)) != 1).any()):
             return "value heads of a multiple of 32 channels"
         if layer == name:
             return None
-        if kind in WITH_OFFSETS or {self._kind(f"{layer}.{matrix}") for matrix in EXPERT_MATRICES} != {kind}:
+        stored = self.header.tensors
+        places = [self._places[f"{layer}.{matrix}"].name for matrix in EXPERT_MATRICES]
+        kinds = {stored[place].type for place in places if place in stored}  # `check_weights` names what is missing
+        if kind in WITH_OFFSETS or kinds != {kind}:
             return f"{', '.join(one for one in KEPT_BITS if one not in WITH_OFFSETS)}, one for all matrices of experts"
         return None
 
@@ -158,7 +161,7 @@ class GgufCheckpoint:
 
 
 def _layers_of_later_tokens(header: GgufHeader, first: int) -> tuple[str, ...]:
-    """Return how the names of tensors begin on which the next token's logits do not depend."""
+    """Return the beginnings of the names of tensors of layers that predict later tokens; they are not read."""
     count = GgufKeys(header, str(header.scalar("general.architecture")))[LATER_TOKENS]
     return tuple(f"blk.{layer}." for layer in range(first, first + (count if isinstance(count, int) else 0)))
 
@@ -184,7 +187,7 @@ class _FileTensors:
         return int(np.prod(outer, dtype=np.int64)), columns
 
     def dtype(self, name: str) -> str:
-        return _STORED.get(self._tensors[name].type, "float32")
+        return "float32" if name.endswith(_DECAY) else _STORED.get(self._tensors[name].type, "float32")
 
     def read(self, name: str) -> NDArray[Any]:
         return self.read_rows(name, 0, self.shape(name)[0])
@@ -221,9 +224,12 @@ class _FileTensors:
         if tensor.type in _STORED:
             return raw.view(numpy_dtype(_STORED[tensor.type]))
         if tensor.type == "MXFP4":
-            blocks = raw.reshape(len(raw), -1, BLOCKS["MXFP4"][1])
+            elements, size = BLOCKS["MXFP4"]
+            count = raw.shape[-1] // size
+            blocks = raw.reshape(-1, count, size)
             numbers, scales = nibbles_side_by_side(blocks[..., 1:]), blocks[..., 0]
-            return widened(numbers, scales, f"{self._source}: tensor {tensor.name!r}")
+            wide = widened(numbers, scales, f"{self._source}: tensor {tensor.name!r}")
+            return wide.reshape(*raw.shape[:-1], count * elements)
         from gguf import GGMLQuantizationType, dequantize
 
         return dequantize(raw, GGMLQuantizationType[tensor.type])

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError, describe
-from kvc_trt.models.gguf.header import GgufHeader, GgufTensor, read_header
+from kvc_trt.models.gguf.header import MOST_TENSORS, GgufHeader, GgufTensor, read_header
 from kvc_trt.models.sources.tensor_file import TensorFile
 
 _NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
 _NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
-_MOST_PARTS = 1000
+_MOST_PARTS = 256
 
 
 class GgufFiles:
@@ -34,8 +34,14 @@ class GgufFiles:
         self._file_of: dict[str, TensorFile] = {}
         try:
             first = self._opened(path)
-            parts = [first, *(self._part(path, number, count) for number, count in _others(first, path))]
-            self.header = GgufHeader(first.source, first.metadata, self._together(parts))
+            tensors: dict[str, GgufTensor] = {}
+            self._take(first, tensors)
+            for number, count in _others(first, path):
+                self._take(self._part(path, number, count), tensors)
+            self.header = GgufHeader(first.source, first.metadata, tensors)
+            total = first.scalar(_TENSORS)
+            if len(self._files) > 1 and total not in (None, len(tensors)):
+                raise InputError(f"{first.source}: {_TENSORS} is {describe(total)}, but the parts have {len(tensors)}")
         except BaseException:
             self.close()
             raise
@@ -66,17 +72,16 @@ class GgufFiles:
             raise InputError(f"{header.source}: {_NUMBER} is {said}, expected {number} of {count}")
         return header
 
-    def _together(self, parts: list[GgufHeader]) -> dict[str, GgufTensor]:
-        tensors: dict[str, GgufTensor] = {}
-        for file, header in zip(self._files, parts, strict=True):
-            for name, tensor in header.tensors.items():
-                if name in tensors:
-                    raise InputError(f"{header.source}: tensor {describe(name)} is in another part too")
-                tensors[name], self._file_of[name] = tensor, file
-        total = parts[0].scalar(_TENSORS)
-        if len(parts) > 1 and total not in (None, len(tensors)):
-            raise InputError(f"{parts[0].source}: {_TENSORS} is {describe(total)}, but the parts have {len(tensors)}")
-        return tensors
+    def _take(self, part: GgufHeader, tensors: dict[str, GgufTensor]) -> None:
+        """Add the tensors of the file that was opened last; its metadata are not kept."""
+        for name, tensor in part.tensors.items():
+            if name in tensors:
+                raise InputError(f"{part.source}: tensor {describe(name)} is in another part too")
+            tensors[name], self._file_of[name] = tensor, self._files[-1]
+        if len(tensors) > MOST_TENSORS:
+            raise InputError(
+                f"{part.source}: more than {MOST_TENSORS} tensors up to this part, expected at most as many"
+            )
 
 
 def _others(first: GgufHeader, path: Path) -> Iterator[tuple[int, int]]:
@@ -87,9 +92,10 @@ def _others(first: GgufHeader, path: Path) -> Iterator[tuple[int, int]]:
     if type(count) is not int or not 1 < count <= _MOST_PARTS:
         raise InputError(f"{first.source}: {_COUNT} is {describe(count)}, expected at most {_MOST_PARTS} parts")
     if number != 0:
+        named = _name_of(path, 0, count)
         raise InputError(
             f"{first.source}: {_NUMBER} is {describe(number)}, expected 0, that of the first part",
-            hint=f"--model {_name_of(path, 0, count)}",
+            hint=None if named == path else f"--model {named}",
         )
     for other in range(1, count):
         yield other, count

@@ -44,7 +44,7 @@ _SHORTEST_PAIR = 8 + 1 + 4 + 1
 """Bytes of the shortest key with its value: a key of one byte, a value of one."""
 _SHORTEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8
 _MOST_KEYS = 4096
-_MOST_TENSORS = 65_536
+MOST_TENSORS = 65_536
 _MOST_TEXTS = 2_097_152
 """In all arrays together. Large models have 50 keys, 2,000 tensors, and 800,000 tokens and merges: a header of many
 short entries would take ten times its own size in Python's objects."""
@@ -102,7 +102,7 @@ def read_header(file: TensorFile) -> GgufHeader:
         if key in metadata:
             raise cursor.wrong(f"metadata key {describe(key)} is given twice")
         metadata[key] = _value(cursor, key)
-    cursor.check_count(tensor_count, _SHORTEST_TENSOR, "tensors", most=_MOST_TENSORS)
+    cursor.check_count(tensor_count, _SHORTEST_TENSOR, "tensors", most=MOST_TENSORS)
     entries = [_tensor(cursor) for _ in range(tensor_count)]
     alignment = _alignment(metadata, cursor)
     start = -(-cursor.position // alignment) * alignment

@@ -18,7 +18,7 @@ LOCAL_BASE = "rope.freq_base_swa"
 EXPERTS, EXPERTS_OF_A_TOKEN = "expert_count", "expert_used_count"
 LATER_TOKENS = "nextn_predict_layers"
 """How many of the last layers predict the tokens after the next one."""
-_MOST_LAYERS = 1024
+MOST_LAYERS = 1024
 
 
 class GgufKeys:
@@ -73,8 +73,8 @@ class GgufKeys:
         The pattern is a number, the last of so many layers being full, or one flag for each layer, true if it slides.
         """
         window, layers = self[WINDOW], self["block_count"]
-        if not window or type(layers) is not int or not 1 <= layers <= _MOST_LAYERS:
-            return {"sliding_window": None, "layer_types": ["full_attention"] * min(_as_count(layers), _MOST_LAYERS)}
+        if not window or type(layers) is not int or not 1 <= layers <= MOST_LAYERS:
+            return {"sliding_window": None, "layer_types": ["full_attention"] * min(_as_count(layers), MOST_LAYERS)}
         found = self.header.metadata.get(self.spelled(PATTERN), every)
         if isinstance(found, np.ndarray):
             if found.shape != (layers,) or found.dtype.kind not in "biu":

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.models.config import Linear, ModelConfig
 from kvc_trt.models.family_weights import Rows
-from kvc_trt.models.gguf.keys import LATER_TOKENS, GgufKeys
+from kvc_trt.models.gguf.keys import LATER_TOKENS, MOST_LAYERS, GgufKeys
 from kvc_trt.models.weights import (
     ATTENTION_GATE,
     CONVOLUTION,
@@ -40,14 +40,13 @@ LINEAR_KEYS = {
 """Fields of config.json -> keys."""
 _WIDTH = "ssm.inner_size"
 """The channels of all value heads."""
-NORM_BEFORE_FEED_FORWARD = {"post_attention_layernorm": "post_attention_norm"}
 
 
 def linear_fields(keys: GgufKeys) -> Mapping[str, Any]:
     """Return the layers that compute the next token, and the size of a value head."""
     layers, later = keys["block_count"], keys[LATER_TOKENS] or 0
-    if type(layers) is not int or type(later) is not int or not 0 <= later < layers:
-        raise keys.wrong(LATER_TOKENS, "a part of block_count")
+    if type(layers) is not int or type(later) is not int or not 0 <= later < layers <= MOST_LAYERS:
+        raise keys.wrong(LATER_TOKENS, f"a part of block_count, which is at most {MOST_LAYERS}")
     width, heads = keys[_WIDTH], keys["ssm.time_step_rank"]
     if type(width) is not int or type(heads) is not int or heads < 1 or width % heads:
         raise keys.wrong(_WIDTH, "a multiple of ssm.time_step_rank, the value heads")
@@ -81,7 +80,7 @@ def linear_places(config: ModelConfig, heads: Heads) -> dict[str, Rows]:
 
 
 class _Order(NamedTuple):
-    """Places in a file, which all linear layers share: a model may have a million channels and a thousand layers."""
+    """Where a file has heads and channels. Computed once for all linear layers: there may be a million channels."""
 
     heads: NDArray[np.int64]
     channels: NDArray[np.int64]

@@ -35,6 +35,8 @@ _INNER = {
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }  # fmt: skip
+NORM_BEFORE_FEED_FORWARD = {"post_attention_layernorm": "post_attention_norm"}
+"""The name that some families have instead of `ffn_norm`."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+?)(?:\.(weight|bias))?")
 
 
@@ -43,23 +45,23 @@ def places(config: ModelConfig, tensors: Mapping[str, GgufTensor]) -> dict[str, 
 
     Queries, keys and values may be one matrix (`attn_qkv`), and so may gate and up (`ffn_up` of twice the rows).
     """
-    description = family(config.architecture).gguf
-    own = {} if description is None else description.weights(config, tensors)
-    return dict(_places(config, tensors, own))
+    own = family(config.architecture).gguf
+    if own is None:
+        return dict(_places(config, tensors, _INNER, {}))
+    return dict(_places(config, tensors, _INNER | dict(own.tensors(config)), own.weights(config, tensors)))
 
 
 def _places(
-    config: ModelConfig, tensors: Mapping[str, GgufTensor], known: Mapping[str, Rows]
+    config: ModelConfig, tensors: Mapping[str, GgufTensor], inner: Mapping[str, str], known: Mapping[str, Rows]
 ) -> Iterator[tuple[str, Rows]]:
-    description = family(config.architecture).gguf
-    inner = _INNER | dict({} if description is None else description.tensors(config))
+    """Yield the places of tensors that are `known`, and of the others by the names of a layer's, `inner`."""
     query, key = (heads * config.head_size for heads in (config.num_attention_heads, config.num_key_value_heads))
     starts = dict(zip(_QKV, (0, query, query + key), strict=True))
     for name, shape in expected_tensors(config).items():
-        match = _LAYER.fullmatch(name)
         if name in known:
             yield name, known[name]
             continue
+        match = _LAYER.fullmatch(name)
         if match is None:
             part = name.rpartition(".")[2]
             yield name, Rows(f"{_OUTER.get(name.removesuffix('.' + part), name)}.{part}")

@@ -166,6 +166,20 @@ class Gguf(Kind):
         for number, (sizes, options) in enumerate(lots):
             with patch.multiple(tiny, **sizes):
                 found.append(tiny.write(self.folder / f"seed-{number}.gguf", **options).read_bytes())
+        return [*found, *self._of_later_families()]
+
+    def _of_later_families(self) -> Sequence[bytes]:
+        """Linear layers with one for later tokens, and experts in MXFP4."""
+        from tests.oracles.family_models import written
+        from tests.oracles.gguf_files import write_gguf
+
+        experts: dict[str, Any] = {"kind": "Q8_0", "others": {"_exps": "MXFP4"}}
+        linear: dict[str, Any] = {"kind": "Q8_0", "keys": {"block_count": 5, "nextn_predict_layers": 1}}
+        found = []
+        for name, options in {"gpt-oss": experts, "qwen3.5": linear}.items():
+            directory = self.folder / name
+            written(name, directory, **({"swiglu_limit": 7.0} if name == "gpt-oss" else {"linear_value_head_dim": 32}))
+            found.append(write_gguf(directory, self.folder / f"{name}.gguf", **options).read_bytes())
         return found
 
     def specimens(self) -> Sequence[bytes]:
@@ -181,6 +195,7 @@ class Gguf(Kind):
     def read(self, content: bytes) -> GgufCheckpoint:
         checkpoint = GgufCheckpoint(self.file(content, "model.gguf"))
         try:
+            _ = checkpoint.keeps_its_blocks  # asked before any shape is checked
             check_weights(checkpoint.config, checkpoint)
             for name in checkpoint.names():
                 checkpoint.read(name)

@@ -17,7 +17,8 @@ def rank_memory(
     """Return the bytes of rank 0, which holds as much as any other. `model` has the type that the engine computes in.
 
     `prefill` is that of one prompt of the longest kind with its result; of the two kinds of work, prefill and step, the
-    larger one counts, since they take turns. A step is one of a single row, which reads some experts alone.
+    larger one counts, since they take turns. `weight_bytes_read_per_step` is that of one row, which reads only the
+    experts that its token chooses.
     """
     shard, itemsize = shards(model, ranks)[0], ITEM_SIZE[model.dtype]
     weights = memory.shard_bytes(shard, itemsize)

@@ -15,6 +15,7 @@ from kvc_trt.backends.torch import memory
 from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.graph.weights import HEAD, EngineWeights, GraphWeights
 from kvc_trt.models.dtypes import numpy_dtype
+from kvc_trt.models.weights import EXPERT_BIASES
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from kvc_trt.models.sharding import Extent, Shard
 
 
-_ADDED = "mlp.down_proj.bias"
-"""Added to a sum over the ranks: it must count once."""
+_DOWN_BIASES = {"mlp.down_proj.bias", EXPERT_BIASES[2]}
+"""Biases that every rank holds. The ranks' results are added up, so all ranks but the first have zeros."""
 
 
 class ShardedSource:
@@ -54,7 +55,7 @@ class ShardedSource:
         """Return rows [start, stop) of the part: a view of the file where they stand together in it."""
         stored, (rows, *columns) = self._places.stored(name), self._extent(name)
         values = self._bytes[stored.offset : stored.offset + stored.nbytes].view(numpy_dtype(stored.dtype))
-        found: NDArray[Any] = values.reshape(stored.shape)[tuple(map(_places, (rows[start:stop], *columns)))]
+        found: NDArray[Any] = values.reshape(stored.shape)[tuple(map(_index, (rows[start:stop], *columns)))]
         return found
 
     def fingerprint(self) -> str:
@@ -65,7 +66,7 @@ class ShardedSource:
         return self._shard.extent(name, self._whole.shape(name))
 
 
-def _places(axis: Sequence[int]) -> slice | list[int]:
+def _index(axis: Sequence[int]) -> slice | list[int]:
     return slice(axis.start, axis.stop) if isinstance(axis, range) else list(axis)
 
 
@@ -78,8 +79,8 @@ def read_shard(file: HeldFile, shard: Shard, device: torch.device, dtype: torch.
     found = TorchWeights.read(shard.local, source, device, dtype)
     if shard.rank > 0:
         for layer in found.layers:
-            if _ADDED in layer:
-                layer[_ADDED].zero_()
+            for name in _DOWN_BIASES.intersection(layer):
+                layer[name].zero_()
     if HEAD in source.names():
         return found
     part = shard.vocabulary
