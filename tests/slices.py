@@ -11,7 +11,7 @@ Yielded, Result = TypeVar("Yielded"), TypeVar("Result")
 def result_of(
     slices: Generator[Yielded, Any, Result], between: Callable[[], object] = lambda: None
 ) -> tuple[Result, list[Yielded]]:
-    """Return what the generator returns and what it yields; call `between` after each slice but the last."""
+    """Return what the generator returns and what it yields; call `between` after each value."""
     yielded: list[Yielded] = []
     while True:
         try:

@@ -189,7 +189,7 @@ def test_a_file_in_parts_is_the_whole_file(made: Callable[[str], Made], parts: l
     assert again == found.fingerprint() != GgufCheckpoint(parts[0]).fingerprint()
 
 
-def rewritten(path: Path, keys: dict[str, int], without: str = "") -> None:
+def rewritten(path: Path, keys: dict[str, int]) -> None:
     """Write a part anew with other numbers in its metadata; two bytes or four, as the package has them."""
     raw = path.read_bytes()
     for key, value in keys.items():
@@ -232,8 +232,8 @@ def test_a_first_part_may_have_no_tensors(made: Callable[[str], Made], tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["expert", "vector", "narrow"])
-def test_files_that_are_damaged_are_refused_in_a_line(kind: str, tmp_path: Path) -> None:
-    """What `plan` asks of a file before its shapes are checked."""
+def test_unusual_files_are_read_or_refused_in_a_line(kind: str, tmp_path: Path) -> None:
+    """`plan` asks whether blocks are kept before any shape is checked."""
     if kind == "expert":
         written("mixtral", tmp_path / "checkpoint")
         path = write_gguf(
