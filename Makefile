@@ -18,9 +18,10 @@ LATEST ?= $(BUILD)/latest
 # Its wheels have no NumPy for Python 3.13.
 TRITON_PYTHON ?= $(PYTHON)
 
-# CMake and ninja come from the environment, and so does nvcc where the machine has none of its own.
+# CMake and ninja come from the environment, and so does nvcc where the machine has none of its own. Without MAKEFLAGS
+# ninja does not look for the job server of a make that hands on none.
 WITH_CMAKE ?= $(VENV)
-NATIVE := VIRTUAL_ENV="$(abspath $(WITH_CMAKE))" PATH="$(abspath $(WITH_CMAKE)/bin):$$PATH" CMAKE_GENERATOR=Ninja
+NATIVE := MAKEFLAGS= VIRTUAL_ENV="$(abspath $(WITH_CMAKE))" PATH="$(abspath $(WITH_CMAKE)/bin):$$PATH" CMAKE_GENERATOR=Ninja
 QUIETLY := --quiet --disable-pip-version-check
 # Of versions and hashes in environments/ (`make lock`): `$(RUN)/python $(INSTALL) development --extra test`.
 INSTALL := environments/install.py
@@ -53,7 +54,7 @@ COMPARISONS := $(EVERY_KERNEL) $(SANITIZED_ONLY)
 MUTANTS := $(wildcard tests/plugins_cuda/test_*mutations.py)
 # Every test process imports all tests, and pytest keeps what it makes of their assertions unless this is set.
 unexport PYTHONDONTWRITEBYTECODE
-# What waits for downloads beside what computes.
+# What waits for downloads beside what computes. At most one of a line runs CMake: neither CMake nor ninja locks $(BUILD).
 SIDE_BY_SIDE := $(MAKE) --jobs=3 --output-sync=line
 # What is marked `gpu` and is more than the same comparison on another library, with the emulation for the GPU.
 AS_ON_A_GPU := tests/kernels tests/backends/torch $(EVERY_KERNEL)
@@ -251,7 +252,7 @@ test: env
 test-all: $(VENV)/.tensorrt $(VENV)/.cuda-build
 	$(SIDE_BY_SIDE) lint types types-tensorrt everything-compiled dynamo-env triton-env clients-env $(if $(EVERYTHING),aiperf-env)
 	@$(if $(EVERYTHING),,$(NATIVE) python -m tests.kernel_stamp $(BUILD) --check ||) $(MAKE) test-kernels
-	$(SIDE_BY_SIDE) kernel-resources test-as-on-a-gpu
+	$(MAKE) kernel-resources test-as-on-a-gpu
 	$(NATIVE) pytest $(EVERYTHING) $(IN_PARALLEL) \
 		$(addprefix --ignore=,$(MUTANTS) $(if $(EVERYTHING),,$(SANITIZED_ONLY)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -69,3 +70,14 @@ def test_hooks_of_a_commit_run_the_pinned_tools():
     assert tools == {f".venv/bin/{name}" for name in ("ruff", "clang-format", "mypy")}
     pinned = {requirement.partition("==")[0] for requirement in PYPROJECT["project"]["optional-dependencies"]["test"]}
     assert {"ruff", "clang-format", "mypy"} <= pinned
+
+
+def test_at_most_one_of_the_targets_that_run_side_by_side_runs_cmake():
+    """Two would write the same build folder at once, and the slower one fails now and then."""
+    lines = re.findall(r"^\t\$\(SIDE_BY_SIDE\) (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert lines
+    for line in lines:
+        targets = re.findall(r"[a-z][a-z-]*", re.sub(r"\$\(if [^)]*\),", "", line))
+        there = ["-o", ".venv/.installed", "-o", "build/.native"]
+        recipe = subprocess.run(["make", "-n", *there, *targets], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert recipe.stdout.count("cmake -S") <= 1, line
