@@ -3,6 +3,7 @@
     make bench-peers                                # the core: at most 20 minutes beside what has to be converted
     python -m benchmarks.peers --select full --minutes 240
     python -m benchmarks.peers --select quick       # one point, one round: a look whether everything runs
+    python -m benchmarks.peers --select formats      # caches of 8 bits, into docs/results/peers-formats.md
     python -m benchmarks.peers --page               # docs/results/peers.md again from the results
 
 A run goes on where the last one of the same commit stopped; every measurement is written at once.
@@ -17,12 +18,12 @@ from pathlib import Path
 
 from benchmarks import store
 from benchmarks.machine import ROOT
-from benchmarks.peers import page
+from benchmarks.peers import contenders, formats_page, page
 from benchmarks.peers.artefacts import Workplace, drop_other_engines, make
 from benchmarks.peers.floors import bandwidths
 from benchmarks.peers.points import SELECTIONS, Measurement, measurements
 from benchmarks.peers.rounds import estimate, measure_all
-from benchmarks.peers.runs import EMPTY, NAME, Runs
+from benchmarks.peers.runs import EMPTY, NAME, OF_FORMATS, Runs
 from kvc_trt.backends.onnxruntime.native import native_operators
 from kvc_trt.backends.registry import backends
 
@@ -31,13 +32,14 @@ _DEFAULT_PYTHON = ROOT / "build" / "peers" / "bin" / "python"
 
 def main() -> None:
     arguments = _parser().parse_args()
+    name, write = (OF_FORMATS, formats_page.write) if arguments.select == "formats" else (NAME, page.write)
     if arguments.page:
-        print(page.write(store.recorded(NAME, "make bench-peers")))
+        print(write(store.recorded(name, f"make bench-peers SELECT={arguments.select}")))
         return
-    runs = Runs.open(NAME, EMPTY, fresh=arguments.fresh)
+    runs = Runs.open(name, EMPTY, fresh=arguments.fresh)
     _measure(arguments, runs)
     if runs.data["measurements"]:
-        print(page.write(runs.data))
+        print(write(runs.data))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,7 +86,12 @@ def _measure(arguments: argparse.Namespace, runs: Runs) -> None:
 
 
 def _chosen(arguments: argparse.Namespace) -> list[Measurement]:
-    found = measurements(SELECTIONS[arguments.select], everybody=arguments.select == "full")
+    of_formats = arguments.select == "formats"
+    found = measurements(
+        SELECTIONS[arguments.select],
+        everybody=arguments.select in ("full", "formats"),
+        contenders=contenders.OF_FORMATS if of_formats else contenders.CONTENDERS,
+    )
     return [
         one
         for one in found

@@ -14,6 +14,7 @@ from benchmarks.machine import ROOT
 from benchmarks.peers.contenders import OURS, TOKEN_BUDGET
 from benchmarks.peers.points import Measurement
 from benchmarks.peers.shapes import Shape, write_checkpoint
+from kvc_trt.models.cache_formats import AUTO
 
 _GGUF_FORMAT = {"fp32": "F32", "int8": "Q8_0", "int4": "Q4_0"}
 _OPENVINO_INT4 = ("--group-size", "128", "--ratio", "1.0", "--sym")
@@ -47,7 +48,8 @@ def artefact(measurement: Measurement, place: Workplace) -> Path:
     point, contender = measurement.point, measurement.contender
     shape, weights, folder = point.shape.name, point.weights, place.directory
     if contender.runner == OURS:
-        return folder / "engines" / place.commit / f"{shape}-{weights}-{contender.policy}-{point.context}"
+        form = "" if contender.cache == AUTO else f"-{contender.cache}-cache"
+        return folder / "engines" / place.commit / f"{shape}-{weights}-{contender.policy}-{point.context}{form}"
     if contender.runner == "openvino_genai":
         return folder / f"openvino-{shape}-{weights}"
     if contender.runner == "onnxruntime_genai":
@@ -79,6 +81,7 @@ def _command(measurement: Measurement, checkpoint: Path, target: Path, place: Wo
         return [
             python, "-m", "kvc_trt", "build", "--model", str(checkpoint), "--weights", point.weights,
             "--policy", str(contender.policy), "--token-budget", str(TOKEN_BUDGET), "--backend", "onnxruntime",
+            "--kv-cache", contender.cache,
             "--max-input-len", str(point.context), "--max-output-len", str(_OUTPUT_TOKENS), "--no-verify",
             "--force", "-o", str(target),
         ]  # fmt: skip

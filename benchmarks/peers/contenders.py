@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
+
+from kvc_trt.models.cache_formats import AUTO
 
 TOKEN_BUDGET = 512
 """RocketKV reads at most this much per step; the other engines' eviction stores as many tokens."""
@@ -30,6 +32,8 @@ class Contender:
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     policy: str | None = None
     """Of kvc-trt's engines."""
+    cache: str = AUTO
+    """Format of the cache of kvc-trt's engines."""
     full_precision: bool = True
     """Whether it computes in float32 all but products with quantised matrices."""
     operations_per_second: float = 150e9
@@ -89,3 +93,14 @@ CONTENDERS = (
         full_precision=False, core=False,
     ),
 )  # fmt: skip
+
+_ROCKETKV = next(one for one in CONTENDERS if one.name == "kvc-trt rocketkv, native operators")
+_WHOLE = next(one for one in CONTENDERS if one.name == "kvc-trt full, native operators")
+OF_FORMATS = (
+    replace(_ROCKETKV, name="kvc-trt rocketkv, int8 cache", weights=("int4", "int8"), cache="int8"),
+    replace(_ROCKETKV, name="kvc-trt rocketkv, float32 cache", weights=("int4",)),
+    _openvino("OpenVINO GenAI eviction, u8 cache", TOKEN_BUDGET, precision="f32", cache_precision="u8"),
+    replace(_WHOLE, name="kvc-trt full, int8 cache", weights=("int4",), batches=(1,), cache="int8"),
+    replace(_WHOLE, name="kvc-trt full, float32 cache", weights=("int4",), batches=(1,)),
+)
+"""What a cache of 8 bits gains: rocketkv beside OpenVINO's eviction in its own 8 bits, and beside itself."""

@@ -14,7 +14,7 @@ from kvc_trt import policies
 from kvc_trt.backends.host_memory import measure_copy_bandwidth
 from kvc_trt.profile.floor import StepCost, floor_seconds
 from kvc_trt.profile.model_size import token_cache_bytes, weight_bytes
-from kvc_trt.profile.traffic import row_traffic
+from kvc_trt.profile.traffic import full_cache_bytes, row_traffic
 
 _READ_FLOATS = 1 << 27
 _REPEATS = 15
@@ -43,16 +43,18 @@ def _read_bandwidth(threads: int) -> float:
 
 
 def step_cost(measurement: Measurement) -> StepCost:
-    """Return what one step reads: the weights in kvc-trt's formats, the cache in the contender's."""
+    """Return what one step reads: the weights in kvc-trt's formats, the cache in the contender's own."""
     point, contender = measurement.point, measurement.contender
     model = point.shape.model
     weights = weight_bytes(model, point.weights).per_step
     if contender.reads == "rocketkv":
         parameters = policies.resolve(
             contender.policy or "rocketkv", model=model, token_budget=TOKEN_BUDGET, max_input_len=point.context,
-            max_output_len=NEW_TOKENS,
+            max_output_len=NEW_TOKENS, kv_cache=contender.cache,
         )  # fmt: skip
         return StepCost(weights, row_traffic(model, parameters, int(contender.cache_bytes), point.context).bytes)
+    if contender.ours:
+        return StepCost(weights, full_cache_bytes(model, point.context, int(contender.cache_bytes), contender.cache))
     tokens = point.context if contender.reads == "all" else TOKEN_BUDGET
     return StepCost(weights, model.num_hidden_layers * tokens * token_cache_bytes(model, int(contender.cache_bytes)))
 

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks import store
 from benchmarks.machine import ROOT
 from benchmarks.page import DOCS, cells, plot, table, versions, written_by
-from benchmarks.peers.bars import FLOOR_BAR, bars
+from benchmarks.peers.bars import FLOOR_BAR, Bar, bars
 from benchmarks.peers.rounds import BUSY
 from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.summary import PointKey, Row, by_point
@@ -30,7 +30,7 @@ def write(data: Mapping[str, Any]) -> Path:
     pictures = _charts(points, page.parent if dirty else ROOT / "docs" / "images")
     images = [plot(path, page) for path in pictures]
     fastest = _fastest(points)
-    parts = [_head(data), *_bars(points), *images, *_answers(), fastest, *_notes(data, fastest)]
+    parts = [_head(data), *_bars(points), *images, *_answers(), fastest, *notes(data, fastest)]
     text = "\n\n".join(parts) + "\n"
     write_whole(page, text.encode())
     write_whole(page.with_suffix(".csv"), figures(points).encode())
@@ -38,7 +38,6 @@ def write(data: Mapping[str, Any]) -> Path:
 
 
 def _head(data: Mapping[str, Any]) -> str:
-    machine, bandwidth = data["machine"], data["bandwidth"]
     shapes = "\n".join(f"- **{shape.name}**: {shape.description}" for shape in SHAPES.values())
     return "\n".join(
         [
@@ -46,11 +45,7 @@ def _head(data: Mapping[str, Any]) -> str:
             "",
             written_by("python -m benchmarks.peers"),
             "",
-            f"`make bench-peers` at commit {machine['commit']} on {machine['device']} "
-            f"({', '.join(machine['vector_extensions'])}), {data['threads']} threads of {machine['usable_cores']} "
-            f"cores, {machine['time_utc'][:10]}. Memory: {bandwidth['copy_bytes_per_second'] / 1e9:.1f} GB/s copied, "
-            f"{bandwidth['read_bytes_per_second'] / 1e9:.1f} GB/s read.",
-            versions(machine, data["versions"]),
+            *machine_of("make bench-peers", data),
             "",
             shapes,
             "",
@@ -70,24 +65,38 @@ def _head(data: Mapping[str, Any]) -> str:
     )
 
 
+def machine_of(command: str, data: Mapping[str, Any]) -> list[str]:
+    """Two lines: where and when the command measured, and with which versions."""
+    machine, bandwidth = data["machine"], data["bandwidth"]
+    return [
+        f"`{command}` at commit {machine['commit']} on {machine['device']} "
+        f"({', '.join(machine['vector_extensions'])}), {data['threads']} threads of {machine['usable_cores']} "
+        f"cores, {machine['time_utc'][:10]}. Memory: {bandwidth['copy_bytes_per_second'] / 1e9:.1f} GB/s copied, "
+        f"{bandwidth['read_bytes_per_second'] / 1e9:.1f} GB/s read.",
+        versions(machine, data["versions"]),
+    ]
+
+
 def _bars(points: Mapping[PointKey, Sequence[Row]]) -> Iterable[str]:
     """Each bar at each point, met or missed."""
-    found = list(bars(points))
-    if not found:
-        return
+    if found := list(bars(points)):
+        yield (
+            "## The bars\n\nOur best RocketKV configuration beside the best of the peer that the bar names, at the "
+            "same precision: OpenVINO GenAI for the first token, its eviction to the same token budget for the step, "
+            f"llama.cpp for memory and disk.\n\n{table_of_bars(found)}"
+        )
+
+
+def table_of_bars(found: Iterable[Bar]) -> str:
+    """Both sides of every bar with their ratio, and whether it is met."""
     rows = []
     for one in found:
         a, b = one.figure(one.ours), one.figure(one.peer)
-        limit = f"{one.limit:.2f}" + (f", or {FLOOR_BAR} x floor" if one.floor else "")
+        limit = "-" if one.limit is None else f"{one.limit:.2f}" + (f", or {FLOOR_BAR} x floor" if one.floor else "")
         mine, other = f"{a:,.2f} {one.unit} ({one.ours.contender})", f"{b:,.2f} {one.unit} ({one.peer.contender})"
-        verdict = "met" if one.met else "**missed**"
-        rows.append([_point_name(one.point), one.what, mine, other, f"{one.ratio:.2f}", limit, verdict])
-    bars_met = table(["point", "what", "kvc-trt", "peer", "ratio", "bar", ""], rows)
-    yield (
-        "## The bars\n\nOur best RocketKV configuration beside the best of the peer that the bar names, at the same "
-        "precision: OpenVINO GenAI for the first token, its eviction to the same token budget for the step, llama.cpp "
-        f"for memory and disk.\n\n{bars_met}"
-    )
+        verdict = "" if one.limit is None else "met" if one.met else "**missed**"
+        rows.append([point_name(one.point), one.what, mine, other, f"{one.ratio:.2f}", limit, verdict])
+    return table(["point", "what", "kvc-trt", "peer", "ratio", "bar", ""], rows)
 
 
 def _charts(points: Mapping[PointKey, Sequence[Row]], folder: Path) -> Iterable[Path]:
@@ -154,26 +163,32 @@ def _percent(scores: Sequence[float]) -> str:
 
 def _fastest(points: Mapping[PointKey, Sequence[Row]]) -> str:
     """At every point, our best step and the best of the others."""
-    rows = []
-    for key, measured in points.items():
-        quickest = [next((one for one in measured if one.ours == ours), None) for ours in (True, False)]
-        rows += [
-            [
-                _point_name(key), f"{one.contender}{'' if one.quiet else f' {NOISY}'}",
-                f"{one.first_token_seconds:.2f}{_range(one.first_token_range, one.runs)}",
-                f"{one.token_ms:.2f}{_range(one.token_range, one.runs)}", *_floor(one), f"{one.peak_gib:.2f}",
-                f"{one.disk_mib:,.0f}", str(one.runs),
-            ]
-            for one in quickest
-            if one is not None
-        ]  # fmt: skip
+    chosen = {
+        key: [one for ours in (True, False) for one in [row for row in measured if row.ours == ours][:1]]
+        for key, measured in points.items()
+    }
+    return (
+        "## The fastest step of kvc-trt and of the others\n\n[peers.csv](peers.csv) has every engine that was measured "
+        f"at each point.\n\n{table_of_rows(chosen)}"
+    )
+
+
+def table_of_rows(points: Mapping[PointKey, Sequence[Row]]) -> str:
+    """Every row of every point with its figures and their range."""
     heads = [
         "point", "engine", "first token, s", "step, ms", "floor, ms", "of floor", "peak, GiB", "disk, MiB", "runs",
     ]  # fmt: skip
-    return (
-        "## The fastest step of kvc-trt and of the others\n\n[peers.csv](peers.csv) has every engine that was measured "
-        f"at each point.\n\n{table(heads, rows)}"
-    )
+    rows = [
+        [
+            point_name(key), f"{one.contender}{'' if one.quiet else f' {NOISY}'}",
+            f"{one.first_token_seconds:.2f}{_range(one.first_token_range, one.runs)}",
+            f"{one.token_ms:.2f}{_range(one.token_range, one.runs)}", *_floor(one), f"{one.peak_gib:.2f}",
+            f"{one.disk_mib:,.0f}", str(one.runs),
+        ]
+        for key, measured in points.items()
+        for one in measured
+    ]  # fmt: skip
+    return table(heads, rows)
 
 
 def figures(points: Mapping[PointKey, Sequence[Row]]) -> str:
@@ -203,12 +218,12 @@ def _floor(row: Row) -> tuple[str, str]:
     return (f"{row.floor_ms:.2f}", f"{row.percent_of_floor:.0f} %") if row.ours else ("-", "-")
 
 
-def _point_name(key: PointKey) -> str:
+def point_name(key: PointKey) -> str:
     shape, weights, context, batch = key
     return f"{shape}, {weights}, {context:,} tokens" + ("" if batch == 1 else f", batch {batch}")
 
 
-def _notes(data: Mapping[str, Any], rows: str) -> list[str]:
+def notes(data: Mapping[str, Any], rows: str) -> list[str]:
     """Explain the mark if one of the `rows` has it, and name what was not measured."""
     lines = []
     if NOISY in rows:

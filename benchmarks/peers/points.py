@@ -76,17 +76,25 @@ FULL = (
     Point("m8", "int8", 32768),
 )
 QUICK = CORE[:1]
-SELECTIONS = {"quick": QUICK, "core": CORE, "full": FULL}
+FORMATS = tuple(
+    Point("m8", weights, context, batch)
+    for batch in (1, 8)
+    for context in (4096, 16384)
+    for weights in ("int4", "int8")
+)
+SELECTIONS = {"quick": QUICK, "core": CORE, "full": FULL, "formats": FORMATS}
 _SHORT = 15
 """Expected seconds up to which the short selections have every contender."""
 
 
-def measurements(points: tuple[Point, ...], *, everybody: bool) -> list[Measurement]:
+def measurements(
+    points: tuple[Point, ...], *, everybody: bool, contenders: tuple[Contender, ...] = CONTENDERS
+) -> list[Measurement]:
     """Every contender of every point; only those of the core where it takes long unless `everybody` is asked for."""
     return [
         Measurement(point, contender)
         for point in points
-        for contender in CONTENDERS
+        for contender in contenders
         if point.weights in contender.weights
         and point.context <= contender.longest
         and point.batch in contender.batches

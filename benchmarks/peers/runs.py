@@ -9,7 +9,8 @@ from benchmarks.peers.artefacts import disk_bytes
 from benchmarks.peers.points import Measurement
 from benchmarks.store import Growing
 
-NAME = "peers"
+NAME, OF_FORMATS = "peers", "peers-formats"
+"""The records of the comparison of engines, and of that of caches of 8 bits."""
 EMPTY: dict[str, Any] = {"threads": 2, "bandwidth": {}, "versions": {}, "measurements": {}}
 
 
@@ -30,7 +31,7 @@ class Runs(Growing):
             {
                 "shape": point.shape.name, "weights": point.weights, "context": point.context, "batch": point.batch,
                 "contender": contender.name, "runner": contender.runner, "full_precision": contender.full_precision,
-                "reads": contender.reads,
+                "reads": contender.reads, "cache": contender.cache,
                 "cache_bytes_per_number": contender.cache_bytes, "disk_bytes": disk_bytes(artefact),
                 "floor_ms": floor_ms, "runs": [],
             },

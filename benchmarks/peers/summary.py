@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.peers.contenders import OURS
 from benchmarks.peers.rounds import BUSY
+from kvc_trt.models.cache_formats import AUTO
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Row:
     contender: str
     runner: str
     reads: str
+    cache: str
     full_precision: bool
     first_token_seconds: float
     first_token_range: tuple[float, float]
@@ -49,6 +51,7 @@ def row(entry: Mapping[str, Any]) -> Row:
         contender=entry["contender"],
         runner=entry["runner"],
         reads=entry["reads"],
+        cache=entry.get("cache", AUTO),
         full_precision=entry["full_precision"],
         first_token_seconds=median(firsts),
         first_token_range=(min(firsts), max(firsts)),

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from benchmarks import machine, store
-from benchmarks.peers import artefacts, page, rounds
-from benchmarks.peers.bars import bars
-from benchmarks.peers.contenders import CONTENDERS
+from benchmarks.peers import artefacts, formats_page, page, rounds
+from benchmarks.peers.bars import bars, bars_of_formats
+from benchmarks.peers.contenders import CONTENDERS, OF_FORMATS
 from benchmarks.peers.floors import floor_ms, step_cost
 from benchmarks.peers.idle import Others
-from benchmarks.peers.points import CORE, FULL, QUICK, Measurement, Point, measurements
+from benchmarks.peers.points import CORE, FORMATS, FULL, QUICK, Measurement, Point, measurements
 from benchmarks.peers.runs import EMPTY, NAME, Runs
 from benchmarks.peers.shapes import M8, SHAPES, read_config, write_checkpoint
 from benchmarks.peers.summary import by_point, row
@@ -39,7 +39,7 @@ def entry(contender=OURS, runs=(), point=POINT):
     return {
         "shape": point.shape_name, "weights": point.weights, "context": point.context, "batch": point.batch,
         "contender": contender.name, "runner": contender.runner, "full_precision": contender.full_precision,
-        "reads": contender.reads, "disk_bytes": 3 << 20, "floor_ms": 2.0,
+        "reads": contender.reads, "cache": contender.cache, "disk_bytes": 3 << 20, "floor_ms": 2.0,
         "runs": list(runs),
     }  # fmt: skip
 
@@ -172,6 +172,59 @@ def test_memory_and_disk_are_judged_on_the_larger_shape():
     llama = contender("llama.cpp, flash attention off")
     found = judged(entry(runs=[run(1, 1, peak=5 << 30)], point=large), entry(llama, [run(1, 1, peak=4 << 30)], large))
     assert found == {"peak memory": (1.25, False), "disk": (1.0, True)}
+
+
+def of_formats(name):
+    return next(one for one in OF_FORMATS if one.name == name)
+
+
+IN_8_BITS, IN_FLOAT32 = (of_formats(f"kvc-trt rocketkv, {name} cache") for name in ("int8", "float32"))
+WHOLE_IN_8_BITS, WHOLE = (of_formats(f"kvc-trt full, {name} cache") for name in ("int8", "float32"))
+THEIRS = of_formats("OpenVINO GenAI eviction, u8 cache")
+
+
+def test_caches_of_8_bits_meet_openvinos_at_every_point_and_float32_where_a_bar_asks_for_it():
+    every = {one.key for one in measurements(FORMATS, everybody=True, contenders=OF_FORMATS)}
+    assert {Measurement(point, one).key for point in FORMATS for one in (IN_8_BITS, THEIRS)} < every
+    long, batch = Point("m8", "int4", 16384), Point("m8", "int4", 16384, 8)
+    assert {Measurement(long, one).key for one in (WHOLE_IN_8_BITS, WHOLE)} < every
+    assert Measurement(batch, IN_FLOAT32).key in every
+
+
+def test_an_engine_of_another_cache_format_is_another_artefact_with_less_to_read(tmp_path):
+    place = artefacts.Workplace(tmp_path, tmp_path / "python", 2, "abc")
+    found = [artefacts.artefact(Measurement(POINT, one), place).name for one in (WHOLE, WHOLE_IN_8_BITS)]
+    assert found == ["m8-int4-full-4096", "m8-int4-full-4096-int8-cache"]
+    whole, stored = (step_cost(Measurement(POINT, one)).row_bytes for one in (WHOLE, WHOLE_IN_8_BITS))
+    assert stored / whole == (64 + 2) / (4 * 64)
+    read, stored = (step_cost(Measurement(POINT, one)).row_bytes for one in (IN_FLOAT32, IN_8_BITS))
+    assert 0.25 < stored / read < 0.4
+
+
+def test_bars_of_formats_are_asked_where_the_prompt_is_long():
+    def judged(context, batch):
+        point = Point("m8", "int4", context, batch)
+        times = ((IN_8_BITS, 3.0), (IN_FLOAT32, 4.0), (THEIRS, 5.0), (WHOLE_IN_8_BITS, 6.0), (WHOLE, 10.0))
+        found = bars_of_formats(by_point([entry(one, [run(1, ms)], point) for one, ms in times]))
+        return [(one.what, one.peer.contender, one.ratio, one.limit, one.met) for one in found]
+
+    beside = [("first token", THEIRS.name, 1.0, 1.05, True), ("step", THEIRS.name, 0.6, 0.8, True)]
+    assert judged(16384, 1) == [
+        *beside, ("step", IN_FLOAT32.name, 0.75, None, True), ("step", WHOLE.name, 0.6, 0.5, False),
+    ]  # fmt: skip
+    assert judged(16384, 8)[2] == ("step", IN_FLOAT32.name, 0.75, 0.85, True)
+    assert [limit for *_, limit, _ in judged(4096, 8)] == [1.05, 0.8, None, None]
+
+
+def test_the_page_of_formats_has_the_bars_and_every_row(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(formats_page, "_PAGE", tmp_path / "peers-formats.md")
+    data["measurements"] = {"a": entry(IN_8_BITS, [run(2, 3.0)]), "b": entry(THEIRS, [run(4, 6.0)])}
+    text = formats_page.write(data).read_text()
+    beside = (
+        "3.00 ms (kvc-trt rocketkv, int8 cache) | 6.00 ms (OpenVINO GenAI eviction, u8 cache) | 0.50 | 0.80 | met |"
+    )
+    assert f"| m8, int4, 4,096 tokens | step | {beside}" in text
+    assert "| OpenVINO GenAI eviction, u8 cache | 4.00 | 6.00 | - |" in text
 
 
 def test_measurements_at_two_contexts_are_drawn_with_every_name(data, tmp_path, monkeypatch):
