@@ -144,6 +144,24 @@ def test_a_pass_equals_the_references_steps(drafts, policy):
                 np.testing.assert_array_equal(ours[:, :, : theirs.shape[2]], theirs)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("recent", [1, 6])
+def test_each_token_of_a_pass_reads_its_own_last_tokens(drafts, recent):
+    """Six last tokens lie on two pages or three: a pass of four tokens begins a page on the way."""
+    draft, tokens = drafts("rocketkv", recent=recent), np.random.default_rng(2).integers(2, 97, (TOKENS, 2))
+    prompts = prompts_of(240, 37)
+    compare(draft, prompts, tokens, steps_before=3)
+    result = draft.engine.prefill(prompts)
+    stored = result["cache_lengths"]
+    found = draft.check(tokens, np.array([240, 37]), stored, result)
+    for number in range(TOKENS):
+        end = "" if number == TOKENS - 1 else f".token{number}"
+        selected = found[f"selected.0{end}"]
+        for row, entries in enumerate(stored[0] + number + 1):
+            last = np.arange(entries - recent, entries)
+            assert all(np.isin(last, of_head).all() for of_head in selected[row])
+
+
 @pytest.mark.parametrize("policy", EVICTING_STEPS)
 def test_policies_whose_steps_evict_are_refused(drafts, policy):
     with pytest.raises(InputError, match=f"policy {policy} checks no drafts: a step drops a token"):

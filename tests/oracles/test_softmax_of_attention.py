@@ -69,6 +69,15 @@ def test_budgets_set_for_each_prompt_verify(model: str, checkpoints: Checkpoints
     _check(checkpoints(model), tmp_path, "onnxruntime", policy="snapkv++", **settings)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["onnxruntime", "torch"])
+@pytest.mark.parametrize("model", MODELS)
+def test_an_engine_that_reads_its_last_tokens_verifies(
+    model: str, backend: str, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    _check(checkpoints(model), tmp_path, backend, policy="rocketkv", token_budget=64, recent=5)
+
+
 def _check(checkpoint: Path, directory: Path, backend: str, **settings: Any) -> None:
     lengths = {"max_input_len": 256, "max_output_len": 32}
     build(str(checkpoint), output=directory / "engine", verify=False, **settings, **lengths)
