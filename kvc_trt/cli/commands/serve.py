@@ -8,26 +8,22 @@ import ipaddress
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Any, get_args
 
 import click
 import cloup
 
 from kvc_trt.backends.registry import names
+from kvc_trt.cli.options.serve import ServeArguments
 from kvc_trt.cli.options.types import SEALED
 from kvc_trt.cli.text.printing import show
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.files.cache import cache_root
-from kvc_trt.serving.dynamo.deployment import Deployment, Running, Served
+from kvc_trt.serving.dynamo.deployment import Deployment, Role, Running, Served
 from kvc_trt.serving.dynamo.environment import require_dynamo
 from kvc_trt.serving.protocol.tools import PARSERS
 from kvc_trt.serving.triton.installation import find_triton
 from kvc_trt.serving.triton.serve import TritonDeployment, serve_triton
 
-if TYPE_CHECKING:
-    from kvc_trt.serving.engine import ServingSettings
-
-Role = Literal["aggregated", "frontend", "prefill", "decode"]
 ROLES = get_args(Role)
 API_KEY = "KVC_TRT_API_KEY"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -97,24 +93,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
         help="Requests may ask by return_kv_proof, digest or lists, for a proof of what the caches kept and read.",
     ),
 )
-def command(
-    engines: tuple[str, ...],
-    host: str,
-    port: int,
-    origins: tuple[str, ...],
-    on_dynamo: bool,
-    on_triton: bool,
-    role: Role,
-    store: Path | None,
-    rows: int | None,
-    queue: int | None,
-    prefill_slice_ms: float | None,
-    backend: str | None,
-    threads: int | None,
-    tool_parser: str | None,
-    sealed: bool,
-    kv_proofs: bool,
-) -> None:
+def command(**parameters: Any) -> None:
     """Answer OpenAI's API (chat, completions, models) with engines.
 
     Each ENGINE is a directory, asked for by NAME, or by the directory's own name. It says when every engine has
@@ -123,43 +102,25 @@ def command(
     With roles, prompts are read by some processes and answered by others, of engines that are equal or differ in their
     backend alone; what goes from one to the other is the compressed cache.
     """
-    from kvc_trt.serving.engine import ServingSettings
-
-    apart = role != "aggregated" or store is not None
-    if on_triton and (on_dynamo or apart):
-        raise click.UsageError("--triton has no roles; prefill and decode apart are NVIDIA Dynamo's")
-    if on_triton and (origins or tool_parser is not None):
-        raise click.UsageError("--cors and --tool-parser are of OpenAI's API, without --triton")
-    settings = ServingSettings(
-        rows,
-        queue,
-        prefill_slice_ms=prefill_slice_ms,
-        threads=threads,
-        backend=backend,
-        kv_proofs=kv_proofs,
-        sealed=sealed,
-    )
-    if role == "frontend" and (settings != ServingSettings() or tool_parser is not None):
-        raise click.UsageError("--role frontend runs no engine; options of engines are for prefill and decode")
-    if role in ("prefill", "decode") and origins:
-        raise click.UsageError(f"--role {role} takes no requests of clients; --cors is for --role frontend")
-    if on_triton:
-        _serve_triton(engines, host, port, settings)
+    given = ServeArguments(**parameters)
+    given.check()
+    if given.on_triton:
+        _serve_triton(given)
         return
     key = os.environ.get(API_KEY) or None
-    check_host(host, key)
-    served = served_engines(engines, role)
-    if on_dynamo or apart:
+    check_host(given.host, key)
+    served = served_engines(given.engines, given.role)
+    where = given.host, given.port, key, given.origins
+    if given.needs_dynamo:
         require_dynamo()
-        store = cache_root() / "serving" if store is None and role != "aggregated" else store
-        found = Deployment(served, role, host, port, key, origins, store, settings, tool_parser)
+        found = Deployment(served, given.role, *where, given.shared_store, given.settings, given.tool_parser)
         asyncio.run(Running(found, show).run())
         return
     require_server()
     from kvc_trt.serving.http.server import LightDeployment, serve
 
     named = [(one.name, one.engine) for one in served]
-    serve(LightDeployment(named, host, port, key, origins, settings, tool_parser), show)
+    serve(LightDeployment(named, *where, given.settings, given.tool_parser), show)
 
 
 def require_server() -> None:
@@ -170,14 +131,14 @@ def require_server() -> None:
         )
 
 
-def _serve_triton(engines: tuple[str, ...], host: str, port: int, settings: ServingSettings) -> None:
-    if not is_loopback(host):
+def _serve_triton(given: ServeArguments) -> None:
+    if not is_loopback(given.host):
         raise InputError(
-            f"--host {host}: Triton asks nobody for a key, so --triton listens on loopback alone",
+            f"--host {given.host}: Triton asks nobody for a key, so --triton listens on loopback alone",
             hint="put a proxy that asks for one in front",
         )
-    served = [(one.name, one.engine) for one in served_engines(engines)]
-    serve_triton(TritonDeployment(served, port, settings), find_triton(), show)
+    served = [(one.name, one.engine) for one in served_engines(given.engines)]
+    serve_triton(TritonDeployment(served, given.port, given.settings), find_triton(), show)
 
 
 def is_loopback(host: str) -> bool:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import cloup
-from click.core import ParameterSource
 
 from kvc_trt import Engine
 from kvc_trt.accuracy.cell import ENOUGH_ANSWERED
 from kvc_trt.accuracy.grid import PLAIN, Variant
 from kvc_trt.backends.probes import require_torch
-from kvc_trt.backends.registry import backends, names, open_engine, program_backend, runner
-from kvc_trt.backends.run_options import PrefillPrecision
+from kvc_trt.backends.registry import names, open_engine, runner
 from kvc_trt.cli.options.types import PREFILL_PRECISION, SEALED, CountOrByName, Counts, Names
+from kvc_trt.cli.options.verify import VerifyArguments
 from kvc_trt.cli.text import printing
 from kvc_trt.errors import VerificationFailed
 from kvc_trt.files.atomic import check_new_file, write_json
@@ -65,8 +64,6 @@ TASK_OPTIONS = cloup.option_group(
         help="Results, kept cell by cell, and the report.  [default: accuracy/NAME]",
     ),
 )  # fmt: skip
-_ENGINE_HAS = ("policies", "budgets", "weights")
-"""Options of --level tasks that an engine has already."""
 
 
 @cloup.command()
@@ -118,22 +115,7 @@ _ENGINE_HAS = ("policies", "budgets", "weights")
 )
 @printing.json_option
 @TASK_OPTIONS
-def command(
-    engine: Path | None,
-    level: str,
-    backend: str | None,
-    kernels: Path | None,
-    prefill_precision: PrefillPrecision,
-    sealed: bool,
-    steps: int | None,
-    samples: int | None,
-    checkpoint: Path | None,
-    seed: int,
-    replay: Path | None,
-    file: Path | None,
-    as_json: bool,
-    **tasks: Any,
-) -> None:
+def command(**parameters: Any) -> None:
     """Check an engine against the PyTorch reference, from single operators up to a task.
 
     The ladder: ops (indices equal, values within the bar), codes (what caches in a format hold, bit for bit), logits
@@ -145,139 +127,104 @@ def command(
     --level tasks asks the tasks of `kvc-trt tasks` of ENGINE beside its dense twin, or with --model of a model under
     many policies and token budgets; results are kept question by question, and a second run goes on where one stopped.
     """
-    if level != "tasks" or replay is not None:
+    given = VerifyArguments.of(parameters)
+    if given.level != "tasks" or given.replay is not None:
         require_torch("--level tasks, which compares with the whole cache")
-    if replay is not None:
-        given = click.get_current_context().get_parameter_source
-        taken = {"engine", "replay", "file", "as_json"}
-        for parameter in click.get_current_context().command.params:
-            name = parameter.name or ""
-            if name not in taken and given(name) not in (None, ParameterSource.DEFAULT):
-                raise click.UsageError(f"--replay goes with ENGINE, -o and --json, found {parameter.opts[0]}")
-        _replay(engine, replay, file, as_json)
-        return
-    if level in ("tasks", "tensors") and prefill_precision != "f32":
-        raise click.UsageError(f"--prefill-precision: --level {level} computes in f32")
-    if level == "tasks":
-        shared = {"backend": backend, "kernels": kernels, "checkpoint": checkpoint, "seed": seed, "samples": samples}
-        if steps is not None:
-            raise click.UsageError("--steps: --level tasks generates answers; --max-new-tokens bounds them")
-        _run_tasks(engine, file, as_json, sealed, **shared, **tasks)
-        return
-    _refuse_tasks(tasks, level)
-    if engine is None:
-        raise click.UsageError("Missing argument 'ENGINE'.")
-    directory = file if level == "tensors" else None
-    file = None if level == "tensors" else file
-    if file is not None:
-        check_new_file(file, replace=True)
-    opened = Engine.open(
-        engine, backend=backend, prefill_precision=prefill_precision, sealed=sealed, progress=printing.progress()
-    )
-    report = opened.verify(
-        level, kernels=kernels, steps=steps, samples=samples, checkpoint=checkpoint, seed=seed, directory=directory
-    )
-    if file is not None:
-        write_json(file, report.to_json())
-    if as_json:
-        printing.print_json(report.to_json())
+    given.check()
+    if given.report_file is not None:
+        check_new_file(given.report_file, replace=True)
+    if given.replay is not None:
+        _replay(given, given.replay)
+    elif given.level == "tasks":
+        _run_tasks(given)
     else:
-        printing.show(report.as_text())
+        _verify(given)
+
+
+def _verify(given: VerifyArguments) -> None:
+    """Climb the ladder, or one rung of it; VerificationFailed, naming the first failure."""
+    engine = Engine.open(
+        given.needed_engine(),
+        backend=given.backend,
+        prefill_precision=given.prefill_precision,
+        sealed=given.sealed,
+        progress=printing.progress(),
+    )
+    report = engine.verify(
+        given.level,
+        kernels=given.kernels,
+        steps=given.steps,
+        samples=given.samples,
+        checkpoint=given.checkpoint,
+        seed=given.seed,
+        directory=given.directory,
+    )
+    _hand_over(given, report.to_json(), report.as_text)
     if not report.passed:
         reason = report.failures[0] if report.failures else "nothing could be checked"
-        raise VerificationFailed(f"{engine} did not pass verification: {reason}")
+        raise VerificationFailed(f"{given.engine} did not pass verification: {reason}")
 
 
-def _replay(engine: Path | None, proof: Path, file: Path | None, as_json: bool) -> None:
+def _replay(given: VerifyArguments, proof: Path) -> None:
     """Check a proof and say what was found; VerificationFailed, naming the first problem, if it is not true."""
-    if engine is None:
-        raise click.UsageError("Missing argument 'ENGINE'.")
-    if file is not None:
-        check_new_file(file, replace=True)
+    engine = given.needed_engine()
     report = Engine.open(engine, progress=printing.progress()).replay(proof)
-    if file is not None:
-        write_json(file, report.to_json())
-    if as_json:
-        printing.print_json(report.to_json())
-    else:
-        printing.show(report.as_text())
+    _hand_over(given, report.to_json(), report.as_text)
     if not report.passed:
         if report.problems:
             raise VerificationFailed(f"{proof} is not true of {engine}: {report.problems[0]}")
         raise VerificationFailed(f"{proof} is not confirmed by {engine}: {report.differences[0]}")
 
 
-def _refuse_tasks(given: Mapping[str, Any], level: str) -> None:
-    """Refuse options of --level tasks at another level."""
-    for name, value in given.items():
-        if value is not None:
-            raise click.UsageError(f"--{name.replace('_', '-')} goes with --level tasks, found --level {level}")
+def _hand_over(given: VerifyArguments, report: dict[str, Any], as_text: Callable[[], str]) -> None:
+    """Store a report in the file that was asked for, and print it."""
+    if given.report_file is not None:
+        write_json(given.report_file, report)
+    if given.as_json:
+        printing.print_json(report)
+    else:
+        printing.show(as_text())
 
 
-def _run_tasks(engine: Path | None, file: Path | None, as_json: bool, sealed: bool, **given: Any) -> None:
+def _run_tasks(given: VerifyArguments) -> None:
     """Measure what compression costs in answers, and report it; VerificationFailed where a bar does not hold."""
     from kvc_trt.accuracy.request import AccuracyRequest, measure_engine, measure_policies
 
-    _check_combination(engine, given)
-    if given["truncate"] is not None and given["data"] is None:
-        raise click.UsageError("--truncate goes with --data: generated tasks are as long as --lengths says")
-    if file is not None:
-        check_new_file(file, replace=True)
-    progress = printing.progress()
-    asked = AccuracyRequest(
-        tasks=given["tasks"],
-        lengths=given["lengths"],
-        modes=given["modes"],
-        framing=given["framing"] or PLAIN,
-        samples=given["samples"],
-        data=given["data"],
-        truncate=given["truncate"],
-        seed=given["seed"],
-        max_new_tokens=given["max_new_tokens"],
-        minimum_accuracy=_share(given["minimum_accuracy"]),
-        maximum_loss=_share(given["maximum_loss"]),
-        directory=given["output_dir"],
+    progress, asked = printing.progress(), given.asked
+    request = AccuracyRequest(
+        tasks=asked.tasks,
+        lengths=asked.lengths,
+        modes=asked.modes,
+        framing=asked.framing or PLAIN,
+        samples=given.samples,
+        data=asked.data,
+        truncate=asked.truncate,
+        seed=given.seed,
+        max_new_tokens=asked.max_new_tokens,
+        minimum_accuracy=_share(asked.minimum_accuracy),
+        maximum_loss=_share(asked.maximum_loss),
+        directory=asked.output_dir,
     )
-    if engine is not None:
-        name, opened = engine.name, open_engine(engine, sealed=sealed, progress=progress)
-        backend = runner(opened.backend, given["backend"])
-        report = measure_engine(opened, backend, asked, kernels=given["kernels"], progress=progress)
+    if asked.model is None:
+        engine = given.needed_engine()
+        name, opened = engine.name, open_engine(engine, sealed=given.sealed, progress=progress)
+        backend = runner(opened.backend, given.backend)
+        report = measure_engine(opened, backend, request, kernels=given.kernels, progress=progress)
     else:
-        name = Path(given["model"]).name
+        name = Path(asked.model).name
         report = measure_policies(
-            given["model"],
-            asked,
-            policies=given["policies"],
-            budgets=given["budgets"],
-            weights=given["weights"] or "auto",
-            checkpoint=None if given["checkpoint"] is None else str(given["checkpoint"]),
+            asked.model,
+            request,
+            policies=asked.policies,
+            budgets=asked.budgets,
+            weights=asked.weights or "auto",
+            checkpoint=None if given.checkpoint is None else str(given.checkpoint),
             progress=progress,
         )
-    if file is not None:
-        write_json(file, report.to_json())
-    if as_json:
-        printing.print_json(report.to_json())
-    else:
-        printing.show(_accuracy_text(report, asked.directory_for(name)))
+    _hand_over(given, report.to_json(), lambda: _accuracy_text(report, request.directory_for(name)))
     if not report.passed:
         reason = report.failures[0] if report.failures else "no policy applies to any question"
         raise VerificationFailed(f"{name}: {reason}")
-
-
-def _check_combination(engine: Path | None, given: Mapping[str, Any]) -> None:
-    if (engine is None) == (given["model"] is None):
-        raise click.UsageError("--level tasks takes either ENGINE or --model")
-    if engine is not None:
-        for name in _ENGINE_HAS:
-            if given[name] is not None:
-                raise click.UsageError(f"--{name}: an engine has its own; --model measures others")
-        if given["checkpoint"] is not None:
-            raise click.UsageError("--checkpoint: an engine has its own weights; --model takes another's")
-    elif given["backend"] not in (None, runs := program_backend().name) or given["kernels"] is not None:
-        raise click.UsageError(f"--backend, --kernels: engines of --model are built in memory, for {runs}")
-    able = [name for name, each in backends().items() if each.calls_kernels]
-    if given["kernels"] is not None and given["backend"] not in able:
-        raise click.UsageError(f"--kernels goes with --backend {' or '.join(able)}")
 
 
 def _share(percent: float | None) -> float | None:
