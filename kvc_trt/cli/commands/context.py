@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import cloup
 
 from kvc_trt import Engine
 from kvc_trt.backends.registry import names
-from kvc_trt.cli.options.prompts import read_prompts, warn_of_bare_text
+from kvc_trt.cli.options.prompts import Prompts, read_prompts, warn_of_bare_text
 from kvc_trt.cli.options.types import SEALED
 from kvc_trt.cli.text import printing
 from kvc_trt.errors import BarePromptWarning, InputError, escaped
@@ -23,8 +24,35 @@ from kvc_trt.tables import text_table
 if TYPE_CHECKING:
     from kvc_trt.contexts.file import StoredTensor
     from kvc_trt.contexts.header import ContextHeader
+    from kvc_trt.runtime import Context
 
 BARE_PROMPT_HINT = "write the template's own words around the text; --raw silences this warning"
+
+
+@dataclass(frozen=True)
+class SaveArguments:
+    """Every argument and option of `save`, by its parameter's name."""
+
+    engine: Path
+    prompt_file: Path | None
+    prompt: str | None
+    prompt_ids: Path | None
+    raw: bool
+    start: Path | None
+    """The stored context that the prompt continues."""
+    file: Path
+    force: bool
+    backend: str | None
+    threads: int | None
+    sealed: bool
+    as_json: bool
+
+    def one_prompt(self) -> Prompts:
+        """Return the prompt; InputError for a file of several, UsageError unless exactly one option gives it."""
+        asked = read_prompts(self.prompt, self.prompt_file, self.prompt_ids, None, None, document=None, system=None)
+        if len(asked) > 1:
+            raise InputError(f"{self.prompt_ids}: a context is of one prompt, found {len(asked)}")
+        return asked
 
 
 @click.group()
@@ -50,45 +78,37 @@ def command() -> None:
 @cloup.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
 @SEALED
 @printing.json_option
-def save(
-    engine: Path,
-    prompt_file: Path | None,
-    prompt: str | None,
-    prompt_ids: Path | None,
-    raw: bool,
-    start: Path | None,
-    file: Path,
-    force: bool,
-    backend: str | None,
-    threads: int | None,
-    sealed: bool,
-    as_json: bool,
-) -> None:
+def save(**parameters: Any) -> None:
     """Read a prompt with ENGINE and store what its caches keep.
 
     `kvc-trt run ENGINE --context CONTEXT` goes on from there, without reading the prompt again.
     """
-    asked = read_prompts(prompt, prompt_file, prompt_ids, None, None, document=None, system=None)
-    if len(asked) > 1:
-        raise InputError(f"{prompt_ids}: a context is of one prompt, found {len(asked)}")
-    check_new_file(file, replace=force)  # before the work, not after it
-    opened = Engine.open(engine, backend=backend, threads=threads, sealed=sealed, progress=printing.progress())
-    before = None if start is None else opened.load_context(start)
-    if before is None and not raw:
-        warn_of_bare_text(asked, opened, BARE_PROMPT_HINT)
-    opened.session()
+    given = SaveArguments(**parameters)
+    asked = given.one_prompt()
+    check_new_file(given.file, replace=given.force)  # before the work, not after it
+    engine = Engine.open(
+        given.engine, backend=given.backend, threads=given.threads, sealed=given.sealed, progress=printing.progress()
+    )
+    before = None if given.start is None else engine.load_context(given.start)
+    if before is None and not given.raw:
+        warn_of_bare_text(asked, engine, BARE_PROMPT_HINT)
+    engine.session()
     started = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BarePromptWarning)  # it is said already, unless --raw is given
-        context = opened.context(asked.for_engine(opened)[0], context=before)
+        context = engine.context(asked.for_engine(engine)[0], context=before)
     seconds = time.perf_counter() - started
-    opened.save_context(context, file, replace=force)
-    size = file.stat().st_size
-    if as_json:
-        document = {"context": str(file), "bytes": size, "seconds": seconds, "logical_length": context.logical_length}
+    engine.save_context(context, given.file, replace=given.force)
+    _show_saved(given, context, seconds)
+
+
+def _show_saved(given: SaveArguments, context: Context, seconds: float) -> None:
+    size, length = given.file.stat().st_size, context.logical_length
+    if given.as_json:
+        document = {"context": str(given.file), "bytes": size, "seconds": seconds, "logical_length": length}
         printing.print_json({**document, "cache_lengths": list(context.cache_lengths), "tokens": context.token_digest})
     else:
-        printing.show(f"{file}: {context.logical_length} tokens in {readable_size(size)}, {seconds:.2f} s")
+        printing.show(f"{given.file}: {length} tokens in {readable_size(size)}, {seconds:.2f} s")
 
 
 @command.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
@@ -122,8 +123,6 @@ def _llm_api_summary(export: Export, file: str) -> str:
 
 
 def _llm_api_json(export: Export, file: str | None) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {
         "file": file,
         "configuration": export.configuration.model_dump(),
@@ -167,12 +166,8 @@ def triton(
     repository: Path,
     layout: Layout,
     name: str | None,
-    rows: int | None,
-    queue_limit: int | None,
-    memory_bytes: int | None,
-    prefill_slice_ms: float | None,
-    threads: int | None,
     as_json: bool,
+    **load: Any,
 ) -> None:
     """Write a model repository that tritonserver loads as it is, with the engine in it.
 
@@ -184,7 +179,7 @@ def triton(
 
     if layout == "ensemble" and name is not None:
         raise InputError("--name is for --layout single: clients of an ensemble ask for 'ensemble'")
-    settings = ServingSettings(rows, queue_limit, memory_bytes, prefill_slice_ms, threads)
+    settings = ServingSettings(**load)
     engine = open_engine(engine_dir, progress=printing.progress())
     runner(engine.backend)
     if layout == "ensemble":

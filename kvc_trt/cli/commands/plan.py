@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -75,31 +76,26 @@ DEFAULT_BANDWIDTH = 12.5e9
 def command(
     config_file: Path | None,
     settings: tuple[str, ...],
-    gpus: tuple[str, ...],
-    compare: bool,
-    memory: int | None,
-    rows: int | None,
-    mix: Path | None,
     disaggregated: bool,
     bandwidth: float | None,
     as_json: bool,
-    **flags: Any,
+    **others: Any,
 ) -> None:
     """Predict cache size, traffic and the bandwidth floor of an engine; needs neither weights nor a GPU."""
     from kvc_trt.profile.planning.question import Question, answered
 
     if bandwidth is not None and not disaggregated:
         raise click.UsageError("--bandwidth goes with --disaggregated")
-    given = {name: value for name, value in flags.items() if value is not None}
-    network = bandwidth or DEFAULT_BANDWIDTH if disaggregated else None
-    question = Question(gpus, compare, memory, rows, mix, network)
+    asked = {field.name: others.pop(field.name) for field in fields(Question) if field.name in others}
+    question = Question(**asked, network=bandwidth or DEFAULT_BANDWIDTH if disaggregated else None)
+    given = {name: value for name, value in others.items() if value is not None}
     by_set = parse_settings(settings)
     question.check({**by_set, **given})
     config, _ = configured(config_file, ("--set", by_set), ("the command line", given))
     plan = answered(config, question)
     if as_json:
         print_json(plan)
-    elif compare:
+    elif question.compare:
         from kvc_trt.cli.text.plan.budgets import compare_text
 
         show(compare_text(plan))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,22 @@ from kvc_trt.tasks.tokenizer import load_task_tokenizer
 from kvc_trt.validation import parse_assignments
 
 _LENGTHS = "prompt tokens: fewest / median / most"
+
+
+@dataclass(frozen=True)
+class WriteArguments:
+    """Every argument and option of `write`, by its parameter's name."""
+
+    task: str
+    target_tokens: int
+    samples: int
+    seed: int
+    tokenizer: str | None
+    max_new_tokens: int | None
+    settings: tuple[str, ...]
+    file: Path
+    force: bool
+    as_json: bool
 
 
 @click.group(invoke_without_command=True)
@@ -63,44 +80,34 @@ def command(context: click.Context, as_json: bool) -> None:
 )
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @printing.json_option
-def write(
-    task: str,
-    target_tokens: int,
-    samples: int,
-    seed: int,
-    tokenizer: str | None,
-    max_new_tokens: int | None,
-    settings: tuple[str, ...],
-    file: Path,
-    force: bool,
-    as_json: bool,
-) -> None:
+def write(**parameters: Any) -> None:
     """Write samples of TASK as JSON lines and print the file's SHA-256.
 
     The same arguments give the same bytes. Each line holds a context, a question, the reference answers, and what is
     known of the sample; the first line says what they were drawn with.
     """
-    chosen = task_named(task)
-    options = parse_assignments(settings)
-    if tokenizer is None and chosen.reads == "text":
+    given = WriteArguments(**parameters)
+    chosen = task_named(given.task)
+    options = parse_assignments(given.settings)
+    if given.tokenizer is None and chosen.reads == "text":
         raise click.UsageError(f"task {chosen.name} is text: --tokenizer PATH_OR_PRESET says how long it is")
-    check_new_file(file, replace=force)  # before the work, not after it
+    check_new_file(given.file, replace=given.force)  # before the work, not after it
     data_set = draw_data_set(
         chosen,
-        seed=seed,
-        samples=samples,
-        target_tokens=target_tokens,
-        tokenizer=None if tokenizer is None else load_task_tokenizer(tokenizer),
-        max_new_tokens=max_new_tokens,
+        seed=given.seed,
+        samples=given.samples,
+        target_tokens=given.target_tokens,
+        tokenizer=None if given.tokenizer is None else load_task_tokenizer(given.tokenizer),
+        max_new_tokens=given.max_new_tokens,
         options=options,
         progress=printing.progress(),
     )
-    write_new_file(file, data_set.to_jsonl(), replace=force)
-    if as_json:
-        summary = {"task": chosen.name, "seed": seed, "target_tokens": target_tokens, "samples": samples}
-        printing.print_json({"file": str(file), "sha256": data_set.digest, **summary})
+    write_new_file(given.file, data_set.to_jsonl(), replace=given.force)
+    if given.as_json:
+        drawn = {"seed": given.seed, "target_tokens": given.target_tokens, "samples": given.samples}
+        printing.print_json({"file": str(given.file), "sha256": data_set.digest, "task": chosen.name, **drawn})
     else:
-        printing.show(f"{data_set.digest}  {file}")
+        printing.show(f"{data_set.digest}  {given.file}")
 
 
 @command.command()
