@@ -94,7 +94,7 @@ def _by_reference(operator: Operator, form: CacheFormat) -> Callable[[Mapping[st
     name = operator_name(operator)
 
     def exact(given: Mapping[str, Any]) -> Result:
-        result: Result = getattr(reference_ops, name)(**given)
+        result: Result = reference_ops.compute(name, given)
         return result
 
     def stored(given: Mapping[str, Any]) -> Result:

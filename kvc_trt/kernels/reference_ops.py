@@ -6,7 +6,9 @@ and the results rounded back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,28 +21,67 @@ from kvc_trt.reference.bounds import LARGEST_FP8, append_in_place, fp8_codes, ro
 from kvc_trt.reference.layers import rotated
 
 
+@dataclass(frozen=True)
+class CompactNumbers:
+    """The attributes of KvcCompact and KvcCompactTurn, by their names."""
+
+    prompt_budget: int
+    capacity: int
+    pool_kernel: int
+    page_size: int
+    fp8_bounds: int
+
+
+@dataclass(frozen=True)
+class StepNumbers:
+    """The attributes of KvcHybridAttention, by their names."""
+
+    page_size: int
+    top_r: int
+    top_k: int
+    token_budget: int
+    dense_until: int
+    fp8_bounds: int
+    recent: int
+
+
+@dataclass(frozen=True)
+class RotatedStepNumbers(StepNumbers):
+    """The same, and those of the rotation before it."""
+
+    heads: int
+
+
+def compute(operation: str, given: Mapping[str, Any]) -> Any:
+    """Compute an operation of this module from the operator's inputs and attributes, by their names in its schema."""
+    function, kind = globals()[operation], _NUMBERS.get(operation)
+    if kind is None:
+        return function(**given)
+    names = {field.name for field in fields(kind)}
+    numbers = kind(**{name: value for name, value in given.items() if name in names})
+    return function(**{name: value for name, value in given.items() if name not in names}, numbers=numbers)
+
+
 def compact(
-    q_window: Tensor, k: Tensor, v: Tensor, prompt_lengths: Tensor, prompt_budget: int, capacity: int,
-    pool_kernel: int, page_size: int, fp8_bounds: int, prompt_budgets: Tensor | None = None,
-    pool_kernels: Tensor | None = None,
+    q_window: Tensor, k: Tensor, v: Tensor, prompt_lengths: Tensor, numbers: CompactNumbers,
+    prompt_budgets: Tensor | None = None, pool_kernels: Tensor | None = None,
 ) -> CompactResult:  # fmt: skip
     """`KernelLibrary.compact`, computed by the reference."""
     windows = torch.full_like(prompt_lengths, q_window.shape[2])
-    budgets, kernels = _of_rows(windows, prompt_budget, pool_kernel, prompt_budgets, pool_kernels)
+    budgets, kernels = _of_rows(windows, numbers, prompt_budgets, pool_kernels)
     rows = q_window, k, v, prompt_lengths.clamp(0, k.shape[2])
-    return _compacted(reference.compact, rows, budgets, kernels, capacity, page_size, fp8_bounds)
+    return _compacted(reference.compact, rows, budgets, kernels, numbers)
 
 
 def compact_turn(
-    q_window: Tensor, k: Tensor, v: Tensor, prompt_lengths: Tensor, window_lengths: Tensor, prompt_budget: int,
-    capacity: int, pool_kernel: int, page_size: int, fp8_bounds: int, prompt_budgets: Tensor | None = None,
-    pool_kernels: Tensor | None = None,
+    q_window: Tensor, k: Tensor, v: Tensor, prompt_lengths: Tensor, window_lengths: Tensor, numbers: CompactNumbers,
+    prompt_budgets: Tensor | None = None, pool_kernels: Tensor | None = None,
 ) -> CompactResult:  # fmt: skip
     """Compute KvcCompactTurn by the reference; the result has the form of `KernelLibrary.compute`."""
     windows = window_lengths.clamp(1, q_window.shape[2])
-    budgets, kernels = _of_rows(windows, prompt_budget, pool_kernel, prompt_budgets, pool_kernels)
+    budgets, kernels = _of_rows(windows, numbers, prompt_budgets, pool_kernels)
     rows = q_window, k, v, prompt_lengths.clamp(0, k.shape[2]), windows
-    return _compacted(reference.compact_turn, rows, budgets, kernels, capacity, page_size, fp8_bounds)
+    return _compacted(reference.compact_turn, rows, budgets, kernels, numbers)
 
 
 def append_block(
@@ -108,26 +149,26 @@ def replace_bounds(bounds: Tensor, bounds_kept: Tensor, fp8_bounds: int) -> None
 
 def hybrid_attention(
     query: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, bounds: Tensor,
-    cache_lengths: Tensor, page_size: int, top_r: int, top_k: int, token_budget: int, dense_until: int,
-    fp8_bounds: int, recent: int,
+    cache_lengths: Tensor, numbers: StepNumbers,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`KernelLibrary.hybrid_attention`, computed by the reference."""
     active = _active(cache_lengths, k_cache)
     output = torch.zeros_like(query)
-    width = max(top_k, token_budget, dense_until)
+    width = max(numbers.top_k, numbers.token_budget, numbers.dense_until)
     selected = torch.full((*k_cache.shape[:2], width), -1, dtype=torch.int32, device=query.device)
     if not bool(active.any()):
         return output, selected
+    page_size, fp8 = numbers.page_size, bool(numbers.fp8_bounds)
     slots, pages = cache_lengths[active], -(-k_cache.shape[2] // page_size)
     keys, values, page_min, page_max = (t[active] for t in (k_cache, v_cache, *page_major(bounds, pages)))
     new = k_new[active], v_new[active]
-    append_in_place(keys, values, page_min, page_max, slots, *new, page_size=page_size, fp8=bool(fp8_bounds))
+    append_in_place(keys, values, page_min, page_max, slots, *new, page_size=page_size, fp8=fp8)
     k_cache[active], v_cache[active] = keys, values
-    bounds[active] = channel_major(page_min, page_max, query.dtype, fp8=bool(fp8_bounds))
+    bounds[active] = channel_major(page_min, page_max, query.dtype, fp8=fp8)
     attended, chosen = reference.hybrid_attention(
         _widened(query[active]), _widened(keys), _widened(values), slots + 1, _widened(page_min), _widened(page_max),
-        page_size=page_size, top_r=top_r, top_k=top_k, token_budget=token_budget, dense_until=dense_until,
-        force_recent=recent,
+        page_size=page_size, top_r=numbers.top_r, top_k=numbers.top_k, token_budget=numbers.token_budget,
+        dense_until=numbers.dense_until, force_recent=numbers.recent,
     )  # fmt: skip
     output[active], selected[active] = attended.to(query.dtype), chosen
     return output, selected
@@ -151,15 +192,11 @@ def dense_attention(
 
 def rotated_hybrid_attention(
     joined: Tensor, cosines: Tensor, sines: Tensor, k_cache: Tensor, v_cache: Tensor, bounds: Tensor,
-    cache_lengths: Tensor, heads: int, page_size: int, top_r: int, top_k: int, token_budget: int, dense_until: int,
-    fp8_bounds: int, recent: int,
+    cache_lengths: Tensor, numbers: RotatedStepNumbers,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`hybrid_attention` behind the rotary embedding: joined [B,H+2G,D], cosines, sines [B,D/2]; also the query."""
-    token = rotated_token(joined, cosines, sines, heads)
-    output, selected = hybrid_attention(
-        *token, k_cache, v_cache, bounds, cache_lengths, page_size, top_r, top_k, token_budget, dense_until,
-        fp8_bounds, recent,
-    )  # fmt: skip
+    token = rotated_token(joined, cosines, sines, numbers.heads)
+    output, selected = hybrid_attention(*token, k_cache, v_cache, bounds, cache_lengths, numbers)
     return output, selected, token[0]
 
 
@@ -203,9 +240,10 @@ def page_major(bounds: Tensor, pages: int) -> tuple[Tensor, Tensor]:
 
 
 def _of_rows(
-    windows: Tensor, budget: int, kernel: int, own_budgets: Tensor | None, own_kernels: Tensor | None
+    windows: Tensor, numbers: CompactNumbers, own_budgets: Tensor | None, own_kernels: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return budget and pool kernel of each row: the call's, or the rows' own, the nearest that are allowed."""
+    budget, kernel = numbers.prompt_budget, numbers.pool_kernel
     budgets, kernels = torch.full_like(windows, budget), torch.full_like(windows, kernel)
     if own_budgets is not None and own_kernels is not None:
         budgets = own_budgets.maximum(windows).clamp(max=budget)
@@ -215,11 +253,12 @@ def _of_rows(
 
 def _compacted(
     rule: Callable[..., reference.Compacted], rows: tuple[Tensor, ...], budgets: Tensor, kernels: Tensor,
-    capacity: int, page_size: int, fp8_bounds: int,
+    numbers: CompactNumbers,
 ) -> CompactResult:  # fmt: skip
     """Apply `rule` to the rows that have tokens: `rows` are queries, keys, values and lengths, then its own."""
     _, k, v, lengths, *_ = rows
     batch, heads, length, size = k.shape
+    capacity = numbers.capacity
     if capacity < (slots := min(int(budgets.max()), length)):
         raise ValueError(f"capacity is {capacity}; expected at least {slots} for k of shape {list(k.shape)}")
     k_cache, v_cache = (k.new_zeros(batch, heads, capacity, size) for _ in range(2))
@@ -233,7 +272,7 @@ def _compacted(
         v_cache[filled, :, :slots] = kept.values.to(v.dtype)
         indices[filled, :, :slots] = kept.indices
     stored = lengths.minimum(budgets)
-    bounds = bounds_of(k_cache, stored, page_size, k.dtype, fp8_bounds)
+    bounds = bounds_of(k_cache, stored, numbers.page_size, k.dtype, numbers.fp8_bounds)
     return CompactResult(k_cache, v_cache, bounds, stored, indices)
 
 
@@ -254,3 +293,12 @@ def _active(cache_lengths: Tensor, k_cache: Tensor) -> Tensor:
 
 def _widened(value: Tensor) -> Tensor:
     return value if value.dtype in (torch.float32, torch.float64) else value.float()
+
+
+_NUMBERS: dict[str, type[CompactNumbers | StepNumbers]] = {
+    "compact": CompactNumbers,
+    "compact_turn": CompactNumbers,
+    "hybrid_attention": StepNumbers,
+    "rotated_hybrid_attention": RotatedStepNumbers,
+}
+"""What the functions above take their numbers as; the others take them one by one."""

@@ -7,13 +7,14 @@ of a prompt's survivors, and only moved afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvc_trt.kernels import reference_ops
+from kvc_trt.kernels.library import CompactResult
 from kvc_trt.kernels.stored_parts import StoredTables, names_of, parts_of, read_parts
 from kvc_trt.models.cache_formats import CacheFormat
 from kvc_trt.operators.compaction.compact import STORED_KEYS, STORED_VALUES
@@ -25,7 +26,7 @@ Given = Mapping[str, Any]
 
 def compact(form: CacheFormat, given: Given) -> tuple[Tensor, ...]:
     """Keep of a prompt what exact keys vote for, and store it."""
-    exact = reference_ops.compact(**given)
+    exact: CompactResult = reference_ops.compute("compact", given)
     kept = StoredTables.of(exact.k_cache, exact.v_cache, form)
     return _compacted(kept, exact.cache_lengths, exact.indices, given)
 
@@ -34,7 +35,8 @@ def compact_turn(form: CacheFormat, given: Given) -> tuple[Tensor, ...]:
     """Keep of stored and new tokens what their keys vote for as they are read, and move its codes."""
     tables = StoredTables.named(given, form, (STORED_KEYS, STORED_VALUES))
     k, v = tables.read()
-    read = reference_ops.compact_turn(**_without(given, form, (STORED_KEYS, STORED_VALUES)), k=k, v=v)
+    others = _without(given, form, (STORED_KEYS, STORED_VALUES))
+    read: CompactResult = reference_ops.compute("compact_turn", {**others, "k": k, "v": v})
     places = read.indices.clamp(min=0).long()[..., None]
     kept = tables.map(lambda part: part.gather(2, places.expand(*places.shape[:3], part.shape[3])))
     return _compacted(kept, read.cache_lengths, read.indices, given)
@@ -73,13 +75,13 @@ def replace_cache(form: CacheFormat, given: Given) -> None:
 
 def hybrid_attention(form: CacheFormat, given: Given) -> tuple[Tensor, Tensor]:
     """Store a token, then select and attend over what the cache gives back."""
-    output, selected = _step(reference_ops.hybrid_attention, form, given)
+    output, selected = _step("hybrid_attention", form, given)
     return output, selected
 
 
 def dense_attention(form: CacheFormat, given: Given) -> Tensor:
     """Store a token, then attend to all that the cache gives back."""
-    output: Tensor = _step(reference_ops.dense_attention, form, given)
+    output: Tensor = _step("dense_attention", form, given)
     return output
 
 
@@ -103,12 +105,12 @@ def _rotated(given: Given) -> dict[str, Any]:
     return {**dict(zip(("query", "k_new", "v_new"), token, strict=True)), **rest}
 
 
-def _step(attend: Callable[..., Any], form: CacheFormat, given: Given) -> Any:
-    """Attend by the operator over exact caches to what the caches give back, then store the new token in them."""
+def _step(operation: str, form: CacheFormat, given: Given) -> Any:
+    """Attend by the operation over exact caches to what the caches give back, then store the new token in them."""
     state, new = StoredTables.named(given, form), StoredTables.of(given["k_new"], given["v_new"], form)
     (keys, values), (k_new, v_new) = state.read(), new.read()
     exact = {"k_new": k_new, "v_new": v_new, "k_cache": keys, "v_cache": values}
-    made = attend(**{**_without(given, form), **exact})
+    made = reference_ops.compute(operation, {**_without(given, form), **exact})
     for row, slot in enumerate(given["cache_lengths"].tolist()):
         if 0 <= slot < keys.shape[2]:
             for part, entry in zip(state.parts, new.parts, strict=True):

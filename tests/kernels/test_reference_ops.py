@@ -17,7 +17,7 @@ LOWEST = torch.finfo(torch.float32).min
 
 def test_a_compaction_is_the_references_with_room_behind_it():
     case = compact_case(lengths=[60, 24, 3], budget=24, capacity=31, page=4)
-    found = reference_ops.compact(**case.arguments())
+    found = reference_ops.compute("compact", case.arguments())
     expected = reference.compact(
         case.q_window, case.k, case.v, case.prompt_lengths, prompt_budget=24, pool_kernel=case.pool_kernel
     )
@@ -36,7 +36,7 @@ def test_a_compaction_is_the_references_with_room_behind_it():
 def test_lengths_are_clamped_and_an_empty_prompt_keeps_nothing():
     case = compact_case(lengths=[40, 40, 40])
     case.prompt_lengths[:] = torch.tensor([-3, 99, 40])
-    found = reference_ops.compact(**case.arguments())
+    found = reference_ops.compute("compact", case.arguments())
     assert found.cache_lengths.tolist() == [0, 24, 24]
     assert torch.equal(found.indices[1], found.indices[1].sort().values) or bool((found.indices[1] == -1).any())
     assert bool((found.indices[0] == -1).all())
@@ -46,7 +46,7 @@ def test_lengths_are_clamped_and_an_empty_prompt_keeps_nothing():
 def test_too_little_room_is_refused():
     case = compact_case(lengths=[40])
     with pytest.raises(ValueError, match="capacity is 23; expected at least 24"):
-        reference_ops.compact(**{**case.arguments(), "capacity": 23})
+        reference_ops.compute("compact", {**case.arguments(), "capacity": 23})
 
 
 @settings(max_examples=30)
@@ -60,7 +60,7 @@ def test_too_little_room_is_refused():
 def test_a_step_is_the_references_on_the_appended_cache(lengths, page, top_k, budget, recent):
     case = step_case(lengths=lengths, page=page, top_k=top_k, token_budget=budget, recent=recent)
     before = {name: getattr(case, name).clone() for name in ("k_cache", "v_cache", "bounds")}
-    output, selected = reference_ops.hybrid_attention(**case.arguments())
+    output, selected = reference_ops.compute("hybrid_attention", case.arguments())
     pages = -(-case.k_cache.shape[2] // page)
     keys, values, low, high = reference.append(
         before["k_cache"], before["v_cache"], *reference_ops.page_major(before["bounds"], pages), case.cache_lengths,
@@ -81,7 +81,7 @@ def test_a_step_is_the_references_on_the_appended_cache(lengths, page, top_k, bu
 def test_an_inactive_row_is_left_alone():
     case = step_case(lengths=[30, -1, 50], capacity=50)
     before = case.to("cpu")
-    output, selected = reference_ops.hybrid_attention(**case.arguments())
+    output, selected = reference_ops.compute("hybrid_attention", case.arguments())
     for name in ("k_cache", "v_cache", "bounds"):
         assert_same_bits(getattr(case, name)[1:], getattr(before, name)[1:], name)
     assert not output[1:].any()
@@ -89,7 +89,7 @@ def test_an_inactive_row_is_left_alone():
     assert output[0].any()
     idle = step_case(lengths=[-1])
     assert not reference_ops.dense_attention(**idle.dense_arguments()).any()
-    assert not reference_ops.hybrid_attention(**idle.arguments())[0].any()
+    assert not reference_ops.compute("hybrid_attention", idle.arguments())[0].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -115,8 +115,8 @@ def test_half_types_are_widened_and_rounded_once(dtype):
               for name, value in wide.arguments().items()}  # fmt: skip
     bounds = floats["bounds"][..., : -(-wide.k_cache.shape[2] // wide.page_size)]
     floats["bounds"] = bounds.masked_fill(bounds == torch.finfo(dtype).min, LOWEST)
-    expected, chosen = reference_ops.hybrid_attention(**floats)
-    output, selected = reference_ops.hybrid_attention(**case.arguments())
+    expected, chosen = reference_ops.compute("hybrid_attention", floats)
+    output, selected = reference_ops.compute("hybrid_attention", case.arguments())
     assert torch.equal(selected, chosen)
     assert torch.equal(output, expected.to(dtype))
     assert case.k_cache.dtype == dtype

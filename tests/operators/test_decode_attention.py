@@ -247,7 +247,7 @@ def test_half_precision_caches_select_the_same_tokens(page_size, poison):
     np.testing.assert_array_equal(found["selected"], expected["selected"])
     np.testing.assert_allclose(found["output"], expected["output"], atol=2e-3)
     tensors = [torch.from_numpy(array.copy()) for array in (*step, keys, values, stored, np.array(lengths))]
-    _, selected = reference_ops.hybrid_attention(*tensors, **attributes_of(case))
+    _, selected = reference_ops.hybrid_attention(*tensors, reference_ops.StepNumbers(**attributes_of(case)))
     np.testing.assert_array_equal(found["selected"], selected.numpy())
 
 
@@ -270,5 +270,5 @@ def test_half_precision_caches_with_fp8_bounds_select_the_same_tokens(page_size)
     np.testing.assert_array_equal(found["selected"], expected["selected"])
     np.testing.assert_array_equal(found["bounds_out"][..., : bounds.shape[3]], expected["bounds_out"])
     tensors = [torch.from_numpy(array.copy()) for array in (*step, *halves, stored, np.array(lengths))]
-    _, selected = reference_ops.hybrid_attention(*tensors, **attributes_of(case))
+    _, selected = reference_ops.hybrid_attention(*tensors, reference_ops.StepNumbers(**attributes_of(case)))
     np.testing.assert_array_equal(found["selected"], selected.numpy())

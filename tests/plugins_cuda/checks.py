@@ -26,7 +26,7 @@ def truncates(library: KernelLibrary, dtype: torch.dtype) -> bool:
 def run_compact(library: KernelLibrary, case: CompactCase) -> CompactResult:
     """The library's answer, on the CPU; results are written over NaN and -7."""
     moved = case.to(library.device_type)
-    expected = reference_ops.compact(**case.arguments())
+    expected = reference_ops.compute("compact", case.arguments())
     poison = (torch.full_like(t, math.nan if t.is_floating_point() else -7) for t in expected)
     out = CompactResult(*(t.to(library.device_type) for t in poison))
     return CompactResult(*(t.cpu() for t in library.compact(**moved.arguments(), out=out)))
@@ -34,7 +34,7 @@ def run_compact(library: KernelLibrary, case: CompactCase) -> CompactResult:
 
 def check_compact(library: KernelLibrary, case: CompactCase) -> IndexComparison:
     """Compare one call with the reference: all that follows from a choice is exact."""
-    found, expected = run_compact(library, case), reference_ops.compact(**case.arguments())
+    found, expected = run_compact(library, case), reference_ops.compute("compact", case.arguments())
     lengths = case.prompt_lengths.clamp(0, case.k.shape[2])
     keys = torch.where(_before(lengths, case.k.shape[2])[:, None, :, None], case.k.float(), 0.0)
     compared = compare_compaction(
@@ -58,7 +58,7 @@ def check_compact(library: KernelLibrary, case: CompactCase) -> IndexComparison:
 def check_hybrid(library: KernelLibrary, case: StepCase) -> IndexComparison:
     """Compare one step with the reference, as `check_compact` does; the caches are compared bit by bit."""
     mine, moved = case.to("cpu"), case.to(library.device_type)
-    _, expected = reference_ops.hybrid_attention(**mine.arguments())
+    _, expected = reference_ops.compute("hybrid_attention", mine.arguments())
     output, selected = library.hybrid_attention(**moved.arguments())
     assert selected is not None
     output, selected = output.cpu(), selected.cpu()

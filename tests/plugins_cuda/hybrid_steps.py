@@ -58,7 +58,7 @@ def selected_tokens(library: KernelLibrary, case: StepCase) -> list[list[list[in
 
 
 def reference_tokens(case: StepCase) -> list[list[list[int]]]:
-    _, selected = reference_ops.hybrid_attention(**case.to("cpu").arguments())
+    _, selected = reference_ops.compute("hybrid_attention", case.to("cpu").arguments())
     return [[[x for x in head if x >= 0] for head in row] for row in selected.tolist()]
 
 

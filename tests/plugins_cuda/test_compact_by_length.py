@@ -68,11 +68,11 @@ def test_any_rows(library: KernelLibrary, rows: Rows) -> None:
 def test_a_number_out_of_range_is_the_nearest_that_is_allowed(library: KernelLibrary) -> None:
     wild = mixed_rows(lengths=(90, 70, 80), budgets=(-3, 10**12, 20), kernels=(-7, 999, 6), rounded=True)
     near = mixed_rows(lengths=(90, 70, 80), budgets=(8, PROMPT_BUDGET, 20), kernels=(1, 31, 5), rounded=True)
-    expected = reference_ops.compact(**arguments(near))
+    expected = reference_ops.compute("compact", arguments(near))
     for given_ in (wild, near):
         for name, value in run(library, given_).items():
             assert_same_bits(value, getattr(expected, name), name)
-    assert torch.equal(reference_ops.compact(**arguments(wild)).indices, expected.indices)
+    assert torch.equal(reference_ops.compute("compact", arguments(wild)).indices, expected.indices)
 
 
 def test_rows_alike_are_a_call_without_numbers_of_rows(library: KernelLibrary) -> None:

@@ -49,7 +49,7 @@ def run_turn(library: KernelLibrary, case: TurnCase) -> CompactResult:
 
 def check_turn(library: KernelLibrary, case: TurnCase) -> CompactResult:
     """The reference's tokens, or proven near-ties of them; caches and bounds follow bit by bit."""
-    found, expected = run_turn(library, case), reference_ops.compact_turn(**case.turn_arguments())
+    found, expected = run_turn(library, case), reference_ops.compute("compact_turn", case.turn_arguments())
     assert torch.equal(found.cache_lengths, expected.cache_lengths)
     for row, (n, count) in enumerate(zip(case.prompt_lengths.tolist(), case.window_lengths.tolist(), strict=True)):
         if n == 0:
@@ -115,7 +115,7 @@ def test_the_tokens_of_a_turn_stay(library: KernelLibrary) -> None:
 def test_ties_go_to_the_lowest(library: KernelLibrary, dtype: torch.dtype) -> None:
     """Exact inputs: every index is the reference's."""
     case = turn_case([200, 131, 90], [8, 2, 1], ties=True, dtype=dtype, pool=3)
-    found, expected = check_turn(library, case), reference_ops.compact_turn(**case.turn_arguments())
+    found, expected = check_turn(library, case), reference_ops.compute("compact_turn", case.turn_arguments())
     assert torch.equal(found.indices, expected.indices)
 
 

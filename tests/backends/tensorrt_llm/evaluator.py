@@ -198,14 +198,14 @@ def _compact(arrays, attributes):
     numbers = {name: value for name, value in attributes.items() if name != "by_length"}
     own = dict(zip(("prompt_budgets", "pool_kernels"), tensors[4:], strict=False))
     assert len(own) == 2 * attributes.get("by_length", 0)
-    result = reference_ops.compact(*tensors[:4], **numbers, **own)
+    result = reference_ops.compact(*tensors[:4], reference_ops.CompactNumbers(**numbers), **own)
     names = ("k_cache", "v_cache", "bounds", "cache_lengths", "indices")
     return [getattr(result, name).numpy() for name in names]
 
 
 def _hybrid(arrays, attributes):
     tensors = [torch.from_numpy(np.array(one)) for one in arrays]
-    output, selected = reference_ops.hybrid_attention(*tensors, **attributes)
+    output, selected = reference_ops.hybrid_attention(*tensors, reference_ops.StepNumbers(**attributes))
     return [one.numpy() for one in (output, *tensors[3:6], selected)]
 
 
