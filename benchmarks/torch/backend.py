@@ -35,6 +35,7 @@ from benchmarks.kernels.sweep import POINTS, count, point
 from benchmarks.torch import baselines as torch_baselines
 from benchmarks.torch.cases import FORMATS, Cell, against_dense, cells, figures
 from kvc_trt.backends.torch.benchmark import TimedDecoder
+from kvc_trt.backends.torch.decoder_options import DecoderOptions
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.backends.torch.model.elementwise import compiled
 from kvc_trt.backends.torch.model.weights import TorchWeights, joined_names
@@ -232,8 +233,8 @@ def decode_points(
 
 def prefill_peak(cell: Cell, weights: TorchWeights, gpu: Gpu) -> dict[str, Any]:
     """Time and peak memory of one prompt's prefill: peaks above what lay there before, which is the weights."""
-    dtype = getattr(torch, cell.dtype)
-    decoder = TimedDecoder(cell.model, cell.parameters, weights, cache_dtype=dtype, elementwise=compiled())
+    options = DecoderOptions(getattr(torch, cell.dtype), elementwise=compiled())
+    decoder = TimedDecoder(cell.model, cell.parameters, weights, options)
     ids = torch.randint(0, cell.model.vocab_size, (cell.batch, cell.prompt), device=gpu.device)
     lengths = torch.full((cell.batch,), cell.prompt, device=gpu.device)
     decoder.prefill(ids, lengths)  # compiles, loads and tunes

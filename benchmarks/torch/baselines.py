@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kvc_trt.backends.torch.model.decoder import DenseAttention
+from kvc_trt.backends.torch.decoder_options import DenseAttention
 from kvc_trt.models.config import ModelConfig
 
 PAGE = 16

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.backends.torch import memory
+from kvc_trt.backends.torch.decoder_options import DecoderOptions, DenseAttention
 from kvc_trt.backends.torch.device import choose_device, from_numpy, kernel_device, say_if_slow, to_numpy, warn_once
 from kvc_trt.backends.torch.model import elementwise
 from kvc_trt.backends.torch.model.bounds import rebuild_bounds, stays_in_page
 from kvc_trt.backends.torch.model.capturer import Capturer
-from kvc_trt.backends.torch.model.decoder import OBSERVABLE, DenseAttention, PromptResult, TorchDecoder
+from kvc_trt.backends.torch.model.decoder import OBSERVABLE, PromptResult, TorchDecoder
 from kvc_trt.backends.torch.model.step import StaticStep, rows_captured
 from kvc_trt.backends.torch.model.weights import TorchWeights
 from kvc_trt.backends.torch.policy_path import policy_path
@@ -101,12 +102,15 @@ class TorchExecutor(ExecutorBase):
     def decoder(self) -> TorchDecoder:
         """The model under its policy."""
         on_gpu = self.device.type == "cuda"
-        return self._decoder_class(
-            self.program.model, self.program.parameters, self.weights, cache_dtype=self._cache_dtype,
-            expose=self._expose, elementwise=elementwise.compiled() if on_gpu else elementwise.AS_WRITTEN,
-            dense_attention=self._dense_attention, turns=any(not tensor.in_step for tensor in self.program.state),
+        options = DecoderOptions(
+            self._cache_dtype,
+            expose=self._expose,
+            elementwise=elementwise.compiled() if on_gpu else elementwise.AS_WRITTEN,
+            dense_attention=self._dense_attention,
+            turns=any(not tensor.in_step for tensor in self.program.state),
             twin_of=self._twin_of,
-        )  # fmt: skip
+        )
+        return self._decoder_class(self.program.model, self.program.parameters, self.weights, options)
 
     @cached_property
     def capturer(self) -> Capturer:

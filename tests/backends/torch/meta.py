@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kvc_trt import policies
+from kvc_trt.backends.torch.decoder_options import DecoderOptions
 from kvc_trt.backends.torch.model.decoder import TorchDecoder
 from kvc_trt.backends.torch.model.weights import TorchWeights, joined_names
 from kvc_trt.graph.state import state_tensors
@@ -44,7 +45,7 @@ def resolved(policy, context, model=LLAMA, budget=512, **changes):
 
 def decoder(policy, context, model=LLAMA, *, kv_cache="auto", **options):
     parameters = resolved(policy, context, model, kv_cache=kv_cache)
-    return TorchDecoder(model, parameters, weights(model), cache_dtype=torch.bfloat16, **options)
+    return TorchDecoder(model, parameters, weights(model), DecoderOptions(torch.bfloat16, **options))
 
 
 def state(parameters, rows, model=LLAMA):

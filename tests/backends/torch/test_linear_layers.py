@@ -17,7 +17,6 @@ from kvc_trt.backends.torch import memory
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.backends.torch.harness import many_tokens, one_token
 from kvc_trt.backends.torch.model import decoder as decoder_module
-from kvc_trt.backends.torch.model.decoder import TorchDecoder
 from kvc_trt.backends.torch.model.linear_layers import LinearInputs, LinearRows, take_token
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.models.config import Attention, Description, Linear
@@ -27,6 +26,7 @@ from kvc_trt.operators.linear.delta_rule import CHUNK
 from kvc_trt.runtime.session.batch import batch_of
 from kvc_trt.verify.rungs.parts.linear_layers import LinearCase, linear_case
 from tests.backends.torch import meta
+from tests.backends.torch.small_blocks import in_blocks
 from tests.oracles.family_models import written
 from tests.slices import result_of
 from tests.small_model import SMALL
@@ -84,7 +84,7 @@ def test_an_inactive_row_keeps_its_state_whatever_it_is_fed() -> None:
 @pytest.mark.parametrize("length", [1, CHUNK, CHUNK + 1, 3 * CHUNK + 7])
 def test_slices_give_the_bits_of_the_whole_prefill(length: int, policy: str, make_program) -> None:
     program = make_program(policy, model=MODEL)
-    executor = TorchExecutor(program, device="cpu", decoder_class=partial(TorchDecoder, block=CHUNK))
+    executor = TorchExecutor(program, device="cpu", decoder_class=in_blocks(CHUNK))
     batch = batch_of([np.random.default_rng(length).integers(2, 97, length).tolist()])
     whole = executor.prefill(batch.input_ids, batch.prompt_lengths)
     found, shares = result_of(executor.prefill_in_slices(batch.input_ids, batch.prompt_lengths, limit=0.0))

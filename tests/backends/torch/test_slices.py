@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +19,7 @@ from kvc_trt.runtime import Request, Session
 from kvc_trt.runtime.executor import SlicingExecutor
 from kvc_trt.runtime.scheduler.scheduler import Scheduler
 from kvc_trt.runtime.session.batch import batch_of
+from tests.backends.torch.small_blocks import in_blocks
 from tests.every_policy import EVERY
 from tests.slices import result_of
 
@@ -31,7 +31,7 @@ LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, TOGETHER, TOGETHER + 1, 3 * TOGETHER 
 
 def cut(program) -> TorchExecutor:
     """An executor whose prefill has small pieces."""
-    return TorchExecutor(program, device="cpu", decoder_class=partial(TorchDecoder, block=BLOCK))
+    return TorchExecutor(program, device="cpu", decoder_class=in_blocks(BLOCK))
 
 
 def prompt(length: int):

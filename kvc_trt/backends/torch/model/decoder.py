@@ -10,7 +10,7 @@ some part, the caches run by nodes (`nodes/cache_operations.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvc_trt.backends.torch.memory import LINEAR_BLOCK, PREFILL_BLOCK
-from kvc_trt.backends.torch.model.elementwise import AS_WRITTEN, Elementwise
+from kvc_trt.backends.torch.decoder_options import DecoderOptions
+from kvc_trt.backends.torch.memory import LINEAR_BLOCK
 from kvc_trt.backends.torch.model.linear_layers import LinearRows, linear_inputs, take_token, take_tokens
 from kvc_trt.backends.torch.model.prefetch import weight_prefetch
 from kvc_trt.backends.torch.model.projections import Projections, finished
@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.operators.schema import Operator
 
-DenseAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache (written), cache_lengths [B] -> [B,H,D]; no format."""
 AFTER_ATTENTION = ("self_attn.o_proj.weight", "mlp.gate_up_proj.weight")
 """The matrices that a step reads next, while attention runs; experts are not chosen yet."""
 OBSERVABLE = ("q_window", "keys", "values", "indices", "query", "key", "value", "attended", "selected")
@@ -73,29 +71,19 @@ class PromptResult(NamedTuple):
 
 
 class TorchDecoder(Projections):
-    """The computation around the kernels, in the type and on the device of the weights; caches have `cache_dtype`.
-
-    `expose` names values that each run stores in `exposed`: keys.L and values.L of a prompt or a turn, q_window.L and
-    indices.L of compaction, query.L, key.L, value.L, attended.L and selected.L of a step. `elementwise` has the
-    functions between the products, `dense_attention` attends in layers that read their whole cache (None: our kernel),
-    `block` is the tokens per block of prefill. With `turns`, prefill also returns what a turn needs. `twin_of` are the
-    parameters of the engine whose dense twin this is: what that engine runs by nodes, the twin does too, so that both
-    agree bit for bit.
-    """
+    """The computation around the kernels, in the type and on the device of the weights; caches have `cache_dtype`."""
 
     def __init__(
-        self, config: ModelConfig, parameters: PolicyParameters, weights: TorchWeights, *, cache_dtype: torch.dtype,
-        expose: Collection[str] = (), elementwise: Elementwise = AS_WRITTEN,
-        dense_attention: DenseAttention | None = None, block: int = PREFILL_BLOCK, turns: bool = False,
-        twin_of: PolicyParameters | None = None,
-    ) -> None:  # fmt: skip
+        self, config: ModelConfig, parameters: PolicyParameters, weights: TorchWeights, options: DecoderOptions
+    ) -> None:
+        dense_attention, cache_dtype = options.dense_attention, options.cache_dtype
         if dense_attention is not None and parameters.cache_format.keys is not None:
             raise ValueError(f"dense_attention reads exact caches; expected kv_cache auto, found {parameters.kv_cache}")
-        super().__init__(config, weights, parameters.max_sequence_len, elementwise, block)
+        super().__init__(config, weights, parameters.max_sequence_len, options.elementwise, options.block)
         self.parameters, self.cache_dtype = parameters, cache_dtype
         self.exposed: dict[str, Tensor] = {}
-        self._expose = frozenset(expose)
-        self._turns = turns
+        self._expose = frozenset(options.expose)
+        self._turns = options.turns
         self._dense_attention = dense_attention
         keys, values = names_of(parameters.cache_format)
         self._parts = [*keys, *values]
@@ -108,7 +96,7 @@ class TorchDecoder(Projections):
         self._cache_of = {site.layer: site.cache for site in sites}
         """The row of `cache_lengths` of each layer, where kernels run, under which a layer has one cache."""
         self._ahead = weight_prefetch(weights.embedding.device)
-        self._by_nodes = runs_by_nodes(self, twin_of, self._expose, turns=turns)
+        self._by_nodes = runs_by_nodes(self, options)
         # The kernels rotate what a step projects, where nothing stands between the two: no norm, type or other kernel.
         plain = (
             weights.embedding.dtype == cache_dtype

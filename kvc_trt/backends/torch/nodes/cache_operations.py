@@ -6,11 +6,10 @@ waits for lengths and conditions, so nothing here can be captured in a CUDA grap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from kvc_trt.backends.torch.nodes.program import NodeProgram, Operators, Scope, Tensors
@@ -22,6 +21,8 @@ from kvc_trt.methods.base.graph_context import of_any_token, of_token
 
 if TYPE_CHECKING:
     from onnx import NodeProto
+
+    from kvc_trt.backends.torch.decoder_options import DecoderOptions
 
 Given = Mapping[str, Callable[[], Tensor]]
 """Makes each value that nodes may read, by name; only those that are read are made."""
@@ -77,24 +78,23 @@ class OneToken:
 class CacheOperations:
     """Runs the caches of an engine's layers. `rotary` are cosine and sine of every position, float32 [L,D/2].
 
-    `turns` says whether prompts store what a turn needs. Without `kernels`, steps run the bodies of all operators.
-    `weights` are those of the model that nodes read. Values in `expose` are copied to `exposed` by every run; those of
-    the steps of a pass have the names that a draft graph gives them (`of_token`).
+    Without `kernels`, steps run the bodies of all operators. `weights` are those of the model that nodes read. Values
+    in `options.expose` are copied to `exposed` by every run; those of the steps of a pass have the names that a draft
+    graph gives them (`of_token`).
     """
 
     def __init__(
-        self, graphs: CacheGraphs, dtype: torch.dtype, rotary: tuple[Tensor, Tensor], *, turns: bool, kernels: bool,
-        expose: Collection[str] = (), exposed: dict[str, Tensor] | None = None, weights: Tensors | None = None,
+        self, graphs: CacheGraphs, rotary: tuple[Tensor, Tensor], options: DecoderOptions, *, kernels: bool,
+        exposed: dict[str, Tensor], weights: Tensors,
     ) -> None:  # fmt: skip
-        self._graphs, self._rotary, self._weights = graphs, rotary, weights or {}
-        self._expose = frozenset(expose)
-        self.exposed = {} if exposed is None else exposed
-        name = str(dtype).removeprefix("torch.")
+        self._graphs, self._rotary, self._weights = graphs, rotary, weights
+        self._expose, self._exposed = frozenset(options.expose), exposed
+        name = str(options.cache_dtype).removeprefix("torch.")
         layout, device = layout_of(graphs.config, graphs.parameters, name), rotary[0].device
         self.operators = Operators(layout, device)
         """The operators of prompts and turns."""
         self.step_operators = self.operators if kernels else Operators(layout, device, kernels=False)
-        self._state = state_tensors(graphs.config, graphs.parameters, name, turns=turns)
+        self._state = state_tensors(graphs.config, graphs.parameters, name, turns=options.turns)
         self._programs: dict[tuple[str, int], NodeProgram] = {}
 
     def store(self, layer: int, tokens: ManyTokens, prompt_lengths: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -160,7 +160,7 @@ class CacheOperations:
         found = program.run(Scope(values))
         for name, value in zip(reversed(program.exposed), reversed(found), strict=False):
             if (shown := of_token(name, step, steps)) in self._expose:
-                self.exposed[shown] = value.clone()
+                self._exposed[shown] = value.clone()
         return found
 
     def _of_layer(self, layer: int) -> list[StateTensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Protocol
@@ -13,6 +13,7 @@ from torch import Tensor
 from kvc_trt.backends.torch.policy_path import policy_path
 
 if TYPE_CHECKING:
+    from kvc_trt.backends.torch.decoder_options import DecoderOptions
     from kvc_trt.backends.torch.nodes.cache_operations import CacheOperations, ManyTokens
     from kvc_trt.methods.base.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
@@ -59,15 +60,13 @@ class ByNodes:
     """True if prompts are padded as the nodes want them."""
 
 
-def runs_by_nodes(
-    decoder: Projecting, twin_of: PolicyParameters | None, expose: Collection[str], *, turns: bool
-) -> ByNodes:
-    """Return what of a decoder runs by nodes; `twin_of` are the parameters of the engine whose dense twin it is.
+def runs_by_nodes(decoder: Projecting, options: DecoderOptions) -> ByNodes:
+    """Return what of a decoder runs by nodes.
 
     Within its budget, an engine gives the twin's result bit for bit, so a twin's steps run the bodies that the engine's
     run, and its prompts are padded like the engine's.
     """
-    path = policy_path(decoder.config, decoder.parameters)
+    path, twin_of = policy_path(decoder.config, decoder.parameters), options.twin_of
     engine = path if twin_of is None else policy_path(decoder.config, twin_of)
     if engine is None:
         return ByNodes()
@@ -75,11 +74,15 @@ def runs_by_nodes(
     from kvc_trt.graph.cache_graphs import CacheGraphs
 
     until = (twin_of or decoder.parameters).slice_limit
-    graphs = CacheGraphs(decoder.config, decoder.parameters, turns=turns, slice_until=until)
+    graphs = CacheGraphs(decoder.config, decoder.parameters, turns=options.turns, slice_until=until)
     operations = CacheOperations(
-        graphs, decoder.cache_dtype, decoder.rotary_tables, turns=turns, kernels=engine.steps,
-        expose=expose, exposed=decoder.exposed, weights=decoder.sinks,
-    )  # fmt: skip
+        graphs,
+        decoder.rotary_tables,
+        options,
+        kernels=engine.steps,
+        exposed=decoder.exposed,
+        weights=decoder.sinks,
+    )
     caches = CachesByNodes(decoder, operations)
     steps = not engine.plain_steps if path is not None else not engine.steps
     return ByNodes(None if path is None else caches, caches if steps else None, pads=True)

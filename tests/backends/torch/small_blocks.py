@@ -1,0 +1,17 @@
+"""Decoders whose prefill computes few tokens at once, so that a short prompt has several pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvc_trt.backends.torch.model.decoder import TorchDecoder
+
+
+def in_blocks(tokens: int) -> Callable[..., TorchDecoder]:
+    """A `decoder_class` for an executor; its prefill computes so many tokens at once."""
+
+    def made(config, parameters, weights, options):
+        return TorchDecoder(config, parameters, weights, replace(options, block=tokens))
+
+    return made
