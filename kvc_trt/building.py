@@ -22,6 +22,7 @@ from kvc_trt.errors import VerificationFailed
 from kvc_trt.models.rope import rotary_choice
 from kvc_trt.models.sharding import describe_shards
 from kvc_trt.progress import Progress
+from kvc_trt.verify.recording import record_report
 
 if TYPE_CHECKING:
     from kvc_trt.verify.report import Report
@@ -102,7 +103,6 @@ def verified(result: BuildResult, checkpoint: Path | None, progress: Progress) -
         progress.note("verification: passed after an earlier build of this engine")
         return None
     from kvc_trt.verify.ladder import verify
-    from kvc_trt.verify.recording import record_report
 
     built_for = result.engine.backend
     backend = runners(built_for)[0]

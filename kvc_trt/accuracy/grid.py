@@ -9,6 +9,7 @@ from typing import Any
 
 from kvc_trt import policies
 from kvc_trt.config import parse_settings
+from kvc_trt.engine.resolution.model_choice import choose_model
 from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.policies import BASELINE
 from kvc_trt.tasks.registry import all_tasks, task
@@ -141,16 +142,12 @@ def policies_of(names: Sequence[str] | None) -> list[str]:
 
 def budgets_of(model: str) -> tuple[int, ...]:
     """The model's own token budget, twice and four times as many."""
-    from kvc_trt.engine.resolution.model_choice import choose_model
-
     budget = int(choose_model(model).defaults["token_budget"])
     return budget, 2 * budget, 4 * budget
 
 
 def longest_of(model: str) -> int:
     """Tokens of the longest questions a model is asked."""
-    from kvc_trt.engine.resolution.model_choice import choose_model
-
     return int(choose_model(model).defaults["max_input_len"])
 
 

@@ -17,6 +17,7 @@ from kvc_trt.api.rules import requests_of
 from kvc_trt.backends.probes import require_torch
 from kvc_trt.backends.registry import backend, open_engine, runner, session_of
 from kvc_trt.backends.run_options import DEFAULTS, PrefillPrecision, RunOptions
+from kvc_trt.contexts import packing_of, read_context, write_context
 from kvc_trt.errors import InputError
 from kvc_trt.profile.request import (
     DEFAULT_BATCHES,
@@ -30,6 +31,7 @@ from kvc_trt.proof import Proof, read_proof
 from kvc_trt.runtime.executor import ClosingExecutor
 from kvc_trt.runtime.scheduler.scheduler import Scheduler
 from kvc_trt.runtime.speculation.settings import Speculation
+from kvc_trt.verify.recording import record_report
 
 if TYPE_CHECKING:
     import numpy as np
@@ -298,8 +300,6 @@ class Engine:
 
     def save_context(self, context: Context, path: StrPath, *, replace: bool = False) -> None:
         """Write a context to a file, whole or not at all; with `replace` over an old one."""
-        from kvc_trt.contexts import write_context
-
         write_context(Path(path), context, replace=replace)
 
     def load_context(self, path: StrPath) -> Context:
@@ -307,8 +307,6 @@ class Engine:
 
         Raises InputError for a file that is damaged or was changed, and for another engine's or policy's context.
         """
-        from kvc_trt.contexts import packing_of, read_context
-
         return read_context(Path(path), packing_of(self.directory))
 
     @overload
@@ -418,7 +416,6 @@ class Engine:
         if directory is not None:
             raise InputError(f"directory goes with level tensors, found level {level}")
         from kvc_trt.verify.ladder import verify
-        from kvc_trt.verify.recording import record_report
 
         report = verify(
             self.directory,

@@ -13,8 +13,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.backends.probes import probe_reference
+from kvc_trt.backends.reported_lists import open_with_lists
 from kvc_trt.backends.run_options import DEFAULTS, RunOptions
+from kvc_trt.contexts import packing_of
 from kvc_trt.engine import EngineDirectory
+from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError, UnsupportedEnvironment, did_you_mean
 from kvc_trt.progress import NullProgress
 from kvc_trt.runtime import Session
@@ -134,9 +137,6 @@ def session_of(
     **executor_options: Any,
 ) -> Session:
     """Open a session over an open engine directory; otherwise like `open_session`."""
-    from kvc_trt.backends.reported_lists import open_with_lists
-    from kvc_trt.contexts import packing_of
-
     chosen = _able(runner(engine.backend, options.backend), engine, options)
     executor, lists = (
         open_with_lists(engine, _giving_proofs(chosen, engine), options)
@@ -193,8 +193,6 @@ def benchmark_for(engine: EngineDirectory, options: RunOptions = DEFAULTS) -> Be
 
 def _able(name: str, engine: EngineDirectory, options: RunOptions) -> Backend:
     """Return the backend; InputError if it is unknown, or does not support the engine's policy or the options."""
-    from kvc_trt.engine.supported import check_supported
-
     found = backend(name)
     check_supported(engine.parameters, engine.model.num_hidden_layers, name, backends())
     found.check_options(options)

@@ -32,6 +32,7 @@ from kvc_trt.engine.parallel import check_parallel
 from kvc_trt.engine.resolution.resolve import check_backend_settings
 from kvc_trt.errors import InputError, describe
 from kvc_trt.graph.state import StateTensor
+from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.progress import Progress
@@ -41,7 +42,6 @@ from kvc_trt.runtime.chat.template import ChatTemplate
 if TYPE_CHECKING:
     from kvc_trt.engine.backend import BuildBackend
     from kvc_trt.files.held import HeldFile
-    from kvc_trt.graph.weights import EngineWeights
     from kvc_trt.models.sources.tokenizer_library import Tokenizer
 
 
@@ -183,8 +183,6 @@ class EngineDirectory:
 
     def weights(self) -> EngineWeights:
         """Return the engine's weights as a source of float32 tensors, dequantised when read."""
-        from kvc_trt.graph.weights import EngineWeights
-
         return EngineWeights(self.weight_file)
 
 

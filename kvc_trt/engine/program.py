@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from kvc_trt.errors import InputError
 from kvc_trt.files.held import HeldFile
 from kvc_trt.graph.state import StateTensor, cache_sites, state_tensors
+from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.models.config import ModelConfig, longest_sequence
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from kvc_trt.engine import EngineDirectory
-    from kvc_trt.graph.weights import GraphWeights
 
 Graph: TypeAlias = "HeldFile | Callable[[], ModelProto]"
 """A graph file, or a function that builds the graph in memory when it is needed."""
@@ -119,8 +119,6 @@ class Program:
     @property
     def weight_format(self) -> str:
         """Return the format in which the weights are stored."""
-        from kvc_trt.graph.weights import GraphWeights
-
         return GraphWeights(self.weight_file).precision
 
 
@@ -136,7 +134,6 @@ def engine_program(engine: EngineDirectory) -> Program:
 def policy_program(model: ModelConfig, parameters: PolicyParameters, weight_file: HeldFile, *, turns: bool) -> Program:
     """Return the program of a policy over a weight file; its graphs exist in memory. `turns` where the policy can."""
     from kvc_trt.graph.build import build_decode, build_extend, build_prefill
-    from kvc_trt.graph.weights import GraphWeights
 
     weights, turns = GraphWeights(weight_file), turns and parameters.no_turn is None
     return Program(
@@ -152,8 +149,6 @@ def policy_program(model: ModelConfig, parameters: PolicyParameters, weight_file
 
 def twin_program(engine: EngineDirectory | Program) -> Program:
     """Return the dense twin, which evicts and skips nothing. It shares the weight file; its graphs exist in memory."""
-    from kvc_trt.graph.weights import GraphWeights
-
     model, parameters, weights = engine.model, engine.parameters, GraphWeights(engine.weight_file)
     dense = parameters.keeping_everything()
     return Program(

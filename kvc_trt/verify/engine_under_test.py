@@ -18,6 +18,7 @@ from kvc_trt.backends.run_options import DEFAULTS, RunOptions
 from kvc_trt.errors import InputError, VerificationFailed
 from kvc_trt.graph.state import cache_sites
 from kvc_trt.methods.rankings.rounding import slack_of_truncation
+from kvc_trt.models.formats import open_checkpoint, weights_of
 from kvc_trt.models.presets import load_preset
 from kvc_trt.models.weights import check_weights
 from kvc_trt.progress import Progress
@@ -262,8 +263,6 @@ class EngineUnderTest:
     @cached_property
     def checkpoint(self) -> tuple[WeightSource | None, str]:
         """Unquantised weights to compare with, and what they are or why there are none."""
-        from kvc_trt.models.formats import open_checkpoint, weights_of
-
         directory = self.checkpoint_directory or self._shipped_checkpoint()
         if directory is None:
             return None, "no checkpoint given (--checkpoint PATH)"

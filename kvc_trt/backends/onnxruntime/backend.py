@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from kvc_trt.backends.base import Backend
 from kvc_trt.backends.onnxruntime.native import describe_choice, how_to_get, native_operators
+from kvc_trt.backends.onnxruntime.packed_copies import passes_pack, steps_pack
 from kvc_trt.backends.probes import Probe, import_package
 from kvc_trt.backends.run_options import PREFILL_PRECISIONS
 from kvc_trt.engine.backend import FP8
@@ -86,8 +87,6 @@ class OnnxRuntimeBackend(Backend):
     @override
     def packed_copies(self, weights: str, size: float, *, drafts: bool) -> tuple[str, ...]:
         """Return whether steps, and passes over drafts, have a packed copy with the native operators that are here."""
-        from kvc_trt.backends.onnxruntime.packed_copies import passes_pack, steps_pack
-
         quantised = weights in ("int8", "int4", "keep")
         native = native_operators("float16" if weights == "fp16" else "float32")
         steps = steps_pack(size, quantised=quantised, native=native)

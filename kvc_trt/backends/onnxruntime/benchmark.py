@@ -42,7 +42,9 @@ from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.program import Program
 from kvc_trt.files.cache import scratch_directory
 from kvc_trt.files.held import HeldFile
+from kvc_trt.graph.build import build_decode
 from kvc_trt.graph.state import state_tensors
+from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.machine import usable_cores
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.methods.base.registry import prompt_runs
@@ -229,9 +231,6 @@ def _measure(model: ModelConfig, parameters: PolicyParameters, dtype: str) -> in
 
 
 def _executor(directory: Path, model: ModelConfig, parameters: PolicyParameters, dtype: str) -> OnnxRuntimeExecutor:
-    from kvc_trt.graph.build import build_decode
-    from kvc_trt.graph.weights import GraphWeights, write_weights
-
     directory.mkdir()
     weights = directory / WEIGHTS_FILE
     kind = "fp16" if dtype == "float16" else "fp32"

@@ -20,6 +20,7 @@ from kvc_trt.backends.run_options import DEFAULTS, PrefillPrecision, RunOptions
 from kvc_trt.engine.program import Graph, Program, engine_program, read_graph, split_by_graph
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.prefill_parts import cut_prefill
+from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.machine import usable_cores
 from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT
 
@@ -49,8 +50,6 @@ class EngineSessions:
         profile: Path | None = None,
         expose: Collection[str] = (),
     ) -> None:
-        from kvc_trt.graph.weights import GraphWeights
-
         program = engine if isinstance(engine, Program) else engine_program(engine)
         self.program = program
         self._limits = program.limits

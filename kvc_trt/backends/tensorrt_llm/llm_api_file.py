@@ -6,6 +6,7 @@ states what it is, what it cannot do and where it differs.
 
 from __future__ import annotations
 
+import hashlib
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,11 +17,15 @@ from kvc_trt.config import BuildConfig, layered, read_configuration
 from kvc_trt.engine.configuration import LARGEST_CONFIG, EngineConfig
 from kvc_trt.engine.format import CONFIG_FILE
 from kvc_trt.engine.manifest import MANIFEST_FILE, read_manifest, rebuild_hint
+from kvc_trt.engine.resolution.model_choice import choose_model
+from kvc_trt.engine.resolution.resolved_build import resolve_parameters, with_defaults
 from kvc_trt.errors import InputError
 from kvc_trt.files.inputs import read_input
 from kvc_trt.methods.base.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.formats import is_path
 from kvc_trt.models.presets import list_presets, load_preset
+from kvc_trt.models.sources.hub import is_repository
 from kvc_trt.validation import validated
 from kvc_trt.version import __version__
 
@@ -67,9 +72,6 @@ def _from_config(content: bytes, path: Path) -> Source:
 
 
 def _from_build(config: BuildConfig, path: Path) -> Source:
-    from kvc_trt.engine.resolution.model_choice import choose_model
-    from kvc_trt.engine.resolution.resolved_build import resolve_parameters, with_defaults
-
     choice = choose_model(config.model, config.checkpoint, config.revision)
     filled = with_defaults(config, choice)
     parameters = resolve_parameters(filled, choice.config)
@@ -77,9 +79,6 @@ def _from_build(config: BuildConfig, path: Path) -> Source:
 
 
 def _checkpoint(config: BuildConfig) -> str:
-    from kvc_trt.models.formats import is_path
-    from kvc_trt.models.sources.hub import is_repository
-
     if config.checkpoint is not None:
         return config.checkpoint
     if is_path(config.model) or is_repository(config.model):
@@ -89,8 +88,6 @@ def _checkpoint(config: BuildConfig) -> str:
 
 
 def _sha256(content: bytes) -> str:
-    import hashlib
-
     return hashlib.sha256(content).hexdigest()
 
 

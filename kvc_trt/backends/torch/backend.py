@@ -12,6 +12,7 @@ from kvc_trt.backends.torch.parallel.forecast import rank_memory
 from kvc_trt.backends.torch.policy_path import policy_path
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.missing import missing_division, missing_graph
+from kvc_trt.engine.program import engine_program
 from kvc_trt.errors import InputError
 from kvc_trt.kernels.c_library import KernelLibraryError
 from kvc_trt.kernels.loading import VARIABLE, library_path, load
@@ -83,7 +84,6 @@ class TorchBackend(Backend):
         if ranks is not None:
             from kvc_trt.backends.torch.parallel.executor import ParallelExecutor
             from kvc_trt.backends.torch.parallel.group import RankGroup
-            from kvc_trt.engine.program import engine_program
 
             group = RankGroup(engine.model, engine.weight_file, ranks, threads=options.threads, **own)
             return ParallelExecutor(engine_program(engine), group)

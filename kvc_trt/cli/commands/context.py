@@ -16,6 +16,7 @@ from kvc_trt.backends.registry import names
 from kvc_trt.cli.options.prompts import Prompts, read_prompts, warn_of_bare_text
 from kvc_trt.cli.options.types import SEALED
 from kvc_trt.cli.text import printing
+from kvc_trt.contexts.file import inspect_context
 from kvc_trt.errors import BarePromptWarning, InputError, escaped
 from kvc_trt.files.atomic import check_new_file
 from kvc_trt.sizes import readable_size
@@ -116,8 +117,6 @@ def _show_saved(given: SaveArguments, context: Context, seconds: float) -> None:
 @printing.json_option
 def inspect(context: Path, as_json: bool) -> None:
     """Check every byte of the file CONTEXT and show what it holds; needs no engine."""
-    from kvc_trt.contexts.file import inspect_context
-
     header, tensors = inspect_context(context)
     if as_json:
         printing.print_json({"context": str(context), "intact": True, **_as_json(header, tensors)})

@@ -12,8 +12,11 @@ import cloup
 from kvc_trt.backends.registry import names
 from kvc_trt.cli.options.build import TENSOR_PARALLEL, WEIGHTS, policy_options
 from kvc_trt.cli.options.types import Bandwidth, Bytes
+from kvc_trt.cli.text.plan.budgets import compare_text, limit_text
+from kvc_trt.cli.text.plan.sections import plan_text
 from kvc_trt.cli.text.printing import json_option, print_json, show
 from kvc_trt.config import configured, parse_settings
+from kvc_trt.profile.planning.question import Question, answered
 
 DEFAULT_BANDWIDTH = 12.5e9
 """Bytes per second: 100 Gbit/s."""
@@ -82,8 +85,6 @@ def command(
     **others: Any,
 ) -> None:
     """Predict cache size, traffic and the bandwidth floor of an engine; needs neither weights nor a GPU."""
-    from kvc_trt.profile.planning.question import Question, answered
-
     if bandwidth is not None and not disaggregated:
         raise click.UsageError("--bandwidth goes with --disaggregated")
     asked = {field.name: others.pop(field.name) for field in fields(Question) if field.name in others}
@@ -96,14 +97,8 @@ def command(
     if as_json:
         print_json(plan)
     elif question.compare:
-        from kvc_trt.cli.text.plan.budgets import compare_text
-
         show(compare_text(plan))
     elif question.limited:
-        from kvc_trt.cli.text.plan.budgets import limit_text
-
         show(limit_text(plan))
     else:
-        from kvc_trt.cli.text.plan.sections import plan_text
-
         show(plan_text(plan))

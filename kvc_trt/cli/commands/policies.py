@@ -8,6 +8,7 @@ import click
 
 from kvc_trt.backends.registry import backends, names
 from kvc_trt.cli.text import printing
+from kvc_trt.engine.supported import supporting
 from kvc_trt.models.presets import load_preset
 from kvc_trt.policies import describe, named, resolve
 from kvc_trt.tables import text_table
@@ -93,8 +94,6 @@ def kernel_table() -> str:
 
 def engines(policy: str) -> list[str]:
     """Return the backends that can have an engine of the policy; an oracle has none."""
-    from kvc_trt.engine.supported import supporting
-
     model, parameters = _resolved(policy)
     return supporting(parameters, model.num_hidden_layers, backends())
 

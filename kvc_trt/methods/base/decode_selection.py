@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from kvc_trt import reference
 from kvc_trt.errors import InputError
 from kvc_trt.methods.base.constants import Constants
 from kvc_trt.methods.base.discovery import objects
@@ -180,8 +181,6 @@ class DecodeSelection(ABC):
         softmax: Softmax = PLAIN,
     ) -> LayerCache:  # fmt: skip
         """Reference: return the cache that `select` reads, made from keys and values [B,G,C,D] and lengths [B]."""
-        from kvc_trt import reference
-
         cache = reference.LayerCache(keys, values, lengths, softmax=softmax)
         if self.pages:
             extremes = reference.page_bounds(keys, lengths, rule.page_size, fp8=rule.fp8_bounds)

@@ -14,6 +14,7 @@ from kvc_trt.backends.tensorrt.device import DeviceBlock, Stream
 from kvc_trt.backends.tensorrt.lowering import updated_in_place
 from kvc_trt.backends.tensorrt.running.context import DTYPES, Context
 from kvc_trt.engine.program import read_graph, split_by_graph
+from kvc_trt.graph.layers import ELEMENT_TYPES
 from kvc_trt.graph.rewrites.expose import expose as exposed
 from kvc_trt.models.dtypes import numpy_dtype
 
@@ -28,8 +29,6 @@ def build_program(toolkit: Toolkit, program: Program, rows: int, expose: Collect
     """Build and load prefill and decode for up to `rows` rows, with the internal values `expose` as extra outputs.
 
     The result takes no turns: a turn shows all that verification looks at in the state."""
-    from kvc_trt.graph.layers import ELEMENT_TYPES
-
     profiles = prefill_profiles(program.parameters.max_input_len, rows), decode_profiles(rows)
     names = split_by_graph(expose, program.prefill, program.decode)
     graphs = [read_graph(graph) for graph in (program.prefill, program.decode)]
