@@ -17,11 +17,11 @@ from benchmarks.accuracy.formats.losses import (
 )
 from benchmarks.accuracy.formats.methods import split
 from benchmarks.accuracy.formats.recorded import OPENVINO, Formats, peers
+from benchmarks.accuracy.paired import CHANCE, higher_and_lower, holm, sign_test
 from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered, Group, methods
 from benchmarks.accuracy.smollm2.stages import SAMPLES
 from benchmarks.page import bullet, paragraph, span
 from kvc_trt.accuracy.cell import on_answered
-from kvc_trt.accuracy.pages.paired import CHANCE, higher_and_lower, holm, sign_test
 from kvc_trt.models.cache_formats import AUTO, CACHE_FORMATS
 from kvc_trt.policies import BASELINE
 

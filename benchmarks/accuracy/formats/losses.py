@@ -15,11 +15,11 @@ import numpy as np
 
 from benchmarks.accuracy.formats.methods import METHODS
 from benchmarks.accuracy.formats.recorded import Formats, caches
+from benchmarks.accuracy.paired import CHANCE, higher_and_lower, holm, sign_test
 from benchmarks.accuracy.smollm2.cells import Answered, Group
 from benchmarks.accuracy.smollm2.stages import SAMPLES
 from kvc_trt.accuracy.cell import interval
 from kvc_trt.accuracy.faithfulness import bootstrap_interval
-from kvc_trt.accuracy.pages.paired import CHANCE, higher_and_lower, holm, sign_test
 from kvc_trt.models.cache_formats import AUTO
 from kvc_trt.policies import BASELINE
 

@@ -11,10 +11,10 @@ from benchmarks import store
 from benchmarks.accuracy.formats import answers, divergence
 from benchmarks.accuracy.formats.methods import METHODS, in_format
 from benchmarks.accuracy.kvpress import answers as kvpress
+from benchmarks.accuracy.paired import difference
 from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered, Comparison, Group, questions, read
 from benchmarks.accuracy.smollm2.grid import MODEL
 from kvc_trt.accuracy.cell import Mean
-from kvc_trt.accuracy.pages.paired import difference
 from kvc_trt.models.cache_formats import CACHE_FORMATS
 from kvc_trt.models.presets import load_preset
 from kvc_trt.policies import BASELINE

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from benchmarks import store
 from benchmarks.accuracy.kvpress.presses import ADAKV
+from benchmarks.accuracy.paired import difference
 from benchmarks.accuracy.smollm2.stages import POOLS
 from kvc_trt.accuracy.cell import Mean, interval, mean, on_answered
 from kvc_trt.accuracy.grid import CHAT, MODES
-from kvc_trt.accuracy.pages.paired import difference
 from kvc_trt.errors import InputError
 from kvc_trt.policies import BASELINE
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from benchmarks.accuracy.kvpress.presses import ADAKV
+from benchmarks.accuracy.paired import CHANCE, higher_and_lower, holm, sign_test
 from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered, Comparison, Group, methods
 from benchmarks.accuracy.smollm2.stages import BUDGETS, ROCKETKV, SAMPLES
-from kvc_trt.accuracy.pages.paired import CHANCE, higher_and_lower, holm, sign_test
 from kvc_trt.policies import BASELINE
 
 AGAINST_PRESSES = (ROCKETKV, "hybrid")

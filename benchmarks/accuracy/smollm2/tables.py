@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks import page
+from benchmarks.accuracy.paired import difference
 from benchmarks.accuracy.smollm2.cells import KVPRESS, OURS, Answered, Comparison, Group, methods
 from benchmarks.accuracy.smollm2.comparisons import beside_policies, beside_presses
 from benchmarks.accuracy.smollm2.stages import BUDGETS
 from kvc_trt.accuracy.cell import interval
-from kvc_trt.accuracy.pages.paired import difference
 from kvc_trt.policies import BASELINE
 
 MIB = 1 << 20

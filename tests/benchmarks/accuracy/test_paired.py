@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvc_trt.accuracy.pages.paired import difference, higher_and_lower, holm, sign_test
+from benchmarks.accuracy.paired import difference, higher_and_lower, holm, sign_test
 
 
 def test_cells_cut_short_are_compared_on_their_answers():
