@@ -40,6 +40,16 @@ HARMLESS = frozenset({
     "output_hidden_states", "pad_token_id", "problem_type", "return_dict", "transformers_version", "use_cache",
 })  # fmt: skip
 """Fields of every configuration that do not change the logits of a trained decoder."""
+UNDECLARED: Mapping[str, Any] = {
+    "is_causal": True,
+    "layer_types": None,
+    "sliding_window": None,
+    "attention_chunk_size": None,
+    "kv_sharing_modes": None,
+    "per_layer_config": None,
+}
+"""Fields that `transformers` reads from any configuration, declared by its class or not -> the value without effect.
+Where every one of `layer_types` is full attention, they have none either."""
 
 
 class DecoderFields(ForeignSchema):

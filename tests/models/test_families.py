@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import Description, ModelConfig, RopeScaling, check_length
-from kvc_trt.models.family import HARMLESS, families
+from kvc_trt.models.family import HARMLESS, UNDECLARED, families
 from kvc_trt.models.family_weights import FamilyWeights, Rows, channel_order, in_our_order
 from kvc_trt.models.formats import open_checkpoint, weights_of
 from kvc_trt.models.random_weights import RandomWeights
@@ -33,6 +35,29 @@ def test_every_field_of_transformers_is_read_or_harmless(architecture: str) -> N
     theirs = getattr(transformers, config_class(architecture.removesuffix("ForCausalLM")))().to_dict()
     read = {family.spelling.get(name, name) for name in family.fields.model_fields}
     assert set(theirs) - read - family.harmless - HARMLESS == set()
+
+
+READ_FROM_ANY = re.compile(r"""(?:getattr|hasattr)\(\s*(?:self\.)?\w*config\w*(?:\.\w+\(.*?\))?,\s*"(\w+)\"""")
+"""A field that transformers asks a configuration for, whether its class declares it or not."""
+OF_OTHERS = {
+    "_is_quantized", "classifier_dropout", "number_of_conv_states", "original_max_position_embeddings",
+    "use_bidirectional_attention", "hidden_dropout",
+}  # fmt: skip
+"""Such fields that other checks cover, or that no decoder of ours has."""
+
+
+@pytest.mark.parametrize("architecture", families())
+def test_a_field_that_transformers_reads_undeclared_is_read_or_checked(architecture: str) -> None:
+    """A class need not declare what masks and caches ask every configuration for, such as `is_causal`."""
+    transformers = pytest.importorskip("transformers")
+    family = families()[architecture]
+    root = Path(transformers.__file__).parent
+    model = root / Path(inspect.getfile(getattr(transformers, architecture))).relative_to(root)
+    text = "".join(path.read_text() for path in (model, root / "masking_utils.py", root / "cache_utils.py"))
+    asked = set(READ_FROM_ANY.findall(text))
+    assert {"is_causal", "layer_types", "sliding_window"} <= asked
+    read = {family.spelling.get(name, name) for name in family.fields.model_fields}
+    assert asked - read - family.harmless - HARMLESS - UNDECLARED.keys() - OF_OTHERS == set()
 
 
 @pytest.mark.parametrize("architecture", families())
@@ -290,6 +315,15 @@ def test_a_checkpoint_in_our_order_is_read_as_it_is() -> None:
             {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4},
             "layer_types has sliding layers, expected use_sliding_window true",
         ),
+        ("llama", {"is_causal": False}, "is_causal is false, expected true for LlamaForCausalLM"),
+        ("qwen2", {"is_causal": None}, "is_causal is null, expected true"),
+        ("gemma3", {"is_causal": False}, "is_causal is false, expected true"),
+        ("llama", {"sliding_window": 64}, "sliding_window is 64, expected null"),
+        ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is 'sliding_attention'"),
+        ("llama", {"layer_types": {"full_attention": 1}}, "layer_types is {'full_attention': 1}, expected null"),
+        ("llama", {"attention_chunk_size": 8192}, "attention_chunk_size is 8192, expected null"),
+        ("llama", {"kv_sharing_modes": ["reuse"]}, "kv_sharing_modes is .* expected null"),
+        ("llama", {"per_layer_config": {"0": {"intermediate_size": 8}}}, "per_layer_config is .* expected null"),
         ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before is false, expected true"),
         ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm is true, expected false"),
         ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim is 32, expected 64 as hidden_size"),
