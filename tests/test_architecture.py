@@ -197,6 +197,32 @@ def test_a_module_holds_one_subject() -> None:
     assert {name: lines for name, lines in lengths.items() if lines > 550} == {}
 
 
+LONGER_FAMILIES = {"falcon", "gpt_oss", "qwen3_next"}
+"""Falcon is two architectures; the others have experts in MXFP4, and linear layers."""
+
+
+def test_a_family_is_one_file_of_at_most_100_lines() -> None:
+    files = (PACKAGE / "models" / "families").glob("*.py")
+    assert {file.stem for file in files if len(file.read_text().splitlines()) > 100} == LONGER_FAMILIES
+
+
+ARCHITECTURE = re.compile(r"\w+For(?:CausalLM|ConditionalGeneration)")
+
+
+def test_no_family_is_named_outside_of_its_file() -> None:
+    """Executors, graphs and the reference know parts: no branch names a class of transformers."""
+    allowed = (PACKAGE / "models" / "families", PACKAGE / "models" / "checkpoints")
+    files = [path for path in modules().values() if not any(path.is_relative_to(one) for one in allowed)]
+    trees = ((path, ast.walk(ast.parse(path.read_text()))) for path in files)
+    named = {
+        str(path.relative_to(PACKAGE)): node.value
+        for path, nodes in trees
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and ARCHITECTURE.fullmatch(node.value)
+    }
+    assert named == {}
+
+
 def test_the_reference_does_not_know_the_methods() -> None:
     assert "methods" not in reachable(package_imports(), "reference")
 
