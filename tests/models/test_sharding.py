@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import Attention, Description, Experts, FeedForward, Linear, Norms
 from kvc_trt.models.presets import load_preset
-from kvc_trt.models.sharding import describe_shards, shards
+from kvc_trt.models.sharding import RowsOfEach, describe_shards, shards
 from kvc_trt.models.weights import expected_tensors
 from tests.small_model import SMALL
 
@@ -69,6 +69,15 @@ def test_shards_are_a_partition_of_the_weights(drawn):
         else:
             expected = ranks
         assert (times == expected).all(), name
+
+
+def test_rows_of_each_expert_are_read_one_by_one_or_in_slices():
+    rows = RowsOfEach(range(0, 30, 10), range(4, 6))
+    assert list(rows) == [4, 5, 14, 15, 24, 25]
+    assert [rows[place] for place in range(len(rows))] == list(rows)
+    assert (rows[-1], rows[1:4], rows[:]) == (25, (5, 14, 15), tuple(rows))
+    with pytest.raises(IndexError):
+        rows[6]
 
 
 @given(models_and_ranks())
