@@ -113,8 +113,13 @@ class ParallelExecutor(ExecutorBase):
     def write_row(self, row: int, tensors: Iterable[tuple[str, NDArray[Any]]]) -> None:
         """Write one row of every state tensor, given by name with all KV heads."""
         for name, array in tensors:
-            parts = [array[shard.kv_heads.start : shard.kv_heads.stop] for shard in self._group.shards]
+            parts = self._divided(array)
             self._group.call_each(self._opened(), "write_row", [(row, [(name, part)]) for part in parts])
+
+    def fill_rows(self, rows: Mapping[str, NDArray[Any]]) -> None:
+        """Fill every row of the named state tensors with these contents, each of one row's shape with all KV heads."""
+        for name, array in rows.items():
+            self._group.call_each(self._opened(), "fill_rows", [({name: part},) for part in self._divided(array)])
 
     def decode(self, tokens: Integers, positions: Integers, cache_lengths: Integers) -> NDArray[np.float32]:
         """Run one step of the first len(tokens) rows."""
@@ -197,6 +202,10 @@ class ParallelExecutor(ExecutorBase):
             self._group.call(number, OPEN, self._program, self._expose)
             self._number = number
         return self._number
+
+    def _divided(self, array: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return each rank's KV heads of one row of a state tensor."""
+        return [array[shard.kv_heads.start : shard.kv_heads.stop] for shard in self._group.shards]
 
     def _joined(self, parts: list[NDArray[Any]], axis: int) -> NDArray[Any]:
         """Join the heads of all ranks; of ranks with the same KV heads, the first counts."""

@@ -97,6 +97,9 @@ def test_ranks_store_and_move_the_codes_of_one_process(ranks, form, make_program
     several.write_row(2, row.items())
     for name, part in several.read_row(2).items():
         assert part.tobytes() == row[name].tobytes(), name
+    several.fill_rows(row)
+    for name, rows in several.buffers.items():
+        assert all(part.tobytes() == row[name].tobytes() for part in rows), name
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
