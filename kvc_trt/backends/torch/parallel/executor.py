@@ -22,6 +22,7 @@ from kvc_trt.runtime.executor import Answer, CheckedDraft, DrawnDraft, ExecutorB
 
 if TYPE_CHECKING:
     from kvc_trt.backends.torch.parallel.group import RankGroup
+    from kvc_trt.methods.base.parameters import PolicyParameters
     from kvc_trt.progress import Progress
     from kvc_trt.runtime.sampling.draw_rules import DrawRules
 
@@ -36,16 +37,26 @@ class OnRanks:
 
 
 class ParallelExecutor(ExecutorBase):
-    """The executor of one program over the ranks of its weights. `expose` is that of `TorchExecutor`."""
+    """The executor of one program over the ranks of its weights; `expose` and `twin_of` are those of `TorchExecutor`.
 
-    def __init__(self, program: Program, group: RankGroup, *, expose: Collection[str] = ()) -> None:
+    Of nodes, only values with heads along axis 1 can be exposed: those of all ranks are joined there.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        group: RankGroup,
+        *,
+        expose: Collection[str] = (),
+        twin_of: PolicyParameters | None = None,
+    ) -> None:
         self._limits = program.limits
         # The ranks read no graphs, and were given the weight file when they started.
         turns, drafts = (None if graph is None else NO_FILE for graph in (program.extend, program.draft))
         self._program = replace(
             program, weight_file=NO_FILE, prefill=NO_FILE, decode=NO_FILE, extend=turns, draft=drafts
         )
-        self._group, self._expose = group, tuple(sorted(expose))
+        self._group, self._expose, self._twin_of = group, tuple(sorted(expose)), twin_of
         self._number: int | None = None
 
     @property
@@ -199,7 +210,7 @@ class ParallelExecutor(ExecutorBase):
         """Return the number under which the ranks know this executor, after they have read their weights."""
         if self._number is None:
             number = self._group.number(self)
-            self._group.call(number, OPEN, self._program, self._expose)
+            self._group.call(number, OPEN, self._program, self._expose, self._twin_of)
             self._number = number
         return self._number
 
