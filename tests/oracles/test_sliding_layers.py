@@ -45,14 +45,17 @@ def reference_of(config: ModelConfig, weights: Any) -> ReferenceDecoder:
     return ReferenceDecoder(config, weights, method=method, parameters=parameters, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("backend", ["onnxruntime", "openvino", "torch"])
+@pytest.mark.parametrize(
+    ("backend", "ranks"),
+    [("onnxruntime", None), ("openvino", None), ("torch", None), pytest.param("torch", 2, marks=pytest.mark.slow)],
+)
 def test_a_turn_answers_as_transformers_does_to_the_whole_text(
-    backend: str, checkpoint: tuple[Path, Any], tmp_path: Path
+    backend: str, ranks: int | None, checkpoint: tuple[Path, Any], tmp_path: Path
 ) -> None:
     """Contexts are shorter than the window, as long, and longer; so are turns."""
     path, model = checkpoint
     answer, _ = answer_of(model, prompt())
-    build(str(path), policy="full", output=tmp_path / "engine", verify=False, **LENGTHS)
+    build(str(path), policy="full", output=tmp_path / "engine", verify=False, tensor_parallel=ranks, **LENGTHS)
     with Engine.open(tmp_path / "engine", backend=backend, threads=1) as engine:
         for first in (1, 40, WINDOW, WINDOW + 1, 90, 150, LENGTH - 1):
             kept = engine.context(prompt()[:first].tolist())
