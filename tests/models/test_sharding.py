@@ -143,6 +143,8 @@ def test_llama_70b_on_four_ranks():
     [
         (Description(norms=Norms(heads="together")), "a norm over all heads of queries or keys"),
         (Description(attention=(Attention(linear=Linear(1, 1, 8, 8, 4)), Attention())), "linear layers"),
+        (Description(attention=(Attention(gated=True),)), "gates of attention's result"),
+        (Description(attention_softcap=30.0), "capped logits, sinks of attention and clamped gates"),
         (Description(experts=Experts(4, 2, 31)), "31 channels of each expert cannot be divided among 2 ranks"),
         (Description(experts=Experts(4, 2, 32, shared_size=7)), "7 channels of the shared expert cannot be divided"),
     ],
