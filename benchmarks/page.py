@@ -68,23 +68,23 @@ def versions(record: Mapping[str, Any], others: Mapping[str, str]) -> str:
 
 
 def written_by(command: str) -> str:
-    """A remark in a page that is written whole."""
+    """Return the remark at the head of a page that a command writes whole."""
     return f"<!-- written by `{command}`; change that, not this page -->"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def folded(summary: str, text: str) -> str:
-    """Text that a reader opens."""
+    """Return a folded section with its summary."""
     return f"<details><summary>{summary}</summary>\n\n{text}\n\n</details>"
 
 
 def reasons(found: Iterable[str]) -> list[str]:
-    """Why cells have no figures, folded, each reason once; nothing where there are none."""
+    """Return the reasons why cells have no figures, each once, as a folded section; nothing without reasons."""
     lines = dict.fromkeys(f"- {one}" for one in found)
     return [folded("Why n/a", "\n".join(lines))] if lines else []
 

@@ -18,11 +18,11 @@ from kvc_trt.files.atomic import write_whole
 
 RESULTS = machine.ROOT / "benchmarks" / "results"
 UNCOMMITTED = RESULTS / "uncommitted"
-"""Where results of changed code go: git ignores it."""
+"""The folder for results of changed code; git ignores it."""
 EMULATED = machine.ROOT / "build" / "emulated"
-"""Where results of emulated kernels go: they are no measurements, and lie apart from them."""
+"""The folder for results of emulated kernels: they are no measurements, and lie apart from them."""
 SAME_RUN = ("commit", "device", "usable_cores")
-"""What a machine's record must share with that of a result for a run to go on from it."""
+"""Fields of a machine's record that must equal a result's for a run to go on from it."""
 Opened = TypeVar("Opened", bound="Growing")
 
 
@@ -60,7 +60,7 @@ def _are_records(values: list[Any]) -> bool:
 
 
 def _holds_records(value: Any) -> bool:
-    """Whether a list of records is anywhere in a value."""
+    """Return True if a list of records is anywhere in a value."""
     if isinstance(value, list):
         return _are_records(value)
     return isinstance(value, dict) and any(_holds_records(one) for one in value.values())
@@ -83,7 +83,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def recorded_path(name: str) -> Path:
-    """Where NAME's result lies in the tree."""
+    """Return the path of NAME's result in the tree."""
     return RESULTS / f"{name}.json"
 
 
@@ -101,7 +101,7 @@ def cells_of(path: Path) -> list[dict[str, Any]]:
 
 
 def result_path(name: str, record: Mapping[str, Any]) -> Path:
-    """Where NAME.json of this machine's record belongs.
+    """Return the path for NAME.json of this machine's record.
 
     Figures of code that no commit holds cannot be repeated: from a changed tree they go to `uncommitted/`, and that is
     said.
@@ -114,7 +114,7 @@ def result_path(name: str, record: Mapping[str, Any]) -> Path:
 
 
 def emulated_path(name: str) -> Path:
-    """Where NAME's result of emulated kernels belongs; its name says it too, wherever it is copied to."""
+    """Return the path for NAME's result of emulated kernels; its name says so too, wherever it is copied to."""
     return EMULATED / f"{name}-emulated.json"
 
 

@@ -1,4 +1,4 @@
-"""What every policy costs in answers at equal token budgets, on the shipped retrieval model.
+"""Accuracy of every policy at equal token budgets, on the shipped retrieval model.
 
     python -m benchmarks.accuracy
 
@@ -33,7 +33,7 @@ BUDGETS = (32, 64, 128)
 LENGTHS = (512, 1024)
 SAMPLES = 32
 LONGEST_ANSWERS = {"niah-single-1": 8, "niah-multikey-2": 8, "lines": 8, "niah-multivalue": 40, "niah-multiquery": 40}
-"""What the shipped model needs to answer: policies that evict spend their budget on the answer's room too."""
+"""Tokens that the shipped model needs to answer; policies that evict spend their budget on the answer's room too."""
 VARIATIONS = ("rocketkv:pool_kernel=63", "streaming-llm:positions=cache")
 
 

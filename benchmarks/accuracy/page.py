@@ -27,7 +27,7 @@ COLUMNS = (
     "task", "mode", "length", "policy", "token_budget", "row_bytes", "samples", "accuracy", "standard_error",
     "evidence", "reason",
 )  # fmt: skip
-"""Of the CSV: what a cell of the result says of itself; `evidence` is whether it counts."""
+"""Columns of the CSV file, which are fields of a result's cells; `evidence` is true if the cell counts."""
 
 TAKEN = 1
 """Degrees of freedom that `kvc_trt.accuracy.cell.mean` takes from a deviation; it took none before results said so."""
@@ -52,7 +52,7 @@ def csv_of(result: Mapping[str, Any]) -> str:
 
 
 def measured(result: Mapping[str, Any]) -> str:
-    """What stands between the marks."""
+    """Return the text between the marks of the page."""
     modes = list(dict.fromkeys(cell["mode"] for cell in result["cells"]))
     images = [IMAGES / f"accuracy-{kind}-{mode}.png" for mode in modes for kind in DRAWN]
     parts = [
@@ -103,13 +103,13 @@ def _means(found: Sequence[Cell], mode: str, taken: int) -> Iterator[str]:
 
 
 def _kib(found: Sequence[Cell]) -> str:
-    """Of the task with the longest answers."""
+    """Return the KiB of a row for the task with the longest answers, as text."""
     sizes = [cell["row_bytes"] for cell in found if "row_bytes" in cell]
     return f"{max(sizes) / 1024:,.0f}" if sizes else "n/a"
 
 
 def _mean(found: Sequence[Cell], taken: int) -> str:
-    """Of all questions of the tasks that count; none where one of these tasks has no answer."""
+    """Return the mean over all questions of the tasks that count; "n/a" if one of these tasks has no answer."""
     counted = [cell for cell in found if cell["evidence"]]
     if not counted or not all("accuracy" in cell for cell in counted):
         return "n/a"

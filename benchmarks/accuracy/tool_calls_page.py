@@ -30,7 +30,7 @@ def read(directory: Path) -> Mapping[str, Any]:
 
 
 def text(result: Mapping[str, Any]) -> str:
-    """What stands between the marks."""
+    """Return the text between the marks of the page."""
     cells, record, spent = result["cells"], result["machine"], result["spent"]
     asked = [cell for cell in cells if cell.get("scores")]
     whole = asked[0]

@@ -35,7 +35,7 @@ NOTICEABLE = 2.0
 
 Result = Mapping[str, Any]
 Scores = Mapping[tuple[str, str], Sequence[float]]
-"""By policy and mode."""
+"""Scores of all questions, by policy and mode."""
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def read(directory: Path) -> dict[str, Result]:
 
 
 def texts(results: Mapping[str, Result]) -> dict[Path, str]:
-    """What stands between the marks of each page."""
+    """Return the text between the marks of each page."""
     if not results:
         return dict.fromkeys((PAGE, SUMMARY), "Not measured yet.")
     whole = "\n\n".join(part for name, result in results.items() for part in measured(name, result))

@@ -24,7 +24,7 @@ PATHS = (
     "benchmarks/torch", "build_configs", "tests/*.py", "tests/backends", "tests/kernels", "tests/plugins_cuda",
     "plugins_cuda", "CMakeLists.txt", "pyproject.toml", "LICENSE", "README.md", "docs/gpu-day.md",
 )  # fmt: skip
-"""Of the tree's tracked files; a test runs all parts with nothing else."""
+"""The bundle's part of the tree's tracked files; a test runs all parts with nothing else."""
 LEFT_OUT = ("kvc_trt/models/checkpoints/retrieval-text",)
 PYTHONS = ("3.11", "3.12", "3.13")
 """The tested version of hypothesis has no wheel for 3.10."""

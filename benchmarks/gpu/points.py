@@ -32,7 +32,7 @@ POINT_SECONDS = 120.0
 Identity = dict[str, Any]
 Said = Callable[[Mapping[str, Any]], str]
 Point = tuple[Identity, Callable[[], Mapping[str, Any]]]
-"""What tells an entry from the others, and what measures it: figures, or the reason for having none."""
+"""The identity of an entry, and a function that measures its figures or returns the reason for having none."""
 
 
 class Results:
@@ -108,7 +108,7 @@ def label(identity: Mapping[str, Any]) -> str:
 
 
 def _without_figures(entry: Mapping[str, Any]) -> str | None:
-    """Why an entry has no figures; None where it has them."""
+    """Return the reason why an entry has no figures; None if it has them."""
     return next((f"{key.replace('_', ' ')}: {entry[key]}" for key in ("failed", "not_measured") if key in entry), None)
 
 

@@ -45,7 +45,7 @@ class Timing:
     samples: int
     sets: int
     clocks: str
-    """What the driver says about the clocks: "free", "power cap", or "unknown"."""
+    """The driver's statement about the clocks: "free", "power cap", or "unknown"."""
 
 
 class Throttled(Exception):

@@ -1,4 +1,4 @@
-"""What a grammar costs each token: the mask over the logits, and the step of the answer's state, at 128 thousand words.
+"""The cost of a grammar per token: the mask over the logits and the step of the answer's state, at 128 thousand words.
 
     python -m benchmarks.grammars.masks                             # benchmarks/results/grammars.json; two minutes
     python -m benchmarks.grammars.masks --tokenizer tokenizer.json  # of another tokenizer

@@ -1,4 +1,4 @@
-"""What a token waits for its grammar when the mask is computed beside the model's step, at 128 thousand words.
+"""The time that a token waits for its grammar, with the mask computed beside the model's step, at 128 thousand words.
 
     python -m benchmarks.grammars.waits                            # benchmarks/results/grammar_waits.json; five minutes
     python -m benchmarks.grammars.waits --tokenizer tokenizer.json # of another tokenizer
@@ -37,7 +37,7 @@ from kvc_trt.runtime.grammar.matcher import Matcher
 
 HIDDEN = 256
 MOST_TOKENS, ANSWERS = 30, 5
-"""Of the text of a case, and of its even draws; and how often each is answered."""
+"""The most tokens in the text of a case and in its even draws, and the number of times that each is answered."""
 
 
 class Waited(NamedTuple):

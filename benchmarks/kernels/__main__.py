@@ -54,12 +54,12 @@ class Point:
 
     @property
     def operation(self) -> str:
-        """Whose traffic counts: a baseline does what `dense` does."""
+        """The operation whose traffic counts; a baseline does what `dense` does."""
         return self.name if self.name in OPERATIONS else "dense"
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells its entry from the others."""
+        """Return the fields that distinguish the point's entry from others."""
         found = {"name": self.name, "batch": self.case.batch, "context": self.case.context}
         if self.name in NEEDS_BUDGET or self.case.is_in_format:
             found |= {"budget": self.case.budget, "policy": self.case.policy}
@@ -102,7 +102,7 @@ def memory_needed(point: Point, sets: int) -> int:
 
 
 def measured(point: Point, gpu: Gpu, bandwidths: Bandwidths, options: argparse.Namespace) -> Mapping[str, Any]:
-    """What an entry of the result holds beside its identity: figures, or the reason why there are none."""
+    """Return an entry's figures, or the reason why there are none."""
     if reason := kernel_calls.unavailable(point.name):
         return {"not_measured": reason}
     traffic = call_traffic(point.operation, point.case)

@@ -128,7 +128,7 @@ KERNELS: dict[str, Maker] = {"compact": compact, "hybrid": hybrid, "dense": dens
 
 
 def unavailable(name: str) -> str | None:
-    """Why a baseline cannot be run here; None where it can."""
+    """Return the reason why a baseline cannot be run here; None if it can."""
     if name == "flashinfer" and importlib.util.find_spec("flashinfer") is None:
         return "flashinfer is not installed"
     return None
@@ -151,7 +151,7 @@ def page_bounds(keys: Tensor, entries: int, page_size: int, *, fp8: bool) -> Ten
 def _arguments(
     case: Case, query: Tensor, new: Tensor, keys: Tensor, values: Tensor, lengths: Tensor
 ) -> dict[str, Tensor | int]:
-    """What all steps are given, by name; keys and values [B,G,C,D] as the case's cache stores them."""
+    """Return the arguments of all steps by name; keys and values [B,G,C,D] as the case's cache stores them."""
     given = {"query": query, "k_new": new, "v_new": new, "cache_lengths": lengths}
     for tensor, table in ((K_CACHE, keys), (V_CACHE, values)):
         vector = vector_of(tensor, case.cache_format)

@@ -62,12 +62,12 @@ class Case:
 
     @property
     def cache_format(self) -> CacheFormat:
-        """How the cache stores keys and values."""
+        """The format in which the cache stores keys and values."""
         return self.parameters.cache_format
 
     @property
     def is_in_format(self) -> bool:
-        """Whether the cache holds codes, which other kernels read."""
+        """True if the cache holds codes, which other kernels read."""
         return self.cache_format.keys is not None
 
     @property
@@ -88,12 +88,12 @@ class Case:
 
     @property
     def is_compacted(self) -> bool:
-        """Whether the prompt is longer than its budget, so that tokens are scored at all."""
+        """True if the prompt is longer than its budget, so that tokens are scored."""
         return self.prompt > self.parameters.kept_of(self.prompt)
 
     @property
     def is_sparse(self) -> bool:
-        """Whether a step selects pages instead of reading every entry."""
+        """True if a step selects pages instead of reading every entry."""
         return self.entries > self.parameters.dense_limit
 
     @property

@@ -59,7 +59,7 @@ def ncu() -> str | None:
 
 
 def command(tool: str, log: Path, step: SweepPoint) -> list[str]:
-    """What counts one step in a process of its own: the calls between `start` and `stop` of `run_step`."""
+    """Return the command that counts one step in its own process, from `start` to `stop` of `run_step`."""
     return [
         tool, "--csv", "--log-file", str(log), "--print-units", "base", "--metrics", ",".join(METRICS),
         "--profile-from-start", "off", "--clock-control", "none", "--target-processes", "all",
@@ -81,7 +81,7 @@ def read(log: str) -> list[dict[str, Any]]:
 
 
 def problem(log: str, otherwise: str) -> str:
-    """Why there are no counters: ncu's own words, where it has any."""
+    """Return the reason why there are no counters: ncu's own words if it has any, else `otherwise`."""
     return next((text for text in log.splitlines() if text.startswith("==ERROR==")), otherwise)
 
 

@@ -1,4 +1,4 @@
-"""What the compiler made of each kernel: resources and instructions, read from a library by cuobjdump and nvdisasm."""
+"""The compiler's output for each kernel: resources and instructions, read from a library by cuobjdump and nvdisasm."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class KernelCode:
     stack: int = 0
     local: int = 0
     max_threads: int = 0
-    """Of __launch_bounds__; 0 where there is none."""
+    """The limit of __launch_bounds__; 0 without one."""
     instructions: Counter[str] = field(default_factory=Counter)
     before_wait: Counter[str] = field(default_factory=Counter)
     """Those that precede the wait for the launch before; all, where there is none."""
@@ -67,7 +67,7 @@ class KernelCode:
 
     @property
     def waits(self) -> bool:
-        """Whether the kernel waits for the launch before it."""
+        """True if the kernel waits for the launch before it."""
         return self.count(_WAIT) > 0
 
     @property

@@ -1,4 +1,4 @@
-"""What the compiler made of every kernel, and how a layer of Llama-3.1-8B launches them. No GPU is needed.
+"""The compiler's output for every kernel, and how a layer of Llama-3.1-8B launches them. No GPU is needed.
 
     make plugins                                          # builds the libraries, then prints this
     python -m benchmarks.kernels.resources build --write   # into docs/kernels-resources.md, and for the emulation
@@ -197,7 +197,7 @@ def compiler_version(build: Path) -> str:
 
 
 def problems(codes: Sequence[KernelCode], texts: Mapping[Path, str], compiler: str) -> list[str]:
-    """Why --check fails: spilled registers, and a file that is not what the libraries say now."""
+    """Return the reasons why --check fails: spilled registers, and files that differ from the libraries."""
     found = [f"{code.name} ({code.architecture}) uses local memory" for code in codes if code.local or code.spills]
     for code in (code for code in codes if code.architecture != "sm_80"):  # where launches begin early
         if not code.waits:

@@ -20,7 +20,7 @@ class SweepPoint:
     budget: int
 
     def __str__(self) -> str:
-        """As it is written on a command line."""
+        """Return the point as written on a command line."""
         return f"{self.policy}/{self.batch}/{self.context}/{self.budget}"
 
 

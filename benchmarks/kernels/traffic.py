@@ -20,7 +20,7 @@ FUSED = {"score_and_select": ("prepare_step", "page_scores", "select_tokens")}
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a launch or a call cannot do without."""
+    """The least bytes and operations of a launch or a call."""
 
     bytes: int
     """Read and written."""

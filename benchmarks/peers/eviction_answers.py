@@ -1,4 +1,4 @@
-"""What OpenVINO GenAI's own cache eviction answers, on the questions that kvc-trt's policies are asked.
+"""Answers under OpenVINO GenAI's own cache eviction, to the questions that kvc-trt's policies are asked.
 
     build/peers/bin/python -m benchmarks.peers.eviction_answers --questions questions.json --model EXPORTED_DIR
 
@@ -36,7 +36,7 @@ _CACHE_GIGABYTES = 2
 
 @dataclass(frozen=True)
 class Point:
-    """How much of a prompt's cache its eviction leaves."""
+    """The size to which its eviction cuts a prompt's cache."""
 
     label: str
     stored_tokens: int | None

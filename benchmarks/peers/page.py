@@ -129,7 +129,7 @@ def _charts(points: Mapping[PointKey, Sequence[Row]], folder: Path) -> Iterable[
 
 
 def _answers() -> Iterable[str]:
-    """What OpenVINO's eviction answers beside RocketKV, where both were asked the same questions."""
+    """Yield the answers under OpenVINO's eviction beside RocketKV's, where both were asked the same questions."""
     asked, ours = (store.cells_of(store.recorded_path(name)) for name in ("peers-eviction", "accuracy-smollm2"))
     if not asked:
         return

@@ -23,7 +23,7 @@ BUSY = 0.05
 
 
 def expected_seconds(measurement: Measurement, runs: Runs) -> float:
-    """How long one more run takes: as the ones before, or by the operations of its prefill."""
+    """Return the seconds that one more run takes, estimated from earlier runs or from the operations of its prefill."""
     walls = [run["wall_seconds"] for run in runs.of(measurement)]
     return median(walls) if walls else measurement.expected_seconds()
 

@@ -1,4 +1,4 @@
-"""How long the kernels would take on an H100 and an H200, predicted from their machine code. Nothing is measured.
+"""The time of the kernels on an H100 and an H200, predicted from their machine code. Nothing is measured.
 
     make predict                                   # builds what it needs, then writes result and page
     python -m benchmarks.predict build             # the same with what is in build/

@@ -17,7 +17,7 @@ from kvc_trt.profile.traffic import row_traffic
 OTHER_LAUNCHES = 7
 """ASSUMED launches of a layer beside attention, which rotates: four products, two norms, activation."""
 ROTATION_MICROSECONDS = 0.6
-"""What rotating adds to attention's first launch at batch 8 and 32, by the same model; 0.2 in clusters, so a bound.
+"""Time that rotation adds to attention's first launch at batch 8 and 32, by the same model; 0.2 in clusters: a bound.
 
 docs/decisions/0031-rotation-in-the-step.md says how it was found."""
 KERNELS = "python -m benchmarks.kernels"
@@ -38,13 +38,13 @@ class Bar:
     """"us" or "%"."""
     predicted: float
     command: str
-    """What measures it."""
+    """The command that measures it."""
     of_published: float | None = None
     """The predicted share of a floor at the published bandwidth, which is stricter; None of other bars."""
 
     @property
     def met(self) -> bool:
-        """By the prediction, which is no proof."""
+        """True if the prediction meets the bar, which is no proof."""
         return self._meets(self.predicted)
 
     @property
@@ -138,7 +138,7 @@ def case_text(entry: Snapshot) -> str:
 
 
 def storage_text(entry: Snapshot) -> str:
-    """How the cache of an entry differs from one in 16 bit, behind a comma."""
+    """Return how an entry's cache differs from one in 16 bit, after a comma."""
     names = {FP8: ", fp8 bounds"} | {policy: f", cache in {name}" for name, policy in IN_FORMAT.items()}
     return names.get(entry.get("policy", DEFAULT), "")
 

@@ -1,4 +1,4 @@
-"""What one run of each block costs: the clocks of a warp that is alone on its multiprocessor, and the units it takes.
+"""The cost of one run of each block: the clocks of a warp alone on its multiprocessor, and the units that it takes.
 
 A warp issues in order. An instruction waits until the registers that it reads are there, and blocks pass on what is
 still on its way, by the slower of the ways that lead to the next. Of a loop, the second round counts: it finds what a
@@ -61,7 +61,7 @@ class _Warp:
 
 
 def costs(kernel: SassKernel, runs: Sequence[float]) -> list[BlockCost]:
-    """Of every block of the kernel; those that never run, as `runs` says, are passed over."""
+    """Return the cost of every block of the kernel; those that never run, by `runs`, are passed over."""
     walk = _Walk(kernel, runs)
     walk.through(range(len(kernel.blocks)), None)
     return [BlockCost(walk.clocks[number], *_load(block)) for number, block in enumerate(kernel.blocks)]
@@ -107,7 +107,7 @@ class _Walk:
         self._left[number] = warp
 
     def _slowest(self, number: int) -> int | None:
-        """Of the blocks that lead here, the one that the warp left last."""
+        """Return the predecessor that the warp left last; None if it left none."""
         ways = [one for one in self._kernel.before[number] if one in self._left]
         return max(ways, key=lambda one: self._left[one].clock, default=None)
 

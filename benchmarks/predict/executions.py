@@ -1,4 +1,4 @@
-"""How often the warps of a call run each piece of a kernel's source: counted by the emulation, on the call's own sizes.
+"""Counts of how often a call's warps run each piece of a kernel's source, from the emulation at the call's own sizes.
 
 The library kvc_emulation_executions reports pieces by address; addr2line says which lines they are, through everything
 that was inlined. Rows and KV heads are alike, so few of them are run where the launches of few are those of many.
@@ -36,9 +36,9 @@ class Piece:
     frames: tuple[Frame, ...]
     """Its first line, then the lines of the calls around it."""
     warps: float
-    """By all warps of a block, on average over the blocks."""
+    """Runs by all warps of a block, on average over the blocks."""
     longest: float
-    """By that warp of a block which ran it most, on average over the blocks."""
+    """Runs by the warp of a block that ran it most, on average over the blocks."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Executed:
 
     kernel: str
     instantiation: str
-    """With its template arguments: `page_scores<bf16, 4>`."""
+    """The name with its template arguments: `page_scores<bf16, 4>`."""
     ctas: int
     threads: int
     dynamic_shared: int
@@ -56,9 +56,9 @@ class Executed:
     exchanges: int
     """Shuffles and votes of all warps."""
     barriers: int
-    """Of all blocks."""
+    """Barriers of all blocks."""
     cluster_barriers: int
-    """Of clusters, each counted for each of its blocks."""
+    """Barriers of clusters, each counted once for each block."""
     pieces: tuple[Piece, ...] = field(repr=False)
 
 
@@ -132,7 +132,7 @@ def instantiation(kernel: str, function: str) -> str | None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an address is in the source."""
+    """The place of an address in the source."""
 
     frames: tuple[Frame, ...]
     function: str

@@ -31,7 +31,7 @@ def whole(page: str, result: Entry) -> str:
 
 
 def predicted(result: Entry) -> str:
-    """What stands between the marks."""
+    """Return the text between the marks of the page."""
     now, before = result["now"], result["before"]
     gpus = " / ".join(gpu.name for gpu in HOPPER)
     return "\n".join([
@@ -163,7 +163,7 @@ def _agreement(pair: Sequence[float]) -> str:
 
 
 def _key(entry: Entry) -> tuple[Any, ...]:
-    """What an entry is of; predictions of before know only the default policy."""
+    """Return the identity of an entry; earlier predictions know only the default policy."""
     return (*(entry.get(name) for name in ("operation", "kernel", "batch", "budget")), entry.get("policy", DEFAULT))
 
 

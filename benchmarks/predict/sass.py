@@ -23,11 +23,11 @@ class Instruction:
 
     address: int
     opcode: str
-    """With its modifiers: `LDG.E.128`."""
+    """The name with its modifiers: `LDG.E.128`."""
     operands: str
     predicate: str = ""
     frames: tuple[Frame, ...] = ()
-    """Where it comes from in the source: its own line, then the lines of the calls that were inlined around it."""
+    """Its place in the source: its own line, then the lines of the calls that were inlined around it."""
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class SassBlock:
 
     @property
     def is_slow_path(self) -> bool:
-        """Whether it calls the compiler's routine for a division or a root of unusual numbers."""
+        """True if it calls the compiler's routine for a division or a root of unusual numbers."""
         return any(one.name == "CALL" and "$__internal" in one.operands for one in self.instructions)
 
 
@@ -80,12 +80,12 @@ class SassKernel:
 
     @cached_property
     def dominators(self) -> list[set[int]]:
-        """Of each block: the blocks that are on every way to it, itself included."""
+        """For each block: the blocks that are on every way to it, itself included."""
         return _dominators(self.blocks)
 
     @cached_property
     def together(self) -> list[int]:
-        """Of each block: the first of those that are run exactly as often, as each way through one is through both."""
+        """For each block: the first of those that run exactly as often, as each way through one is through both."""
         behind = _dominators(_reversed(self.blocks))
         found = list(range(len(self.blocks)))
         for number in sorted(reachable(self.blocks), key=lambda one: len(self.dominators[one])):
@@ -98,7 +98,7 @@ class SassKernel:
 
     @cached_property
     def before(self) -> list[list[int]]:
-        """Of each block: what may come before it."""
+        """For each block: its predecessors."""
         return _before(self.blocks)
 
     def always_in(self, loop: SassLoop) -> set[int]:
@@ -202,7 +202,7 @@ def reachable(blocks: Sequence[SassBlock]) -> set[int]:
 
 
 def _before(blocks: Sequence[SassBlock]) -> list[list[int]]:
-    """What may come before each block."""
+    """Return the predecessors of each block."""
     found: list[list[int]] = [[] for _ in blocks]
     for number in reachable(blocks):
         for after in blocks[number].next:
@@ -211,7 +211,7 @@ def _before(blocks: Sequence[SassBlock]) -> list[list[int]]:
 
 
 def _reversed(blocks: Sequence[SassBlock]) -> list[SassBlock]:
-    """The blocks with what comes before each as what follows it, behind a new first one, which the ends follow."""
+    """Return the graph with every edge reversed, and a new block 0 that leads to the old ends."""
     reached = reachable(blocks)
     ends = [number + 1 for number in sorted(reached) if not blocks[number].next]
     before = _before(blocks)
@@ -219,7 +219,7 @@ def _reversed(blocks: Sequence[SassBlock]) -> list[SassBlock]:
 
 
 def _dominators(blocks: Sequence[SassBlock]) -> list[set[int]]:
-    """Of each block: the blocks that are on every way to it, itself included."""
+    """Return, for each block, the blocks that are on every way to it, itself included."""
     before, reached = _before(blocks), reachable(blocks)
     found = [{0}] + [set(reached) for _ in blocks[1:]]
     changed = True

@@ -28,7 +28,7 @@ CONTEXT = 32768
 BUDGETS = (512, 2048)
 BATCHES = (1, 8, 32)
 DEVICES = (hardware.ARCHITECTURE, ARCHITECTURES[0])
-"""Of the emulation: the GPU that is predicted, and one whose launches are those of many rows also for few."""
+"""Devices to emulate: the GPU that is predicted, and one that launches few rows as it launches many."""
 GPUS = tuple(Gpu(accelerator) for accelerator in HOPPER)
 KERNELS = machine.ROOT / "plugins_cuda" / "kernels"
 FOLDERS = (KERNELS, machine.ROOT / "plugins_cuda" / "src")
@@ -60,7 +60,7 @@ def kernels_commit() -> str | None:
 
 
 def sources_digest() -> str:
-    """Of the kernels and their launchers: predictions hold for these sources alone."""
+    """Return a digest of the kernels and their launchers; predictions hold for these sources alone."""
     digest = hashlib.sha256()
     for path in sorted(path for folder in FOLDERS for path in folder.iterdir() if path.is_file()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -170,7 +170,7 @@ class Predictor:
 
 
 def units(operation: str, kernel: str, case: Case) -> tuple[str, int]:
-    """What a kernel's work is divided by: pages scored, tokens attended to, or tokens of the prompt; over all heads."""
+    """Return the name and number of a kernel's units of work over all heads: pages, tokens, or prompt tokens."""
     heads = case.batch * KV_HEADS
     if operation == "compact":
         return "prompt token", heads * case.prompt

@@ -24,7 +24,7 @@ class SourceLoop:
     test: tuple[int, int]
     """First and last line of the head: of what is tested before each round."""
     unroll: int | None
-    """Of `#pragma unroll N` before it; 0 for one without a number, which asks for all rounds."""
+    """The N of `#pragma unroll N` before the loop; 0 for a pragma without a number, which asks for all rounds."""
 
     trips: int | None = None
     """Rounds, where they are a constant of the file."""
@@ -84,7 +84,7 @@ def _unroll(source: str, line: int) -> int | None:
 
 
 def _trips(head: str, source: str) -> int | None:
-    """Of a head like `for (int i = 0; i < kInFlight; ++i)`."""
+    """Return the rounds of a head like `for (int i = 0; i < kInFlight; ++i)`; None for others."""
     match = re.search(r"= 0; (\w+) < (\w+); (?:\+\+\1|\1\+\+)$", head)
     return _constant(match.group(2), source) if match else None
 

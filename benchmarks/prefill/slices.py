@@ -41,7 +41,7 @@ class Run:
     processor_seconds: float
     worst_gap_seconds: float
     seconds_to_join: float
-    """From the prompt's arrival to its row."""
+    """Time from the prompt's arrival to its row."""
     others_share: float
     """Processor time of other processes, of all there was."""
 

@@ -33,12 +33,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a load is made of: each range from its first to its last value."""
+    """The shape of a load: each range from its first to its last value."""
 
     prompt_tokens: tuple[int, int]
     answer_tokens: tuple[int, int]
     distinct: int
-    """How many different requests there are; they come again in the same order."""
+    """The number of different requests; they repeat in the same order."""
 
 
 def requests(engine: Engine, shape: Shape, seed: int = 0) -> list[Asked]:

@@ -179,7 +179,7 @@ def _memory(points: Points) -> Iterable[str]:
 
 
 _LOADS = ("tiny", "batched")
-"""Under which both the light server and Dynamo are measured."""
+"""The loads under which both the light server and Dynamo are measured."""
 
 
 def _light(points: Points, turns: Mapping[str, Any] | None) -> Iterable[str]:

@@ -168,7 +168,7 @@ class Following:
 
 @dataclass(frozen=True)
 class Seen:
-    """What M tokens behind a prompt see of it and of themselves."""
+    """The part of a prompt and of themselves that M tokens behind it see."""
 
     mask: Tensor
     """It broadcasts to [H,M,B+M], for B tokens of the prompt and the M."""

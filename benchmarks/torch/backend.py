@@ -53,7 +53,7 @@ GROUPS = 10
 PREFILLS = 3
 OUT_OF_TIME = "the time given by --seconds was over"
 NARROW = replace(MODEL, num_hidden_layers=2, hidden_size=256, intermediate_size=512, vocab_size=1000)
-"""What emulated kernels run in: their own sizes are the large model's."""
+"""A small model for emulated kernels; the sizes that kernels see are those of the large model."""
 
 
 def random_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0) -> TorchWeights:
@@ -154,7 +154,7 @@ def open_cell(cell: Cell, weights: TorchWeights) -> TorchExecutor:
 def measured(
     cell: Cell, weights: TorchWeights, gpu: Gpu, bandwidth: float, steps: int, *, switches: bool
 ) -> dict[str, Any]:
-    """What an entry of the result holds beside its identity: figures, or the reason why there are none."""
+    """Return an entry's figures, or the reason why there are none."""
     if reason := torch_baselines.unavailable(cell.name, cell.parameters.layer_capacity(0)):
         return {"not_measured": reason}
     free = gpu.free_bytes

@@ -79,7 +79,7 @@ BASELINES: dict[str, Callable[..., DenseAttention]] = {"sdpa_flash": sdpa_flash,
 
 
 def unavailable(name: str, capacity: int) -> str | None:
-    """Why a baseline cannot be run here; None where it can."""
+    """Return the reason why a baseline cannot be run here; None if it can."""
     if name == "flashinfer" and importlib.util.find_spec("flashinfer") is None:
         return "flashinfer is not installed"
     if name == "flashinfer" and capacity % PAGE:

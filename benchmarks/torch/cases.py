@@ -44,7 +44,7 @@ class Cell:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells its entry from the others."""
+        """Return the fields that distinguish the cell's entry from others."""
         return {"name": self.name, "batch": self.batch, "context": self.context, "budget": self.budget}
 
     @property

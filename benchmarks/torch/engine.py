@@ -35,7 +35,7 @@ POINT_SECONDS = 240.0
 
 
 def build(directory: Path, weights: str, options: argparse.Namespace) -> EngineDirectory:
-    """Under RocketKV, with room for the longest prompt that the checks use."""
+    """Build an engine under RocketKV, with room for the longest prompt that the checks use."""
     from kvc_trt.cli.main import run as command
 
     settings = ["--backend", "torch", "--policy", "rocketkv", "--weights", weights, "--model", options.model]

@@ -1,4 +1,4 @@
-"""What caches in every format answer, on the questions that policies are compared by.
+"""Answers from caches in every format, to the questions that policies are compared by.
 
     python -m benchmarks.accuracy.formats.answers [--checkpoint FILE.gguf] [--groups needles,keys] [--minutes 60]
 

@@ -91,7 +91,7 @@ def overview(found: Formats) -> str:
 
 
 def _peers(found: Formats) -> list[tuple[str, str, str]]:
-    """What others are shown at: presses at our budgets, OpenVINO wherever it was asked. The CSV file has all."""
+    """Return the points of other engines on the page: presses at our budgets, OpenVINO at all of its points."""
     points = [f"budget {budget}" for budget in answers.BUDGETS]
     cells = [cell for group in found.groups for cell in peers(found, group)]
     shown = sorted(cells, key=lambda cell: ((KVPRESS, OPENVINO).index(cell.side), cell.method, cell.stored))

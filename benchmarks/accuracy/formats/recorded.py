@@ -1,4 +1,4 @@
-"""What is known of caches in formats, read together: our answers, those of kvpress and OpenVINO, and divergences."""
+"""Everything recorded of caches in formats, read together: our answers, those of kvpress and OpenVINO, divergences."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Divergences:
     from_whole: tuple[float, ...]
     """Nats per token, by text: from the whole fp32 cache."""
     from_own: tuple[float, ...]
-    """From the same method's cache in fp32."""
+    """Divergence from the same method's fp32 cache."""
     equal: tuple[float, ...]
     """Share of the tokens for which the whole fp32 cache finds the same one most likely."""
 

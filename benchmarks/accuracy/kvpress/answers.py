@@ -47,7 +47,7 @@ HELD_TOKENS = 6_500
 
 @dataclass(frozen=True)
 class Point:
-    """How much is kept of a prompt."""
+    """The number of tokens kept of a prompt, under a name."""
 
     label: str
     """budget 256, bytes of rocketkv 256, ratio 0.5, or full."""
@@ -56,7 +56,7 @@ class Point:
 
 
 def points_of(group: Mapping[str, Any], length: int, bytes_per_token: int) -> list[Point]:
-    """What is kept of a prompt of `length` tokens; budgets and bytes hold the answer too, as those of policies do."""
+    """Return the points for a prompt of `length` tokens; budgets and bytes hold the answer too, as for policies."""
     room = group["output_tokens"]
     found = [Point("full", length)]
     for budget, row_bytes in group["row_bytes"].items():
@@ -90,7 +90,7 @@ class Asked:
         row.done = complete or row.tokens[-1] in self._ends or len(row.tokens) >= self.room
 
     def score(self, row: Row) -> float:
-        """As our own bench scores the same task."""
+        """Return the score of a row's answer, computed as our own benchmark does for the same task."""
         assert self._rate is not None
         return self._rate(self._tokenizer.decode(row.tokens, skip_special_tokens=True), self.answers)
 
@@ -172,7 +172,7 @@ def main() -> None:
 
 
 def lines_path(asked: Mapping[str, Any]) -> Path:
-    """Where the answers of a checkpoint under this version of kvpress are kept."""
+    """Return the path of the file with the answers of a checkpoint under this version of kvpress."""
     name = f"kvpress-{metadata.version('kvpress')}-{asked['settings']['checkpoint'][:12]}.jsonl"
     return machine.ROOT / "build" / "accuracy" / name
 

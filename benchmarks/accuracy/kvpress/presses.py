@@ -64,7 +64,7 @@ class Compressor:
                 hook.remove()
 
     def scorers(self, full: Layers, amount: int, room: int) -> Rows:
-        """What every scoring press keeps of the full cache, a row each, with room for as many tokens more."""
+        """Return a row for each scoring press: the tokens that it keeps of the full cache, and room for `room` more."""
         rows = Rows.empty([(name, amount) for name in SCORERS], amount, room, full)
         for layer, (keys, values) in enumerate(full):
             for row, name in enumerate(SCORERS):

@@ -56,7 +56,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Answered:
-    """What one method answered to a group's questions at one point."""
+    """The answers of one method to a group's questions at one point."""
 
     side: str
     """OURS or KVPRESS."""
@@ -69,7 +69,7 @@ class Answered:
     """Bytes of cache of one sequence, the answer included."""
     scores: tuple[float, ...]
     likelihood: bool
-    """Whether scores are negative log-likelihoods."""
+    """True if the scores are negative log-likelihoods."""
 
     @property
     def mean(self) -> Mean:

@@ -1,4 +1,4 @@
-"""Which policy and budget are good enough for which use, and the engines that docs/choosing.md shows.
+"""The policy and budget that are good enough for each use, and the engines that docs/choosing.md shows.
 
 A policy is taken for a use if it has the smallest rows of those that keep KEPT of what the whole cache answers, in
 every group of the use. Nothing here depends on who wins.
@@ -82,7 +82,7 @@ class Row:
 
     @property
     def mebibytes(self) -> float:
-        """Of one sequence."""
+        """MiB of one sequence's cache."""
         return float(self.planned["cache"]["compressed_bytes_per_row"]) / MIB
 
 
@@ -115,7 +115,7 @@ def choice(found: Comparison, groups: Sequence[Group]) -> Variant | None:
 
 
 def good_enough(found: Comparison, cell: Answered) -> bool:
-    """Whether a cell keeps what it has to."""
+    """Return True if a cell keeps enough of the whole cache's answers, or loses few enough nats."""
     kept, lost = found.on_answered(cell), found.lost(cell)
     if cell.likelihood:
         return lost is not None and lost.value <= NATS

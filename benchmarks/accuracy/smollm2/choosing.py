@@ -130,7 +130,7 @@ def _beside(found: Comparison, times: Steps) -> Iterator[list[str]]:
 
 
 def _cost(found: Comparison) -> str:
-    """What RocketKV costs at the least budget beside the others, in a sentence each."""
+    """Return the cost of RocketKV at the least budget beside the other policies, in a sentence for each."""
     budget = BUDGETS[0]
     said = [f"At a budget of {budget}, of the questions that the whole cache answers"]
     for policy in BESIDE:

@@ -23,7 +23,7 @@ TOKENS, BYTES, NO_MORE_BYTES = "equal token budget", "equal bytes", "no more byt
 
 Pair = tuple[Answered, Answered]
 Verdict = Literal["better", "equal", "worse", "too few"]
-"""Of the pair's first: on more questions, or equal as far as chance allows to say."""
+"""The verdict on a pair's first method; "equal" if chance explains the difference."""
 
 
 class Compared(NamedTuple):
@@ -39,7 +39,7 @@ class Compared(NamedTuple):
     verdict: Verdict | None
     """None where there is no other."""
     reason: str = ""
-    """Why there is none."""
+    """The reason why there is no other cell."""
 
 
 def verdicts(pairs: Sequence[Pair]) -> dict[Pair, Verdict]:
@@ -108,7 +108,7 @@ def _judged(compared: Sequence[Compared]) -> list[Compared]:
 
 
 def _absent(found: Comparison, group: Group, press: str, point: str) -> str:
-    """Why a press has no cell at a point."""
+    """Return the reason why a press has no cell at a point."""
     if press == ADAKV:
         return "frees no bytes"
     if found.cell(KVPRESS, group, BASELINE, point) is not None:

@@ -1,4 +1,4 @@
-"""What every policy costs in answers on a real chat model, SmolLM2-135M-Instruct, stage by stage.
+"""Accuracy of every policy on a real chat model, SmolLM2-135M-Instruct, stage by stage.
 
     python -m benchmarks.accuracy.smollm2.grid [--checkpoint FILE.gguf] [--stages needles,likelihood] [--minutes 60]
 

@@ -28,7 +28,7 @@ from kvc_trt.tasks.registry import task
 
 MEASURES = "make bench-accuracy-smollm2"
 PLACE = ("task", "mode", "length", "framing", "dataset", "output_tokens")
-"""What kvpress's lines and cells say of their group."""
+"""Fields by which kvpress's lines and cells name their group."""
 
 
 def main() -> None:

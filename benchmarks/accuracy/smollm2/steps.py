@@ -43,7 +43,7 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast as the whole cache a step is: the median over the rounds, and the quartiles."""
+    """The time of the whole cache's step divided by this one's: the median over the rounds, and the quartiles."""
 
     median: float
     low: float

@@ -68,7 +68,7 @@ def lengths_of(records: Sequence[Record]) -> list[int]:
 
 
 def _speed_up(one: Record, side: str, beside: str) -> float:
-    """How many times as fast a side's drafts are as another side step by step, by processor time."""
+    """Return the ratio of another side's processor time step by step to this side's with drafts."""
     plain: float = one["measured"][beside][PLAIN]["processor_seconds"]
     return plain / float(one["measured"][side][SPECULATING]["processor_seconds"])
 

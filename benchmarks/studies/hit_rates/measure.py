@@ -34,7 +34,7 @@ LONGEST = 4096
 ASKED = ("manual", "log", "facts")
 """Kinds of documents that several instructions ask about."""
 DOCUMENTS = 8
-"""Of each part and kind, that are measured unless asked otherwise."""
+"""Documents of each part and kind that are measured unless asked otherwise."""
 TOGETHER = 4
 """Documents of one record of windows."""
 WINDOWS, INSTRUCTIONS = "windows", "instructions"
@@ -206,7 +206,7 @@ class _Asked:
     """One prompt with its answer."""
 
     voted: list[Tensor]
-    """By layer: what instruction and answer vote for in the document [N,L]; empty where that is not asked."""
+    """By layer: the votes of instruction and answer in the document [N,L]; empty where these are not asked for."""
     rates: list[tuple[float, float]]
     """By layer: hit rates of the prompt's last tokens on the answer."""
 
@@ -238,7 +238,7 @@ def common_beginning(prompts: Sequence[Sequence[int]]) -> int:
 
 
 def _overlaps(pairs: Sequence[tuple[_Asked, _Asked]]) -> list[tuple[float, float]]:
-    """By layer: the mean overlap of pairs, as published and without the first tokens."""
+    """Return, by layer, the mean overlap of pairs, as published and without the first tokens."""
     found = []
     for one, other in pairs:
         masks = zip(one.voted, other.voted, strict=True)
@@ -247,7 +247,7 @@ def _overlaps(pairs: Sequence[tuple[_Asked, _Asked]]) -> list[tuple[float, float
 
 
 def _by_layer(found: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """By layer: the mean over prompts or pairs; what has nothing important in a layer is left out there."""
+    """Return, by layer, the mean over prompts or pairs that have something important in that layer."""
     return [(float(a), float(b)) for a, b in torch.tensor(found).nanmean(dim=0)]
 
 

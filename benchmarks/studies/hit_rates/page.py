@@ -74,7 +74,7 @@ def _along(records: Sequence[Record]) -> list[Record]:
 
 
 def _layers(one: Record, part: str, window: int, way: int) -> list[float | None]:
-    """By layer: the rate of one window in the parts `prompt` or `answer` of a record."""
+    """Return, by layer, the rate of one window in the parts `prompt` or `answer` of a record."""
     return [layer[part][window][way] for layer in one["layers"]]
 
 

@@ -31,11 +31,11 @@ LONGEST = 1024
 TOGETHER = 10
 """Prompts of one record of cosines."""
 PROMPTS = 40
-"""Of each kind (200 in all, as in the paper), and of the sweep, that are measured unless asked otherwise."""
+"""Prompts of each kind (200 in all, as in the paper), and of the sweep, that are measured unless asked otherwise."""
 SHARES = tuple(round(0.1 * tenth, 1) for tenth in range(1, 11))
 """The values of p in the paper's table 6."""
 SINKS = 4
-"""Of StreamingLLM, as in the paper."""
+"""Sinks of StreamingLLM, as in the paper."""
 POLICIES = {"sliding-window": 0, "streaming-llm": SINKS}
 """The policies of the sweep, with their sinks."""
 WHOLE = "whole cache"

@@ -78,7 +78,7 @@ class Together:
         return sum(part.count for part in self._parts)
 
     def seen(self, layer: WatchedLayer, following: Following) -> Iterator[Seen]:
-        """What each sees, kind after kind."""
+        """Yield the tokens that each cache sees, kind after kind."""
         first = 0
         for part in self._parts:
             own = slice(first, first + part.count)
