@@ -400,7 +400,7 @@ def test_a_plan_is_the_command_lines(capfd):
 
 @pytest.mark.slow
 def test_mypy_reads_the_types_of_the_api(tmp_path):
-    """By what `make types` has left in mypy's cache; without it, all of the package's types are read anew."""
+    """Reads what `make types` has left in mypy's cache; without it, all of the package's types are read anew."""
     source = tmp_path / "user.py"
     source.write_text(
         "import kvc_trt\n"

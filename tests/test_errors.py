@@ -1,4 +1,4 @@
-"""What an error message quotes is short, plain, and costs no more than what is shown."""
+"""Values quoted in error messages are short and plain, and cost no more than what is shown."""
 
 from __future__ import annotations
 

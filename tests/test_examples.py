@@ -20,7 +20,7 @@ ANSWER = "scarlet tiger lagos eight"
 
 
 def printed(script: str, *arguments: str, cwd: Path, **environment: str) -> str:
-    """What an example prints, started as its page says, in an empty directory."""
+    """Return the output of an example, started as its page says, in an empty directory."""
     runs = "sh" if script.endswith(".sh") else sys.executable
     done = subprocess.run(
         [runs, str(EXAMPLES / script), *arguments],

@@ -1,4 +1,4 @@
-"""What an error says: one line of bounded length, in which a terminal finds nothing to obey, whatever it quotes."""
+"""An error is one line of bounded length in which a terminal finds nothing to obey, whatever it quotes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_error_about_an_error_stays_bounded():
 
 
 def test_nothing_is_near_to_a_name_of_a_megabyte():
-    """To look would take as much memory and time as a stranger likes."""
+    """A search would take as much memory and time as a stranger likes."""
     long = "x" * (1 << 20)
     assert did_you_mean(long, [long]) == ""
 

@@ -1,4 +1,4 @@
-"""What must spell the answer rules out agrees with their table: dataclasses, typed keywords, and pages of docs."""
+"""Dataclasses, typed keywords and pages of docs spell out the answer rules; all agree with the table of rules."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.files.strict_yaml import DEEPEST, LARGEST_YAML, MOST_VALUES, parsed_yaml
 
 LONGEST_SECONDS = 10.0
-"""Of processor time; the slowest text takes a quarter of a second on a slow machine."""
+"""Processor time; the slowest text takes a quarter of a second on a slow machine."""
 ALIASES = "a0: &a0 [1,1,1,1,1,1,1,1,1]\n" + "".join(
     f"a{level}: &a{level} [{','.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 10)
 )

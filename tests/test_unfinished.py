@@ -16,7 +16,7 @@ MARK = "0123456789abcdef"
 
 @pytest.fixture(params=["without a name", "with a name"])
 def _both_kinds_of_files(request, monkeypatch) -> None:
-    """On a file system that has files without names, and on one that has not."""
+    """Run each test on a file system that has files without names, and on one that has not."""
     if request.param == "with a name":
         monkeypatch.setattr(unfinished, "_nameless", lambda directory: None)
 

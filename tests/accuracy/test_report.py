@@ -129,7 +129,7 @@ def test_the_papers_own_recipe_has_its_order_judged():
 
 @pytest.mark.parametrize(("asked", "bins", "fullest", "emptiest"), [(50, 10, 5, 5), (30, 6, 6, 3)])
 def test_ten_depths_fill_ten_bins_evenly_from_fifty_questions_on(asked: int, bins: int, fullest: int, emptiest: int):
-    """Of the paper's thirty a map makes six bins, of one depth or two."""
+    """A map makes six bins of the paper's thirty depths, of one depth or two."""
     depths = tuple((index % 10) / 9 for index in range(asked))
     one = replace(cell("hybrid", 64), scores=(1.0,) * asked, full_scores=(1.0,) * asked, depths=depths)
     assert depth_bins([one]) == bins

@@ -23,7 +23,7 @@ DAY = Path("/day")
 
 
 def missing() -> str | None:
-    """Why there can be no such machine here; None where there can."""
+    """Return the reason why there can be no such machine here; None if there can."""
     if not all(shutil.which(command) for command in ("unshare", "chroot", "mount", *COMMANDS)):
         return "unshare, chroot, mount or one of the commands inside is not installed"
     tried = subprocess.run([*UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False)

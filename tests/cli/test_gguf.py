@@ -1,4 +1,4 @@
-"""From a GGUF file to an answer in two commands, against transformers' own answer from the same file."""
+"""Two commands lead from a GGUF file to an answer; transformers answers the same from the same file."""
 
 from __future__ import annotations
 

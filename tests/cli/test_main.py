@@ -26,7 +26,7 @@ HEAVY = {
 
 
 class PanicException(BaseException):  # as the libraries in Rust call it
-    """What a library in Rust raises when it panics."""
+    """The exception that a library in Rust raises when it panics."""
 
 
 def python(code, *arguments):

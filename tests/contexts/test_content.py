@@ -70,7 +70,7 @@ POSSIBLE = {
     "fp8": [(CODES_OF_8, 126), (CODES_OF_8, -2), (CODES_OF_8, -128), (SCALES, -10), (SCALES, 0)],
     "int4": [(CODES_OF_8, -128), (CODES_OF_8, -1), (SCALES, 6e-8), (MINIMA, 0.0), (MINIMA, -65504.0)],
 }
-"""What a vector's parts hold at most, or next to what they never hold."""
+"""The largest numbers that a vector's parts can hold, and numbers next to impossible ones."""
 
 
 @pytest.mark.parametrize("form", IMPOSSIBLE)

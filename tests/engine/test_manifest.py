@@ -28,7 +28,7 @@ def flip(path, position):
 
 
 def fields_of(engine):
-    """What the manifest says, without its own digest."""
+    """Return the fields of the manifest, without its own digest."""
     fields = json.loads((engine / "manifest.json").read_bytes())
     del fields[SELF_DIGEST]
     return fields

@@ -33,7 +33,7 @@ PROMPT = "<record> lamp scarlet tiger lagos eight <query> lamp"
 
 @dataclass
 class Found:
-    """What became of the trials."""
+    """The findings of the trials."""
 
     refused: Counter[str] = field(default_factory=Counter)
     harmless: Counter[str] = field(default_factory=Counter)

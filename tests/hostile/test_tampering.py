@@ -1,4 +1,4 @@
-"""What is hashed of an engine is what is loaded, whatever happens to its files between the check and the load."""
+"""The bytes of an engine that are hashed are the bytes that are loaded, whatever happens to its files in between."""
 
 from __future__ import annotations
 

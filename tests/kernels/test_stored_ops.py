@@ -87,7 +87,7 @@ def test_a_key_that_is_not_finite_spoils_its_page_alone(ops, form, fp8):
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.pairwise
 def test_compactions_store_survivors_once(ops, form, size, dtype, fp8):
-    """Of a prompt after exact votes; after a turn codes move, and votes read them."""
+    """Covers a prompt after exact votes, and a turn, after which codes move and votes read them."""
     turns.test_compaction(ops, form, size, dtype, fp8)
     turns.test_compaction_after_a_turn(ops, form, size, dtype, fp8)
 

@@ -88,7 +88,7 @@ def equal_keys() -> list[np.ndarray]:
 
 
 EQUAL_KEYS_KEEP = [*range(2, 34), *range(92, 100)]
-"""Of 100 equal tokens to a budget of 40, window 8, kernel 5: the first two positions lack one or two votes of five."""
+"""Kept of 100 equal tokens at budget 40, window 8, kernel 5: the first two positions lack one or two of five votes."""
 
 
 def test_equal_votes_give_equal_sums_and_the_ends_lack_some() -> None:

@@ -1,4 +1,4 @@
-"""What transformers answers to prompts of three lengths: past windows, and past the lengths that scaling begins at."""
+"""Answers of transformers to prompts of three lengths: past windows, and past the lengths that scaling begins at."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def reference(path: Path, policy: str, **settings: Any) -> ReferenceDecoder:
 
 
 class Seen:
-    """What the attention of transformers' model reads of one prompt, layer by layer."""
+    """Tensors that the attention of transformers' model reads for one prompt, layer by layer."""
 
     def __init__(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         module = sys.modules[type(model).__module__]

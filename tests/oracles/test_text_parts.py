@@ -157,7 +157,7 @@ def test_experts_of_qwen_3_5_are_read_as_they_are_published(form: str, tmp_path:
 
 @pytest.mark.parametrize("prefix", MODELS)
 def test_every_field_beside_the_decoder_is_of_images_or_read(prefix: str) -> None:
-    """What neither reads could change what the model answers to text."""
+    """A field that neither reads could change the model's answer to text."""
     theirs = set(getattr(transformers, f"{prefix}Config")().to_dict())
     assert theirs - OF_IMAGES - HARMLESS - {"architectures", "dtype"} == {"text_config", "tie_word_embeddings"}
 

@@ -77,7 +77,7 @@ def _packages(environment: Path) -> Path:
 
 
 def _needed(requires: Iterable[str]) -> list[metadata.Distribution]:
-    """What these requirements name and what that requires in turn: kvc-trt[serve]."""
+    """Return the distributions that these requirements name and their own requirements: kvc-trt[serve]."""
     waiting = [(Requirement(text), frozenset(["", "serve"])) for text in requires]
     found: dict[str, metadata.Distribution] = {}
     seen = set()
@@ -95,7 +95,7 @@ def _needed(requires: Iterable[str]) -> list[metadata.Distribution]:
 
 @pytest.fixture(scope="module")
 def alone(environment: Path) -> dict[str, Any]:
-    """How kvc-trt is run where there is no program but those of its environment."""
+    """Return arguments for subprocess.run that leave kvc-trt no programs but those of its environment."""
     home = environment.parent
     variables = {"PATH": str(environment / "bin"), "HOME": str(home), "KVC_TRT_CACHE": str(home / "cache")}
     return {"cwd": home, "env": variables, "text": True}
@@ -121,7 +121,7 @@ def demo(command: Callable[..., tuple[int, str, str]]) -> str:
 
 
 def test_the_wheel_is_one_for_other_distributions_of_linux(wheel: Path) -> None:
-    """Whose tag says what it needs: no library but those that they all have, and a glibc no newer than this one."""
+    """Its tag says what it needs: no library but those that they all have, and a glibc no newer than this one."""
     assert re.fullmatch(rf"kvc_trt-{re.escape(__version__)}-py3-none-linux_\w+\.whl", wheel.name)
     shown = subprocess.run(
         [sys.executable, "-m", "auditwheel", "show", str(wheel)], capture_output=True, text=True, check=True

@@ -227,7 +227,7 @@ def test_a_single_point_is_a_step_under_its_own_policy(emulation: KernelLibrary)
 
 @pytest.mark.parametrize("form", kernel_cases.IN_FORMAT)
 def test_a_point_in_a_format_is_a_step_and_dense_attention_over_codes(emulation: KernelLibrary, form: str) -> None:
-    """What runs are the kernels that the traffic counts; a cache of 4 bits has a third of the bytes of 16, or less."""
+    """The traffic counts the kernels that run; a 4-bit cache has at most a third of the bytes of a 16-bit one."""
     policy = kernel_cases.IN_FORMAT[form]
     options = kernels.parse(["--operations", "dense", "--baselines", "--points", f"{policy}/1/768/64"])
     *_, step, dense = kernels.points(options)

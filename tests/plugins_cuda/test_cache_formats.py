@@ -163,7 +163,7 @@ def test_several_tiles(library: KernelLibrary, form: str, dtype: torch.dtype) ->
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.pairwise
 def test_many_splits(library: KernelLibrary, form: str, dtype: torch.dtype) -> None:
-    """Of 43 splits each has three tiles for a warp."""
+    """Each of 43 splits has three tiles for a warp."""
     check_dense(library, StoredStep(dense_case([16500], group=1, kv_heads=1, size=64, dtype=dtype), form))
 
 
@@ -187,7 +187,7 @@ def test_any_token_is_stored_as_the_reference_stores_it(library: KernelLibrary, 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMATS)
 def test_zeros(library: KernelLibrary, form: str, dtype: torch.dtype) -> None:
-    """Of both signs, and a group of them beside others: the scale is 1, or the exponent 127."""
+    """Zeros of both signs, and a group of them beside others: the scale is 1, or the exponent 127."""
     case = dense_case([4, 5, 6], group=1, size=64, dtype=dtype)
     case.k_new[0], case.v_new[0] = 0.0, -0.0
     case.k_new[1, :, :32], case.v_new[1, :, 32:] = -0.0, 0.0

@@ -101,7 +101,7 @@ def test_groups(library: KernelLibrary, fp8: bool, group: int, dtype: torch.dtyp
 @pytest.mark.parametrize("size", range(16, 257, 8))
 @FP8
 def test_head_sizes(library: KernelLibrary, fp8: bool, size: int, dtype: torch.dtype) -> None:
-    """With all channels chosen, about half of them, and few."""
+    """Covers all channels chosen, about half of them, and few."""
     top_r = {torch.bfloat16: size, torch.float16: size // 2 + 1, torch.float32: 3}[dtype]
     check_hybrid(library, small(size=size, top_r=top_r, dtype=dtype, lengths=(100, 40), fp8=fp8))
 

@@ -99,7 +99,7 @@ def test_pages_around_the_blocks_in_fp8(later: KernelLibrary, pages: int, ties: 
 @pytest.mark.parametrize("heads", [1, 3, 4, 5, 8, 9, 16])
 @FP8
 def test_groups(later: KernelLibrary, fp8: bool, heads: int) -> None:
-    """Whose softmax is divided otherwise between the warps of a block than in a block of its own."""
+    """The warps of a block divide the softmax otherwise than a block of its own does."""
     for pages in (30, 300, 1100):
         check_same(later, pages_case(pages, heads=heads, seed=heads, fp8=fp8))
 

@@ -212,7 +212,7 @@ def test_a_backend_without_turns_keeps_no_places():
 
 @pytest.mark.parametrize("policy", ["h2o", "tova", "streaming-llm"])
 def test_a_floor_counts_the_bytes_that_the_plan_says_a_step_reads(policy):
-    """Under budgets by prompt too, where a row is allocated more than it uses."""
+    """This holds under budgets by prompt too, where a row is allocated more than it uses."""
     found = kvc_trt.plan(
         "llama3.1-8b", policy=policy, layer_budget="squeeze-online", token_budget=1024, max_input_len=32512
     )

@@ -178,7 +178,7 @@ def test_a_twin_that_does_not_fit_is_given_a_row_and_said(engine, monkeypatch):
 
 
 def test_caches_beyond_the_memory_are_refused_before_anything_runs(engine, monkeypatch):
-    """On any machine: the memory is the test's own."""
+    """This holds on any machine: the memory is the test's own."""
     check = requests_run.check_fits
     monkeypatch.setattr(requests_run, "check_fits", lambda sides, _: check(sides, free_bytes=1 << 20))
     monkeypatch.setattr(requests_run, "open_scheduler", lambda *_: pytest.fail("an engine was opened"))

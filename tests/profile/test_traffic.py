@@ -41,7 +41,7 @@ def parameters_of(policy, sequence, budget, output=128, **overrides):
 
 
 def pairs_with(parameters, entries):
-    """Pairs that a compressed layer reads with that many tokens cached, all but one of them generated."""
+    """Return the pairs that a compressed layer reads with `entries` tokens cached, all but one of them generated."""
     traffic = row_traffic(LLAMA, parameters, 2, 1, entries - 1)
     assert traffic.entries == entries
     return traffic.pairs

@@ -1,4 +1,4 @@
-"""What the caches of a decoder hold in 8 and 4 bits, under every policy.
+"""The content of a decoder's caches in 8 and 4 bits, under every policy.
 
 Keys and values of a first layer depend on tokens and positions alone, so an uncompressed run in full precision knows
 what each slot of any other run has to hold.

@@ -104,7 +104,7 @@ def test_sinks_change_what_everything_gives(rule: Rule) -> None:
 
 @given(seed=st.integers(0, 1 << 20), sink=st.floats(-5, 5))
 def test_a_sink_takes_its_part_of_the_sum(seed: int, sink: float) -> None:
-    """As a token would whose logit is the sink and whose value is zero."""
+    """It weighs like a token whose logit is the sink and whose value is zero."""
     query, keys, values = tables(seed)
     sinks = torch.full((HEADS,), sink, dtype=torch.float64)
     weights = attention_weights(query[0, :, 0], keys[0], Softmax(sinks=sinks))

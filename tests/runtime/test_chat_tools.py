@@ -91,7 +91,7 @@ def test_equals_transformers(family, messages, tools):
 
 
 def test_the_second_request_of_a_tool_loop():
-    """As clients send it: the answer with all of its fields, then the result."""
+    """Clients send it so: the answer with all of its fields, then the result."""
     answer = {
         "content": None, "refusal": None, "role": "assistant", "annotations": [], "audio": None, "function_call": None,
         "tool_calls": [call("get_weather", '{"city": "Paris"}')],

@@ -181,7 +181,7 @@ def test_drafts_of_no_number_are_refused(tokens):
 
 
 class Panic(BaseException):
-    """What a library in Rust raises when it fails inside."""
+    """An exception like the one that a library in Rust raises when it panics."""
 
 
 @pytest.mark.parametrize("error", [TypeError("a mistake\nin two lines"), Panic("index out of bounds"), SystemExit(3)])

@@ -67,7 +67,7 @@ def reader(parser: str, **settings) -> Reader:
 
 
 def read(parser: str, *pieces: str, **settings):
-    """What pieces of an answer say: content, thoughts, and calls with their arguments."""
+    """Return the content, the thoughts and the calls with their arguments that a parser reads from pieces."""
     reading = reader(parser, **settings)
     deltas = [delta for piece in pieces for delta in reading.feed(piece)] + reading.finish()
     message = message_of(deltas)

@@ -102,7 +102,7 @@ class TestCachesInAFormat:
         assert "the observed run is judged" in stored.findings[0]
 
     def test_a_code_that_is_not_the_engines_own_moves_the_reference(self, stored):
-        """What the engine stored is what the reference reads, though its own key is another."""
+        """The reference reads what the engine stored, though its own key is another."""
         before = stored.reference_run.logits.copy()
         table, _ = stored.observed.tokens.tables[1]
         table.parts[0][0] ^= 0x11

@@ -116,7 +116,7 @@ def test_wrong_selection_is_refused(read: list[int], reason: str):
     ],
 )
 def test_last_tokens_do_not_compete(read: list[int], reason: str):
-    """Of the others page 1 is the best, and the token of it that is read in any case takes no place of theirs."""
+    """Among the others page 1 is the best, and its token that is read in any case takes no place of theirs."""
     query, keys = golden_step()
     lists = (np.array([[[3, 4, 5, 6]]], np.int32), np.array([[read]], np.int32))
     found = compare_selection(query, keys, np.array([7]), *lists, page_size=3, top_r=2, recent=2)

@@ -128,7 +128,7 @@ class FakeEngine:
     num_optimization_profiles = 1
 
     cuda: FakeCuda
-    """Whose memory and stream its contexts use."""
+    """The fake CUDA whose memory and stream its contexts use."""
 
     def __init__(self, model: Any, directory: Any, ranges: Sequence[tuple[int, ...]]) -> None:
         self.session = open_session(model, directory)

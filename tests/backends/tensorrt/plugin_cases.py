@@ -102,7 +102,7 @@ def good_fields(operator: str, numbers: Mapping[str, int] = MappingProxyType({})
 
 
 def fields_with_defaults(operator: str, fields: Mapping[str, int]) -> dict[str, int]:
-    """What a plugin of these fields keeps, in the order of its attributes."""
+    """Return the fields that a plugin made of these keeps, in the order of its attributes."""
     names = [one.name for one in BY_NAME[operator].call_attributes]
     return {name: fields.get(name, 0) for name in names}
 

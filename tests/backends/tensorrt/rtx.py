@@ -23,7 +23,7 @@ BINDINGS, LIBRARIES = "tensorrt_rtx_bindings", "tensorrt_rtx_libs"
 
 
 def missing() -> str | None:
-    """Why the parser cannot be asked here; None where it can."""
+    """Return the reason why the parser cannot be asked here; None if it can."""
     if importlib.util.find_spec(BINDINGS) is None or importlib.util.find_spec(LIBRARIES) is None:
         return "no TensorRT-RTX in this Python: pip install '.[tensorrt-rtx]'"
     if "libasan" in os.environ.get("LD_PRELOAD", ""):

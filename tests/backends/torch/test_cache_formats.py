@@ -139,7 +139,7 @@ def test_drafts_change_no_answer(policy, form, make_program, monkeypatch):
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_kernels_are_called_in_the_format(form, make_program, emulation, monkeypatch):
-    """Of a prompt, steps and a turn; in caches that evict, and in those that keep everything."""
+    """Covers a prompt, steps and a turn, in caches that evict and in those that keep everything."""
     called, compute = set(), type(emulation).compute
 
     def noting(self, operator, arguments, **options):

@@ -57,7 +57,7 @@ def test_caches_take_what_the_formula_says(policy, make_program):
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_storing_in_a_format_takes_at_most_what_the_formula_says(form):
-    """By the reference, which makes float32 tables on the way, and with the contiguous copies that come before it."""
+    """Covers storing by the reference, which makes float32 tables, and the contiguous copies before it."""
     keys, values = torch.randn(2, 3, 2, 200, MODEL.head_size)
     with meta.LiveBytes() as live:
         StoredTables.of(keys.clone(), values.clone(), CACHE_FORMATS[form])

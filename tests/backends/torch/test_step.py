@@ -189,7 +189,7 @@ def test_a_failed_capture_falls_back_once_and_for_all(caplog, monkeypatch):
 
 
 def test_warming_up_captures_every_number_of_rows(make_program, monkeypatch):
-    """With the largest first; a step after it captures nothing. Steps, passes over drafts and plain draws."""
+    """The largest comes first; a step after it captures nothing. Covers steps, passes over drafts and plain draws."""
     executor = TorchExecutor(make_program("rocketkv", max_output_len=40, draft_tokens=2), device="cpu")
     executor.capturer = StandInCapturer(CPU)
     monkeypatch.setattr(TorchExecutor, "draws", True)

@@ -49,7 +49,7 @@ def test_retrieval_tiny_passes_every_rung_through_the_emulated_kernels(engine, e
 
 @pytest.mark.exhaustive
 def test_retrieval_tiny_passes_the_quick_level_through_the_emulated_kernels(engine, emulation):
-    """As many steps as a user's check, and a quarter of its 32 questions per placement."""
+    """Takes as many steps as a user's check, and a quarter of its 32 questions per placement."""
     report = verify(engine, RunOptions("torch"), kernels=emulation.path, samples=8)
     assert report.passed, report.failures
     assert passed_rungs(report) == EVERYTHING

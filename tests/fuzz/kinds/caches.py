@@ -1,4 +1,4 @@
-"""What leaves an engine and comes back: stored contexts, handoffs between processes, KV proofs."""
+"""Data that leaves an engine and comes back: stored contexts, handoffs between processes, KV proofs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine is asked: prompts as text and as ids, the rules of an answer, and requests of servers' clients."""
+"""Requests to an engine: prompts as text and as ids, the rules of an answer, and bodies of servers' clients."""
 
 from __future__ import annotations
 

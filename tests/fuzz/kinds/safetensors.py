@@ -81,7 +81,7 @@ class Safetensors(Kind):
             file.close()
 
     def compared(self, content: bytes, found: dict[str, tuple[str, tuple[int, ...], bytes]]) -> Comparison:
-        """With the safetensors package: the same names, types, shapes and bytes."""
+        """Compare with the safetensors package: the same names, types, shapes and bytes."""
         try:
             with safe_open(self.folder / "model.safetensors", framework="numpy") as theirs:
                 names = {name for name in theirs.keys() if not name.startswith("__padding__.")}  # noqa: SIM118

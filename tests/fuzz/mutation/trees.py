@@ -23,7 +23,7 @@ class Codec(NamedTuple):
 
     decode: Callable[[bytes], Any]
     encode: Callable[[Any, bytes], bytes]
-    """From a tree and the input that it comes from."""
+    """A function from a tree and its original input to bytes."""
 
 
 def _to_json(tree: Any, _: bytes = b"") -> bytes:

@@ -141,7 +141,7 @@ def test_compaction_becomes_a_plugin_with_static_cache_shapes(parse, precision, 
 
 
 def test_without_the_library_a_graph_falls_back_to_its_body_without_a_word(parse, tmp_path):
-    """Why an engine's plugin layers have to be counted."""
+    """This is why an engine's plugin layers have to be counted."""
     path, _ = saved_decode(tmp_path, "full", "fp16")
     answer = parse(path, with_plugins=False)
     assert (answer["parsed"], answer["plugins"], answer["errors"]) == (True, [], [])

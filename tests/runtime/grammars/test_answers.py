@@ -48,7 +48,7 @@ def asked(grammar, prompt=(5, 6), **rules):
 
 
 def matches(grammar, text):
-    """Whether the text of an answer is what its grammar allows, by others than the library."""
+    """Return True if the text of an answer obeys its grammar, by code other than the library's."""
     if grammar.kind == "regex":
         return re.fullmatch(grammar.text, text) is not None
     if grammar.kind == "choice":

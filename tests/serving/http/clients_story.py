@@ -41,7 +41,7 @@ def weather(city: str) -> str:
 
 
 def instructed(url: str, model: str, mode: instructor.Mode) -> dict[str, str]:
-    """What instructor makes of an answer."""
+    """Return an answer as instructor parses it."""
     client = instructor.from_openai(OpenAI(base_url=url, api_key="none"), mode=mode)
     messages = [{"role": "user", "content": "Name the capital of France, and its country."}]
     return client.create(model=model, messages=messages, response_model=City, max_tokens=80).model_dump()

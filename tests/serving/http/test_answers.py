@@ -153,7 +153,7 @@ def test_the_usage_is_equal_with_and_without_stop(client):
 
 
 def test_an_echo_puts_the_prompt_first(client, answers):
-    """With the space that an answer's first word has after a text, and not alone."""
+    """The answer's first word has a space before it, which it lacks alone."""
     assert choice(client, max_tokens=8, echo=True)["text"] == f"{RECORD} {answers(RECORD, 8).text}"
 
 

@@ -1,4 +1,4 @@
-"""What the light server refuses: with a reason and a status below 500, whatever a client sends."""
+"""The light server refuses bad requests with a reason and a status below 500, whatever a client sends."""
 
 from __future__ import annotations
 
