@@ -197,6 +197,22 @@ def test_a_module_holds_one_subject() -> None:
     assert {name: lines for name, lines in lengths.items() if lines > 550} == {}
 
 
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, text) of every docstring in a file: of modules, classes and functions, and those below attributes."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value.strip()
+
+
+@pytest.mark.parametrize("folder", ["kvc_trt", "benchmarks", "tests"])
+def test_no_docstring_is_an_indirect_question(folder: str) -> None:
+    """A function's docstring says what it does or returns; that of an attribute, class or module names the thing."""
+    found = [(path, line, text) for path in (ROOT / folder).rglob("*.py") for line, text in docstrings(path)]
+    assert len(found) > 100
+    asking = [f"{path.relative_to(ROOT)}:{line}" for path, line, text in found if re.match(r"(What|Whether)\b", text)]
+    assert asking == []
+
+
 def test_the_reference_does_not_know_the_methods() -> None:
     assert "methods" not in reachable(package_imports(), "reference")
 
