@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.peers.idle import Others
 from benchmarks.serving import aiperf, engines, load, openai_server, perf_analyzer, triton_server
-from benchmarks.serving.answered import Answered, figures
+from benchmarks.serving.check_answers import Answered, figures
 from benchmarks.serving.engines import Expected, Kind
 from benchmarks.serving.load import Asked
 from benchmarks.serving.place import Place

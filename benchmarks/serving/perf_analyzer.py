@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving.answered import Answered
+from benchmarks.serving.check_answers import Answered
 from benchmarks.serving.load import Asked
 from benchmarks.serving.place import Place
 
