@@ -40,7 +40,7 @@ WIDTHS = pytest.mark.parametrize(
     part=experts(), tokens=st.integers(1, 60), blocks=st.integers(1, 5), ties=st.booleans(),
     seed=st.integers(0, 1000), instructions=ANY_INSTRUCTIONS,
 )  # fmt: skip
-def test_any_shape_is_right(
+def test_random_shapes_equal_the_reference(
     library: Path, bits: int | None, wide: bool, part: Experts, tokens: int, blocks: int, ties: bool, seed: int,
     instructions: str,
 ) -> None:  # fmt: skip

@@ -69,7 +69,7 @@ def test_results_are_within_the_bound(
     st.integers(1, 20), st.integers(1, 40), st.integers(1, 80), st.sampled_from([4, 8]), st.booleans(),
     st.integers(0, 1000), ANY_INSTRUCTIONS,
 )  # fmt: skip
-def test_any_shape_is_right(
+def test_random_shapes_are_within_the_bound(
     library: Path, tokens: int, blocks: int, outputs: int, bits: int, wide: bool, seed: int, instructions: str
 ) -> None:
     use_at_most(library, instructions)

@@ -149,7 +149,7 @@ def test_a_build_says_what_verification_lacks_before_it_builds(command, alone) -
     assert not (alone["cwd"] / "unverified").exists()
 
 
-def test_the_first_answer(command, demo: str) -> None:
+def test_the_installed_wheel_answers_the_demo(command, demo: str) -> None:
     needle = build.ROOT / "docs" / "demo" / "needle.txt"
     code, printed, said = command("run", demo, "--prompt-file", str(needle))
     assert (code, printed.strip()) == (0, ANSWER)
@@ -163,7 +163,7 @@ def test_tasks_are_asked_without_pytorch(command, demo: str) -> None:
     assert "accuracy of retrieval-tiny" in printed
 
 
-def test_the_first_served_answer(environment: Path, alone: dict[str, Any], demo: str) -> None:
+def test_the_installed_wheel_serves_the_demo(environment: Path, alone: dict[str, Any], demo: str) -> None:
     line = [str(environment / "bin" / "kvc-trt"), "serve", demo, "--port", "0"]
     server = subprocess.Popen(line, **alone, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     limit = Timer(120, server.kill)

@@ -92,7 +92,9 @@ def test_a_floor_is_the_slower_of_memory_and_arithmetic() -> None:
         ("sm_100", 256, 40, 48 * 1024, 4),
     ],
 )
-def test_resident_ctas(architecture: str, threads: int, registers: int, shared: int, ctas: int) -> None:
+def test_resident_ctas_follow_from_threads_registers_and_memory(
+    architecture: str, threads: int, registers: int, shared: int, ctas: int
+) -> None:
     found = resident_ctas(architecture, threads=threads, registers=registers, shared_bytes=shared)
     assert found == ctas
     share = occupancy(architecture, threads=threads, registers=registers, shared_bytes=shared)
@@ -262,7 +264,7 @@ def test_baselines_are_judged_by_dense_attention() -> None:
 
 
 @pytest.mark.parametrize(("operation", "floor"), [("compact", 0.5), ("dense", 0.4)])
-def test_figures_of_a_time(operation: str, floor: float) -> None:
+def test_figures_of_a_time_follow_from_bytes_and_bandwidth(operation: str, floor: float) -> None:
     """A copy's bandwidth bounds compaction, a read's everything else."""
     point, bandwidths = kernels.Point(operation, Case(1, 512, 64)), Bandwidths(copied=4e12, read=5e12)
     found = kernels.figures(point, Traffic(2_000_000), 2.0, bandwidths)

@@ -49,7 +49,7 @@ def rounded_to(rows: Rows, dtype: torch.dtype) -> Rows:
 @pytest.mark.parametrize("of_turn", [False, True])
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_rows_of_different_lengths_in_one_batch(
+def test_rows_of_different_lengths_equal_the_reference(
     scheduled_library: KernelLibrary, dtype: torch.dtype, of_turn: bool, rounded: bool, kv_heads: int
 ) -> None:
     rows = rounded_to(mixed_rows(of_turn=of_turn, rounded=rounded, kv_heads=kv_heads), dtype)
@@ -61,7 +61,7 @@ def test_rows_of_different_lengths_in_one_batch(
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn_rows())
-def test_any_rows(library: KernelLibrary, rows: Rows) -> None:
+def test_random_rows_equal_the_reference(library: KernelLibrary, rows: Rows) -> None:
     check(rows, {name: value.numpy() for name, value in run(library, rows).items()})
 
 

@@ -89,7 +89,7 @@ def test_ordered_cluster_accesses_pass(name: str, schedule: str) -> None:
     assert run(name, schedule, right=True)[0] == ""
 
 
-def test_launches_that_a_gpu_refuses() -> None:
+def test_clusters_that_a_gpu_refuses_are_refused() -> None:
     library = toys.clusters()
     assert "clusters of 16 blocks, allowed are 8" in run("counted", "forward", True, 16)[0]
     assert "a grid of 6 blocks along x in clusters of 4 blocks" in run("counted", "forward", True, 4, grid=6)[0]

@@ -72,7 +72,7 @@ def test_kernels_know_nothing_of_their_launchers() -> None:
             assert "cudaStream_t" not in text or name in DEVICE_ONLY, name
 
 
-def test_one_place_launches() -> None:
+def test_kernels_are_launched_in_one_place() -> None:
     """A kernel's allowance of shared memory is requested in that one place."""
     callers = [
         name for name, text in SOURCES.items() if "platform::launch_kernel(" in text or "cudaLaunchKernel" in text

@@ -156,7 +156,7 @@ def _has_room(architecture: str, launch: EmulatedLaunch) -> bool:
     return launch.cluster_blocks <= 8 and x * y * z <= {"sm_90a": 132, "sm_100": 148}[architecture]
 
 
-def test_every_launcher_is_asked(emulation: KernelLibrary) -> None:
+def test_the_limits_cover_every_launcher(emulation: KernelLibrary) -> None:
     """Covers every launcher at the sizes above, in every format, except compaction in place and the prefetch hint."""
     model = load_preset("llama3.1-8b").config
     asked = set()
