@@ -10,7 +10,7 @@ from kvc_trt.runtime import Request
 from tests.backends.compiled import as_compiled
 
 
-def test_an_engine_answers(tiny_engine):
+def test_a_session_of_an_engine_answers_requests(tiny_engine):
     session = open_session(tiny_engine, RunOptions(threads=1), max_batch_size=2)
     assert session.tokenizer is None
     assert session.executor.limits.max_input_len == 256

@@ -35,7 +35,7 @@ def with_number(context, name, place, number):
     seed=st.integers(0, 9),
     data=st.data(),
 )
-def test_the_tensor_is_named(policy, dtype, tokens, seed, data):
+def test_a_tensor_with_non_finite_numbers_is_named(policy, dtype, tokens, seed, data):
     context = random_context(packing_without_graphs(policy, dtype), tokens, seed)
     assert impossible(context) is None
     floats = [name for name, tensor in context.tensors.items() if tensor.dtype.kind != "i"]
@@ -182,7 +182,7 @@ def test_a_file_with_nan_in_keys_is_refused(packing, poisoned, tmp_path, monkeyp
     assert "kvc-trt verify" in caught.value.hint
 
 
-def test_no_such_file_is_written(poisoned, tmp_path):
+def test_a_context_with_nan_in_keys_is_not_written(poisoned, tmp_path):
     with pytest.raises(InputError, match=HOLDS_NAN):
         write_context(tmp_path / "context", poisoned)
     assert not (tmp_path / "context").exists()

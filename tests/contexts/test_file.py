@@ -102,7 +102,7 @@ def test_a_truncated_file_is_refused(stored, place):
 
 @given(st.binary(max_size=300))
 @ANY_FILE
-def test_any_bytes_are_refused(tmp_path, content):
+def test_random_bytes_are_refused_as_a_context(tmp_path, content):
     (tmp_path / "any").write_bytes(content)
     with pytest.raises(InputError):
         read_context(tmp_path / "any", PACKING)
@@ -127,7 +127,7 @@ def parts(stored):
     return json.loads(file.metadata[DOCUMENT]), [(name, file.read(name)) for name in file.names()]
 
 
-def test_the_parts_make_the_same_file(stored):
+def test_a_context_file_resealed_from_its_parts_is_identical(stored):
     document, tensors = parts(stored)
     again = sealed(stored.with_name("again"), json.dumps(document, separators=(",", ":")), tensors)
     assert again.read_bytes() == stored.read_bytes()

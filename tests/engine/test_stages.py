@@ -113,7 +113,7 @@ def test_a_full_disk_is_named(code):
     assert not entry().exists()
 
 
-def test_two_builds_of_the_same_inputs_do_not_meet():
+def test_a_second_build_of_the_same_inputs_is_refused_meanwhile():
     with Stages.open(DIGEST), pytest.raises(UnsupportedEnvironment, match="another process"), Stages.open(DIGEST):
         pass
     with Stages.open("1" * 64), Stages.open(DIGEST):

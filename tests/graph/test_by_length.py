@@ -45,7 +45,7 @@ def test_rows_of_every_length_equal_the_reference(tmp_path, policy: str) -> None
         ]
 
 
-def test_the_graphs_look_a_row_up_once(tmp_path) -> None:
+def test_each_compacting_graph_has_one_table_of_budgets_by_length(tmp_path) -> None:
     """One table of lengths in each graph that compacts, whatever the number of layers; none where rows are alike."""
     rule = parameters_of("rocketkv")
     engine = make_small_engine(tmp_path, rule, turns=True)

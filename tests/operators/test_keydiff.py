@@ -70,14 +70,14 @@ def test_unequal_rows_equal_the_reference(kv_heads, budget):
 
 
 @pytest.mark.parametrize("lengths", [(200,), (1,), (40, 40), (41, 41), (5, 200, 40)])
-def test_every_composition_of_a_batch(lengths):
+def test_every_composition_of_a_batch_equals_the_reference(lengths):
     arrays = inputs(lengths, seed=7)
     check(compactor()(*arrays), *arrays, 40)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 150), min_size=1, max_size=3), st.sampled_from([16, 40]), st.integers(0, 10_000))
-def test_any_prompts(lengths, budget, seed):
+def test_random_prompts_equal_the_reference(lengths, budget, seed):
     arrays = inputs(lengths, seed=seed)
     check(compactor(budget)(*arrays), *arrays, budget, swaps=1)
 

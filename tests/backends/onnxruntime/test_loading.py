@@ -32,7 +32,7 @@ def test_a_run_beyond_memory_is_a_clear_error():
         run_bound(*binding_of([1 << 22, 1 << 22]))
 
 
-def test_any_other_failure_stays_what_it_is():
+def test_an_ordinary_run_error_is_not_reported_as_missing_memory():
     with pytest.raises(Exception, match="ONNXRuntimeError") as caught:
         run_bound(*binding_of([-1, 2]))
     assert not isinstance(caught.value, UnsupportedEnvironment)

@@ -10,7 +10,7 @@ from kvc_trt.backends.onnxruntime import native
 from kvc_trt.errors import UnsupportedEnvironment
 
 
-def test_none_runs_the_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_setting_none_disables_native_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(native.VARIABLE, native.NONE)
     assert native.native_operators() is None
     assert native.describe_choice() == "none, the operators' bodies run (KVC_TRT_CPU_KERNELS=none)"

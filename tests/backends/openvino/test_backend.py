@@ -39,7 +39,7 @@ def test_engines_of_either_backend_run_on_the_other(tiny_engine, tiny_arguments,
     assert tokens[0] == tokens[1] == tokens[2]
 
 
-def test_verify_holds_it_to_the_reference(tiny_engine, capfd):
+def test_an_engine_passes_verification_on_openvino(tiny_engine, capfd):
     report = answer(capfd, "verify", tiny_engine, "--backend", "openvino")
     assert report["passed"]
 
@@ -64,7 +64,7 @@ def test_profile_measures_an_engine_built_for_it(tiny_arguments, tmp_path, capfd
     assert answer(capfd, "profile", engine, *short)["engine"]["backend"] == "openvino"
 
 
-def test_auto_never_takes_it():
+def test_auto_never_selects_openvino():
     assert registry.backend("openvino").automatic is None
 
 

@@ -101,7 +101,7 @@ def test_logits_and_caches_are_the_references(policy, make_program):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_of_models(family, make_program):
+def test_every_model_family_follows_the_reference(family, make_program):
     follows_the_reference(make_program("rocketkv", model=FAMILIES[family]))
 
 
@@ -258,13 +258,13 @@ def test_within_the_budget_it_is_the_dense_twin_bit_for_bit(rocketkv):
     assert (ours.logits == dense.logits).all()
 
 
-def test_weights_can_be_shared(rocketkv):
+def test_two_executors_can_share_weights(rocketkv):
     one = TorchExecutor(rocketkv)
     other = TorchExecutor(twin_program(rocketkv), weights=one.weights)
     assert other.decoder._weights is one.decoder._weights
 
 
-def test_operators_can_be_watched(rocketkv):
+def test_inputs_and_outputs_of_operators_can_be_exposed(rocketkv):
     names = ["q_window.1", "keys.1", "indices.1", "query.2", "attended.2", "selected.2"]
     executor = TorchExecutor(rocketkv, expose=names)
     executor.allocate(3)
@@ -325,7 +325,7 @@ def test_memory_that_runs_out_all_the_same_is_one_line(method, what, rocketkv, m
     assert "and advice" not in refused.value.message
 
 
-def test_a_session_over_an_engine_directory(engine):
+def test_a_torch_session_answers_as_one_on_onnx_runtime(engine):
     from kvc_trt.backends.registry import open_session
 
     session = open_session(engine.path, RunOptions("torch"), max_batch_size=2)

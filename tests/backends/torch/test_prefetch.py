@@ -71,7 +71,7 @@ def test_outside_a_capture_nothing_is_read(emulation, monkeypatch):
     ahead.end()
 
 
-def test_on_a_cpu_there_is_none(emulation, make_program):
+def test_a_cpu_prefetches_no_weights(emulation, make_program):
     """A step on a CPU launches the same with the emulated kernels and without them."""
     assert weight_prefetch(torch.device("cpu")) is None
     with use_library(emulation.path):
@@ -84,7 +84,7 @@ def test_on_a_cpu_there_is_none(emulation, make_program):
     assert "sparse_attention" in {launch.name.decode() for launch in launches}
 
 
-def test_an_older_gpu_has_none(emulation, monkeypatch):
+def test_an_older_gpu_prefetches_no_weights(emulation, monkeypatch):
     """sm_80 lacks the instruction; sm_90 gets half of its cache."""
 
     class Cuda:

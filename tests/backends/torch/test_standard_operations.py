@@ -108,7 +108,7 @@ def test_top_k_breaks_ties_by_the_lower_index(rows, width, largest, data):
 @given(
     start=st.integers(-12, 12), end=st.integers(-12, 12), step=st.sampled_from([1, 2, -1, -3]), axis=st.integers(0, 1)
 )  # fmt: skip
-def test_slices(start, end, step, axis):
+def test_slice_equals_numpy_indexing(start, end, step, axis):
     x = np.arange(63, dtype=np.float32).reshape(7, 9)
     if step < 0:
         end = np.iinfo(np.int64).min

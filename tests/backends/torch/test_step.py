@@ -145,7 +145,7 @@ def test_a_step_never_asks_the_device(policy, kv_cache):
     assert (logits.shape, logits.dtype) == ((8, 128256), torch.float32)
 
 
-def test_the_watch_for_questions_sees_them():
+def test_the_watch_for_device_synchronisation_detects_one():
     with pytest.raises(AssertionError, match="waits for the device"), meta.AskingTheDevice():
         torch.ones(3)[torch.ones(3) > 0]
 
