@@ -99,7 +99,7 @@ def test_the_stream_put_together_is_the_whole_text(kind, text):
 @kinds
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_any_tokens_a_model_may_produce(kind, data):
+def test_any_tokens_stream_to_the_text_of_the_whole(kind, data):
     tokenizer = TOKENIZERS[kind]
     ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size() + 3), max_size=40))
     whole = tokenizer.decode(ids)

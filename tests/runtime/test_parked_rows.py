@@ -175,7 +175,7 @@ class TestBadTurns:
         finish(one)
         assert good.result(0).token_ids == alone([[8]])[1]
 
-    def test_one_that_does_not_fit_fails_and_another_may_follow(self):
+    def test_a_turn_that_does_not_fit_fails_and_another_may_follow(self):
         one = scheduler()
         ticket = one.ask(answered(one), [1] * 38)
         finish(one)
@@ -187,7 +187,7 @@ class TestBadTurns:
         finish(one)
         assert good.result(0).token_ids == alone([[1] * 38, [8]])[2]
 
-    def test_one_that_breaks_ends_its_conversation(self):
+    def test_a_turn_that_breaks_ends_its_conversation(self):
         one = scheduler()
         ticket = answered(one)
         broken = one.ask(ticket, [Executor.BROKEN])
@@ -196,7 +196,7 @@ class TestBadTurns:
             broken.result(0)
         assert one.session.free == 2
 
-    def test_none_after_the_end(self):
+    def test_a_turn_after_the_end_is_refused(self):
         one = scheduler()
         ticket = answered(one)
         one.close(drain=True)
@@ -204,7 +204,7 @@ class TestBadTurns:
             one.ask(ticket, [1])
         assert one.session.free == 2
 
-    def test_an_engine_without_turns(self):
+    def test_a_turn_of_an_engine_without_turns_is_refused(self):
         one = Scheduler(Session(FakeSlicingExecutor(), None, 1))
         ticket = answered(one, Request([1], max_new_tokens=1, stay=True))
         turn = one.ask(ticket, [1])

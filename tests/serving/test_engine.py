@@ -135,7 +135,7 @@ def test_a_look_at_its_health_that_is_given_up_ends_its_request(served):
     assert served.metrics()["ended"]["cancelled"] == before + 3
 
 
-def test_no_time_is_too_late(served):
+def test_a_deadline_in_the_past_is_too_late(served):
     with pytest.raises(ServingError) as refused:
         served.submit(parse_request({"text_input": LAMP}), seconds=-1.0)
     assert refused.value.reason == "too late"

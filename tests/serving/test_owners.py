@@ -87,7 +87,7 @@ def test_directories_of_unknown_owners_stay(tmp_path, changes):
     assert (tmp_path / "made-1" / "file").exists()
 
 
-def test_a_system_that_does_not_say_loses_nothing(tmp_path, monkeypatch):
+def test_no_owner_is_taken_for_gone_on_a_system_without_proc(tmp_path, monkeypatch):
     text = described(pid=a_number_of_nobody())
     assert is_gone(text)
     monkeypatch.setattr(owners, "_PROC", tmp_path)

@@ -149,7 +149,7 @@ def test_swaps_within_rounding_are_near_ties(make, policy, first, last, unit, se
     pytest.fail("none of them is the last one that is taken")
 
 
-def test_rules_that_no_rounding_breaks():
+def test_lists_that_break_a_rule_are_refused_whatever_the_slack():
     kept, read, pages = Kept("expected-attention"), Read("sparq"), Read("quest")
     sinks = kept.rule.sinks
     others = np.setdiff1d(np.arange(sinks, TOKENS), of_head(kept.own))
@@ -175,7 +175,7 @@ def test_rules_that_no_rounding_breaks():
 
 
 @pytest.mark.parametrize(("make", "policy"), [(make, policy) for make, policy, *_ in CASES])
-def test_tokens_that_are_not_there_are_refused(make, policy):
+def test_tokens_beyond_the_last_one_are_refused(make, policy):
     judge = make(policy)
     beyond = with_list(judge.own, [*of_head(judge.own)[:-1], TOKENS + 1])
     assert f"of {'a prompt of ' if make is Kept else ''}{TOKENS}" in judge.judged(beyond, 1e9).wrong[0]

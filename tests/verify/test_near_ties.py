@@ -167,7 +167,7 @@ def test_a_channel_near_tie_is_followed():
     page_size=st.integers(1, 5),
     length=st.integers(9, 40),
 )
-def test_the_exact_choice_passes_and_its_worst_swap_fails(seed: int, group: int, page_size: int, length: int):
+def test_the_exact_choice_passes_and_its_worst_swap_is_refused(seed: int, group: int, page_size: int, length: int):
     rng = np.random.default_rng(seed)
     query = rng.standard_normal((1, group, 8)).astype(np.float32)
     keys = rng.standard_normal((1, 1, length, 8)).astype(np.float32)

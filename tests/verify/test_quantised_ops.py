@@ -42,5 +42,5 @@ def test_the_operators_pass_as_defined(operator):
     [linear(damage=20.0), linear(damage=np.nan), linear(levels=15), rows(damage=1e-3), rows(damage=np.nan)],
     ids=["off", "NaN", "too few levels", "row off", "row NaN"],
 )
-def test_damage_fails(operator):
+def test_a_damaged_quantised_operator_fails_its_check(operator):
     assert [check.passed for check in check_quantised(operator, 0)] == [False]

@@ -141,7 +141,7 @@ def test_streams_seeds_and_penalties_go_on_where_prefill_ended(apart, answers, n
     assert events[-1]["choices"][0]["finish_reason"] == "length"
 
 
-def test_many_at_once(apart, answers, needle):
+def test_many_requests_at_once_are_answered_as_each_alone(apart, answers, needle):
     prompts = [RECORD, needle, needle[:1] + needle[400:], RECORD.replace("lamp", "fork")] * 5
     alone = {str(prompt): answers(prompt, 10).text for prompt in prompts}
     with ThreadPoolExecutor(len(prompts)) as threads:

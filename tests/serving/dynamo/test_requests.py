@@ -37,7 +37,7 @@ def test_unset_fields_are_left_to_the_engine():
     assert (request.stop_token_ids, request.ignore_eos, request.logprobs, request.min_tokens) == ((), False, None, 0)
 
 
-def test_set_fields_arrive():
+def test_set_fields_reach_the_request():
     request = request_of(
         asked(
             stop_conditions={"max_tokens": 5, "stop_token_ids": [7], "stop_token_ids_hidden": [2], "ignore_eos": True},

@@ -34,7 +34,7 @@ def serving(engine: Path, *options: str, **environment: str) -> Iterator[Served]
         one.process.wait(60)
 
 
-def test_it_says_how_to_ask_and_listens_on_this_machine(demo_engine):
+def test_the_server_says_how_to_ask_and_listens_on_this_machine_alone(demo_engine):
     import psutil
 
     with serving(demo_engine) as one:
@@ -62,7 +62,7 @@ def test_an_end_waits_for_the_answers_that_have_begun(demo_engine, answers, numb
         assert text == answers(BODY["prompt"], 600, ignore_eos=True).text
 
 
-def test_who_asks_twice_does_not_wait(demo_engine):
+def test_a_second_ctrl_c_ends_the_server_at_once(demo_engine):
     with serving(demo_engine) as one:
         client = one.client()
         connection = client.open("/v1/completions", {**BODY, "max_tokens": LONG, "stream": True})
@@ -84,7 +84,7 @@ def refuses(port: int) -> bool:
     return False
 
 
-def test_ctrl_c_while_it_loads_ends_it(demo_engine):
+def test_ctrl_c_while_the_server_loads_ends_it(demo_engine):
     command = [sys.executable, "-m", "kvc_trt", "serve", str(demo_engine), "--port", "0"]
     process = subprocess.Popen(
         command,

@@ -165,12 +165,12 @@ def test_a_body_that_does_not_come_is_not_waited_for(served, monkeypatch, path):
     assert "did not come whole within 0.1 seconds" in said
 
 
-def test_several_hundred_malformed_requests(client):
+def test_several_hundred_malformed_requests_are_never_the_servers_failure(client):
     assert bad_answers(client, requests(seed=1, count=400)) == []
 
 
 @pytest.mark.exhaustive
-def test_ten_thousand_malformed_requests(client):
+def test_ten_thousand_malformed_requests_are_never_the_servers_failure(client):
     assert bad_answers(client, requests(seed=2, count=10_000)) == []
 
 
