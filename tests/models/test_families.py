@@ -240,7 +240,7 @@ def test_one_matrix_of_a_checkpoint_is_three_of_ours() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.sampled_from("qkv"), st.data())
-def test_any_rows_are_those_of_the_whole_tensor(part: str, data: st.DataObject) -> None:
+def test_reading_some_rows_equals_slicing_the_whole_tensor(part: str, data: st.DataObject) -> None:
     source, name = joined(), f"model.layers.0.self_attn.{part}_proj.weight"
     rows = source.shape(name)[0]
     start = data.draw(st.integers(0, rows))

@@ -126,7 +126,7 @@ def lost(tensors: dict[str, torch.Tensor]) -> None:
         (lost, "mlp.experts.down_proj.weight missing"),
     ],
 )
-def test_what_is_damaged_is_refused(change: Change, words: str, tmp_path: Path) -> None:
+def test_damaged_expert_tensors_are_refused_by_name(change: Change, words: str, tmp_path: Path) -> None:
     in_mxfp4(tmp_path, change)
     with pytest.raises(InputError, match=words):
         source_of(tmp_path).read(f"{LAYER}.{EXPERT_MATRICES[2]}")

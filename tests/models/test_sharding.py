@@ -123,7 +123,7 @@ def test_kv_heads_on_several_ranks_are_named():
     assert "fewer KV heads (4) than ranks, so each is on 2 of them" in describe_shards(EIGHT_HEADS, 8)
 
 
-def test_llama_70b_on_four_ranks():
+def test_the_last_of_four_ranks_of_llama_70b_has_its_part():
     shard = shards(load_preset("llama3.1-70b").config, 4)[3]
     assert (shard.query_heads, shard.kv_heads) == (range(48, 64), range(6, 8))
     assert (shard.inner, shard.vocabulary) == (range(21504, 28672), range(96192, 128256))

@@ -68,7 +68,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
     return asked
 
 
-def test_every_architecture_has_a_file() -> None:
+def test_every_gguf_architecture_is_tested_with_a_file() -> None:
     """Files of Llama, Mistral, Qwen3 and StarCoder2 are those of tests/models/gguf."""
     others = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Starcoder2ForCausalLM"}
     written_here = {f"{MODELS[name][0]}ForCausalLM" for name in FILES}

@@ -72,7 +72,7 @@ TWINS: dict[str, tuple[str, int, dict[str, Any], str, int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("limit", TWINS)
-def test_two_methods_are_one(limit: str, family: Callable[..., Any]) -> None:
+def test_two_methods_coincide_at_a_limit_bit_for_bit(limit: str, family: Callable[..., Any]) -> None:
     policy, budget, settings, other, other_budget, other_settings = TWINS[limit]
     pair = family("longchat")
     found, cache = run(pair, policy, budget, torch.float64, **settings)

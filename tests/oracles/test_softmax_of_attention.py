@@ -50,7 +50,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("backend", ["onnxruntime", "torch"])
 @pytest.mark.parametrize("policy", [one for one in TAKEN if one not in LIKE_OTHERS])
-def test_an_engine_verifies(policy: str, backend: str, model: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_engines_with_caps_and_sinks_pass_verification(
+    policy: str, backend: str, model: str, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
     settings: dict[str, Any] = {} if policy == "full" else {"token_budget": 128 if policy == "snapkv" else 64}
     _check(checkpoints(model), tmp_path, backend, policy=policy, **settings)
 

@@ -43,7 +43,7 @@ def test_room_is_made_behind_the_sinks_of_full_rows_alone() -> None:
     assert cache.lengths.tolist() == [5, 5]
 
 
-def test_heavy_hitters_by_hand() -> None:
+def test_heavy_hitters_match_hand_computed_values() -> None:
     """Queries of 1 and the keys 0, ln 3, 0, 0: rows 1 | 1/4 3/4 | 1/5 3/5 1/5 | 1/6 3/6 1/6 1/6."""
     keys, values = column(0, math.log(3), 0, 0), column(0, 1, 2, 3)
     kept = keep_heavy_hitters(torch.ones_like(keys), keys, values, torch.tensor([4]), heavy=1, recent=2)

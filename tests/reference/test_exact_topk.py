@@ -42,7 +42,7 @@ def probabilities(query: Tensor, keys: Tensor) -> list[float]:
 
 @settings(max_examples=100)
 @given(cases())
-def test_the_rule_in_loops(case: tuple[dict[str, Tensor], dict[str, Any]]) -> None:
+def test_exact_topk_equals_its_rule_written_as_loops(case: tuple[dict[str, Tensor], dict[str, Any]]) -> None:
     state, options = case
     found = exact_topk(**state, **options)
     assert found.selected is not None

@@ -85,7 +85,7 @@ def logits_of_head(queries: Tensor, keys: Tensor, first: int, future: int, covar
 
 @settings(max_examples=120, deadline=None)
 @given(cases())
-def test_the_rule_in_loops(case: tuple[State, dict[str, Any], int]) -> None:
+def test_expected_attention_equals_its_rule_written_as_loops(case: tuple[State, dict[str, Any], int]) -> None:
     state, options, future = case
     kept = run(state, options, future)
     queries, keys, values, lengths = state.values()
@@ -118,7 +118,7 @@ def test_the_rule_in_loops(case: tuple[State, dict[str, Any], int]) -> None:
 UNTURNED = torch.ones(1, 1), torch.zeros(1, 1)
 
 
-def test_statistics_by_hand() -> None:
+def test_query_statistics_match_hand_computed_values() -> None:
     """Without the sink: (1, 0) and (3, 4), whose mean is (2, 2) and whose deviations are (1, 2) and its negative."""
     queries = torch.tensor([[99.0, 99], [1, 0], [3, 4], [torch.nan, torch.nan]])[None, None]
     mean, covariance = expected_queries(queries, UNTURNED, torch.tensor([3]), sinks=1)
@@ -129,7 +129,7 @@ def test_statistics_by_hand() -> None:
     assert not nothing.covariance.any()
 
 
-def test_scores_by_hand() -> None:
+def test_scores_match_hand_computed_values() -> None:
     """Mean (0, 2), covariance diag(4, 0): of the keys (0, 0), (1, 0) and (0, 1), D = 2, logits 0, 1 and sqrt 2."""
     mean, covariance = torch.tensor([[0.0, 2.0]]), torch.tensor([[[4.0, 0.0], [0.0, 0.0]]])
     keys, values = torch.tensor([[[0.0, 0], [1, 0], [0, 1]]]), torch.tensor([[[3.0, 4], [0, 1], [0, 0]]])
@@ -139,7 +139,7 @@ def test_scores_by_hand() -> None:
     torch.testing.assert_close(found[0], expected)
 
 
-def test_a_turn_ahead_by_hand() -> None:
+def test_future_rotation_matches_hand_computed_values() -> None:
     """For angles 0 and 90 degrees the mean is (1/2, 1/2); after one position of 90 degrees (-1/2, 1/2)."""
     cosine, sine = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [1.0]])
     rotation = future_rotation(cosine, sine, torch.tensor([1]), future_positions=2)

@@ -79,7 +79,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 @settings(max_examples=200, deadline=None)
 @given(cases())
-def test_the_rule_in_loops(case: tuple[State, dict[str, Any]]) -> None:
+def test_hybrid_attention_equals_its_rule_written_as_loops(case: tuple[State, dict[str, Any]]) -> None:
     state, options = case
     before = {name: tensor.clone() for name, tensor in state.items()}
     output, selected = hybrid_attention(**state, **options)

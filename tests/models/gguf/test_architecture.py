@@ -86,5 +86,5 @@ def test_features_without_a_graph_are_refused_by_key(config, options, message):
     assert "\n" not in caught.value.message
 
 
-def test_a_neutral_value_is_no_reason(config):
+def test_neutral_values_of_unsupported_keys_are_accepted(config):
     config(changes={"expert_count": 0, "attention.causal": True, "logit_scale": 0.0, "rope.scaling.attn_factor": 1.0})

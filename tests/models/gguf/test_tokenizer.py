@@ -93,7 +93,7 @@ def test_ids_are_those_of_the_familys_own_class(name, theirs, contents):
         assert ours.encode(text).ids == own(text, add_special_tokens=False).input_ids
 
 
-def test_pieces_of_rules_that_no_other_reader_here_knows(contents):
+def test_pieces_of_rules_without_another_reader_are_the_expected_ones(contents):
     text = "it's 12345 + x..., \n\nyes"
     assert pieces(contents, "glm4", text) == pieces(contents, "llama3", text)
     for name in ("refact", "starcoder"):
