@@ -48,12 +48,12 @@ def wrong_links(page: Path) -> Iterator[str]:
             yield f"{name(page)}: {link}: {target.name} has no such heading"
 
 
-def test_links_lead_somewhere() -> None:
+def test_every_link_leads_to_a_page_and_heading_that_exist() -> None:
     wrong = [one for page in PAGES for one in wrong_links(page)]
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_pages_are_found() -> None:
+def test_the_tested_pages_include_docs_and_readme() -> None:
     names = {name(page) for page in PAGES}
     assert {"README.md", "docs/architecture.md", "docs/policies/README.md", "docs/kernels/attention.md"} <= names
 

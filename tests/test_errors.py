@@ -51,7 +51,7 @@ def test_an_integer_that_python_does_not_print_is_named_by_its_type(value: Any) 
     assert describe(value) == f"a {type(value).__name__} that cannot be printed"
 
 
-def test_a_value_within_itself_is_described() -> None:
+def test_a_value_that_contains_itself_is_described() -> None:
     value: list[Any] = []
     value.append(value)
     assert describe(value) == "[" * 57 + "..."

@@ -95,7 +95,7 @@ def test_a_link_is_refused_where_none_is_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"{", b"1" * 5000, b"\xff"])
-def test_what_is_not_json_is_one_line(tmp_path: Path, content: bytes) -> None:
+def test_malformed_json_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match="is not valid JSON"):

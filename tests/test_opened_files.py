@@ -63,7 +63,7 @@ SIZES = TINY_BUILD[:-1]
 """The options without --no-verify, which `plan` does not take."""
 
 
-def test_the_list_of_others_names_modules() -> None:
+def test_every_allowed_module_exists() -> None:
     assert [name for name in sorted(ALLOWED) if not (Path(kvc_trt.__file__).parent / name).is_file()] == []
 
 

@@ -79,6 +79,6 @@ def test_every_policy_does_something_on_a_prompt_of_200_tokens(name):
     assert any(rule.prompt_budget < 200 or rule.reads_a_part for rule in rules) == (name != "full")
 
 
-def test_a_name_that_is_none_is_refused():
+def test_an_unknown_form_of_a_policy_is_refused():
     with pytest.raises(KeyError, match="no such form"):
         parameters_of("rocketkv, no such form")

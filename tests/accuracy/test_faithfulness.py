@@ -15,7 +15,7 @@ from kvc_trt.errors import InputError
 from tests.accuracy.test_answerers import LENGTH, questions
 
 
-def test_two_distributions_by_hand():
+def test_divergence_and_agreement_match_hand_computed_values():
     whole = np.log(np.array([[0.5, 0.5], [0.9, 0.1], [0.25, 0.75]], np.float32))
     other = np.log(np.array([[0.5, 0.5], [0.1, 0.9], [0.75, 0.25]], np.float32)) + 3  # logits need not be normalised
     found = compare(whole, other)

@@ -162,7 +162,7 @@ def test_every_answer_is_kept_and_progress_counts_them(drawn, groups, tmp_path, 
     assert not path.with_suffix(".partial.jsonl").exists()
 
 
-def test_who_ends_it_keeps_every_answer_and_the_next_run_goes_on(drawn, groups, tmp_path, one_by_one):
+def test_an_interrupted_run_keeps_every_answer_and_the_next_run_resumes(drawn, groups, tmp_path, one_by_one):
     path, notes = tmp_path / "r", []
 
     class Noting(NullProgress):
@@ -217,7 +217,7 @@ def test_answers_of_other_settings_or_cut_short_are_not_taken(drawn, groups, tmp
         assert not results.cells
 
 
-def test_after_its_time_nothing_new_is_asked(drawn, groups, tmp_path):
+def test_no_question_is_asked_after_the_time_limit(drawn, groups, tmp_path):
     model = Fake(drawn)
     with Results(tmp_path / "r", SETTINGS) as results:
         assert measure(model, VARIANTS, groups, DRAW, results, until=0.0) == []

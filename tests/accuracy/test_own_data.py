@@ -99,7 +99,7 @@ def test_a_second_run_asks_nothing_and_another_policy_follows_the_same_answers(f
     assert found["tova"]["scores"] == known["scores"]
 
 
-def test_a_changed_file_is_other_questions(file, asked, tmp_path, capsys):
+def test_a_changed_data_file_is_refused_in_an_old_output_directory(file, asked, tmp_path, capsys):
     changed = tmp_path / "own.jsonl"
     changed.write_text(file.read_text().replace('"id": 0', '"id": "zero"'))
     assert run([*MODEL, "--data", str(changed), "--output-dir", str(asked)]) == 2
@@ -119,7 +119,7 @@ def test_a_changed_file_is_other_questions(file, asked, tmp_path, capsys):
         (["--modes", "stored-context", "--tasks", "own-unanswered"], "is not answered in words"),
     ],
 )
-def test_a_request_that_cannot_be_right(file, tmp_path, capsys, arguments, says):
+def test_impossible_options_are_refused(file, tmp_path, capsys, arguments, says):
     request = [*MODEL, "--tasks", "own-exact", "--data", str(file), "--output-dir", str(tmp_path)]
     if "--tasks" in arguments:
         del request[request.index("--tasks") : request.index("--tasks") + 2]
@@ -145,7 +145,7 @@ def test_an_engine_is_asked_beside_its_twin_and_takes_no_longer_prompts(file, tm
     ]  # fmt: skip
 
 
-def test_truncate_goes_with_data(tmp_path, capsys):
+def test_truncate_without_data_is_refused(tmp_path, capsys):
     assert run([*MODEL, "--truncate", "middle", "--output-dir", str(tmp_path)]) == 2
     assert "--truncate goes with --data" in capsys.readouterr().err
 
@@ -215,7 +215,7 @@ class Notes(NullProgress):
         self.notes.append(message)
 
 
-def test_what_is_cut_is_told(file):
+def test_truncated_prompts_are_reported(file):
     vocabulary, told = Vocabulary(load_task_tokenizer("retrieval-tiny"), 0), Notes()
     draw = FileDraw(read_data_file(file), truncate="middle")
     assert draw.length(["own-exact"], vocabulary, "plain", 140, told) == 140

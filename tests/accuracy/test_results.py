@@ -124,7 +124,7 @@ def test_a_directory_that_cannot_be_made_is_the_users_error(tmp_path: Path):
         pass
 
 
-def test_one_process_at_a_time(path: Path):
+def test_a_second_writer_of_one_result_file_is_refused(path: Path):
     with (
         Results(path, SETTINGS),
         pytest.raises(UnsupportedEnvironment, match="another process is writing"),

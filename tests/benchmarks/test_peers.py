@@ -322,7 +322,7 @@ def test_every_engine_gets_the_same_prompts():
     assert max(first) < 100
 
 
-def test_the_share_of_others_is_a_share():
+def test_processor_share_of_other_programs_is_between_0_and_1():
     others = Others()
     sum(range(200_000))
     assert 0.0 <= others.share() <= 1.0

@@ -85,7 +85,7 @@ def test_a_failing_engine_stays_fails_and_is_never_called_fine(arguments, ladder
     assert len(ladder.engines) == 2
 
 
-def test_no_verify_skips_it(arguments, ladder, capfd):
+def test_no_verify_skips_verification(arguments, ladder, capfd):
     assert run([*arguments, "--no-verify"]) == 0
     assert run([*arguments, "--set", "verify=false"]) == 0
     assert ladder.engines == []
@@ -113,7 +113,7 @@ def test_a_missing_torch_is_noticed_before_the_build(arguments, monkeypatch, tmp
     assert not (tmp_path / "engine").exists()
 
 
-def test_the_backend_is_said_and_who_says_why(tiny_arguments, tmp_path, capfd):
+def test_a_build_names_its_backend_and_the_reason_for_it(tiny_arguments, tmp_path, capfd):
     assert run([*tiny_arguments, "-o", str(tmp_path / "engine")]) == 0
     said = capfd.readouterr()
     assert "backend: onnxruntime (the first that can run here; kvc-trt doctor shows all)" in said.err

@@ -171,7 +171,7 @@ def test_a_conversation_does_not_continue_a_context(option, engine, context, cap
     assert "--context goes with --prompt" in failure("run", engine, "--context", context, *option, capfd=capfd)
 
 
-def test_save_takes_one_prompt(engine, tmp_path, capfd):
+def test_context_save_refuses_two_prompts_and_none(engine, tmp_path, capfd):
     (tmp_path / "ids").write_text("[[9], [4]]")
     said = failure("context", "save", engine, "--prompt-ids", tmp_path / "ids", "-o", tmp_path / "c", capfd=capfd)
     assert "a context is of one prompt, found 2" in said

@@ -32,7 +32,7 @@ def test_json_has_the_same_facts(capsys, monkeypatch):
     assert backends["onnxruntime"]["install"] == []
 
 
-def test_it_says_how_to_get_native_operators(monkeypatch, tmp_path):
+def test_doctor_says_how_to_get_native_operators(monkeypatch, tmp_path):
     probe = backend("onnxruntime").probe
     monkeypatch.setenv(native.VARIABLE, native.NONE)
     assert probe().install == ()  # they are not wanted
@@ -49,7 +49,7 @@ def test_it_says_how_to_get_native_operators(monkeypatch, tmp_path):
     assert native.how_to_get() is None
 
 
-def test_a_backend_in_lines():
+def test_a_backend_is_described_in_lines_of_found_needs_and_next():
     probe = Probe("x", "", False, {"gpu": "one"}, ("a driver: expected it, found none",), ("get one", "then look"))
     assert describe(probe).splitlines() == [
         "x",

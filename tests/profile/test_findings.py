@@ -52,7 +52,7 @@ def test_a_quiet_result_says_speed_and_floor_only():
         ({"noise_percent": 50.0}, "1 of 1 rows vary by more than 20%"),
     ],
 )
-def test_rows(change, expected):
+def test_each_unusual_row_has_its_finding(change, expected):
     assert any(expected in sentence for sentence in findings({**QUIET, "rows": [{**ROW, **change}]}))
 
 

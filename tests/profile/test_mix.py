@@ -130,6 +130,6 @@ def test_a_file_that_is_no_mix_is_refused_in_a_line(content, message, tmp_path):
     assert "\n" not in error.value.message
 
 
-def test_a_mix_that_is_not_there(tmp_path):
+def test_a_missing_mix_file_is_named(tmp_path):
     with pytest.raises(InputError, match=r"mix\.yaml"):
         read_mix(tmp_path / "mix.yaml")

@@ -74,7 +74,7 @@ def test_what_is_no_distribution_is_refused(text):
         ({"data": "own.jsonl"}, "input_len and data"),
     ],
 )
-def test_settings_are_checked(changes, expected):
+def test_invalid_settings_are_refused_by_name(changes, expected):
     with pytest.raises(InputError, match=expected):
         dataclasses.replace(SMALL, **changes)
 
@@ -123,7 +123,7 @@ def test_the_twin_has_the_rows_that_fit_into_the_engines_bytes(engine):
     assert sides_of(engine, asked, 1, 100)[1].rows == 1
 
 
-def test_figures_of_known_times():
+def test_figures_follow_from_known_times():
     answered = (Answered(10, 1.0, (1.5, 1.7, 2.1)), Answered(20, 2.0, (2.2,)))
     found = figures(Run(4.0, answered))
     assert found["request_throughput"] == 0.5
@@ -144,7 +144,7 @@ def test_figures_of_known_times():
     assert over_repeats([single])["spread"]["mean_tpot_ms"] is None
 
 
-def test_a_whole_measurement(engine):
+def test_a_measurement_has_every_run_and_is_plain_json(engine):
     result = profile_requests(engine, SMALL, NullProgress(), OPTIONS)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert [(run["side"], run["repeat"]) for run in result["runs"]] == [
@@ -201,7 +201,7 @@ def test_a_failing_request_ends_the_measurement_and_its_threads(engine, monkeypa
     assert closed == [{"drain": False}] * 2
 
 
-def test_it_runs_inside_a_loop_too():
+def test_requests_can_be_profiled_inside_a_running_event_loop():
     async def in_a_notebook():
         return ask_all(None, Asking((), (), ""), 1, None)
 

@@ -48,7 +48,7 @@ def pairs_with(parameters, entries):
 
 
 @pytest.mark.parametrize(("sequence", "budget", "output", "adaptive", "even"), TRAFFIC)
-def test_pairs_of_the_golden_table(sequence, budget, output, adaptive, even):
+def test_pairs_read_match_the_golden_table(sequence, budget, output, adaptive, even):
     for split, expected in (("adaptive", adaptive), ("even", even)):
         parameters = parameters_of("rocketkv", sequence, budget, output, split=split, by_length=False)
         found = pairs_with(parameters, parameters.capacity)

@@ -85,7 +85,7 @@ def test_a_sample_is_as_long_as_it_may_be(chosen, target_tokens, max_new_tokens)
 
 
 @EVERY_TASK
-def test_bytes_are_tokens_as_any_other(chosen):
+def test_a_byte_tokenizer_keeps_to_the_target(chosen):
     sample = draw(chosen, target_tokens=8000, reader=by_byte)
     assert len(encode_of(chosen, by_byte)(sample.prompt)) + chosen.max_new_tokens <= 8000
 
@@ -151,7 +151,7 @@ def test_the_beginning_of_the_answer_is_the_end_of_the_question(chosen):
 
 
 @EVERY_TASK
-def test_an_option_is_known_and_of_its_type(chosen):
+def test_unknown_options_and_wrong_types_are_refused(chosen):
     with pytest.raises(InputError, match=f"task {chosen.name} has no option 'colour'"):
         draw(chosen, colour="red")
     for option, kind in chosen.options.items():

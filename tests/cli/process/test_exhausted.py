@@ -49,7 +49,7 @@ def test_what_a_machine_lacks_is_one_line_with_exit_code_3(error, expected):
 @pytest.mark.parametrize(
     "error", [ValueError("no memory of it"), FileNotFoundError(errno.ENOENT, "No such file"), KeyError("allocate")]
 )
-def test_a_bug_stays_a_bug(error):
+def test_an_ordinary_exception_is_not_reported_as_exhaustion(error):
     assert exhaustion(error) is None
 
 
