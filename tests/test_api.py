@@ -98,7 +98,7 @@ def test_a_context_of_two_prompts_is_refused(retrieval):
         retrieval.context([LAMP, LAMP])
 
 
-def test_an_engine_without_bytes_for_prefixes_says_so(retrieval):
+def test_an_engine_without_bytes_for_prefixes_refuses_to_share(retrieval):
     with pytest.raises(InputError, match="does not fit in 0 B") as caught:
         retrieval.share(retrieval.context(LAMP))
     assert caught.value.hint == "open the engine with more prefix_bytes"
@@ -262,7 +262,7 @@ class TestChat:
         retrieval.generate(LAMP)
         assert not recwarn
 
-    def test_a_template_that_cannot_be_read_is_no_reason_to_refuse_text(self, chat_engine, monkeypatch):
+    def test_text_is_answered_although_the_template_cannot_be_read(self, chat_engine, monkeypatch):
         engine = kvc_trt.Engine.open(chat_engine)
         monkeypatch.setitem(TOKENIZER_FILES, "chat_template.jinja", 1)
         with pytest.warns(BarePromptWarning):

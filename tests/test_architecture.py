@@ -142,7 +142,7 @@ def test_undrawn_modules_import_no_drawn_package() -> None:
             assert {part(target) for target in targets} <= small, module
 
 
-def test_every_name_that_a_package_offers_is_there() -> None:
+def test_every_name_that_a_package_offers_exists() -> None:
     lists = [path for path in PACKAGE.rglob("__init__.py") if "__all__" in path.read_text(encoding="utf-8")]
     packages = [importlib.import_module(".".join(path.parent.relative_to(ROOT).parts)) for path in lists]
     missing = [f"{one.__name__}.{name}" for one in packages for name in one.__all__ if not hasattr(one, name)]

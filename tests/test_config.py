@@ -11,7 +11,7 @@ from kvc_trt.config import BuildConfig, configured, layered, parse_settings, rea
 from kvc_trt.errors import InputError
 
 
-def test_later_layers_win_and_the_rest_stays():
+def test_later_layers_override_and_the_rest_is_kept():
     config = layered(
         [("a.yaml", {"model": "x", "token_budget": 64, "policy": "full"}), ("--set", {"token_budget": 128})]
     )

@@ -171,7 +171,7 @@ def test_requirements_stand_before_or_behind_options(words: list[str], monkeypat
     assert asked == [["lonely==1.0"]]
 
 
-def test_a_requirement_without_a_version_is_one_line(capsys) -> None:
+def test_a_requirement_without_a_version_is_reported_in_one_line(capsys) -> None:
     assert install.main(["alone", "--no-dependencies", "lonely==1.0"]) == 2
     assert capsys.readouterr().err == "error: environments/alone.txt has no version of lonely==1.0; run make lock\n"
 

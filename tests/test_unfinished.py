@@ -39,7 +39,7 @@ def test_a_write_leaves_its_file_alone_and_removes_what_a_killed_one_left(tmp_pa
 
 
 @pytest.mark.usefixtures("_both_kinds_of_files")
-def test_files_of_a_living_process_stay(tmp_path):
+def test_files_of_a_living_process_are_kept(tmp_path):
     live = tmp_path / f".file.tmp-{MARK}"
     with live.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -61,7 +61,7 @@ def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path):
     assert (tmp_path / "file").read_bytes() == b"first wins"
 
 
-def test_files_that_are_not_ours_stay(tmp_path):
+def test_files_that_are_not_ours_are_kept(tmp_path):
     os.mkfifo(tmp_path / f".file.tmp-{MARK}")
     (tmp_path / f".file.old-{MARK}").symlink_to(tmp_path / "elsewhere")
     (tmp_path / f".other.tmp-{MARK}").touch()

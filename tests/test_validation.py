@@ -53,7 +53,7 @@ def test_a_file_that_is_no_mapping_is_refused(value):
 
 
 @pytest.mark.parametrize("value", ["x" * 10_000, "a\nb", 10**5000, [[[]] * 1000]], ids="abcd")
-def test_whatever_was_found_makes_one_short_line(value):
+def test_any_wrong_value_makes_one_short_line(value):
     with pytest.raises(InputError) as caught:
         validated(Own, {"count": 1, "share": value}, "file")
     assert "\n" not in caught.value.message

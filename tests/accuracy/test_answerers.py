@@ -93,7 +93,7 @@ def test_batch_size_is_bounded_by_the_bytes_of_full_caches():
     assert [rows_for(size) for size in (1, 256 << 20, ROWS_BYTES + 1)] == [MOST_ROWS, 3, 1]
 
 
-def test_an_answer_that_the_cache_cuts_short_is_no_result(tiny):
+def test_an_answer_cut_short_by_the_cache_is_an_error(tiny):
     from types import SimpleNamespace
 
     from kvc_trt.accuracy.answerers.answerer import _check_room
@@ -174,7 +174,7 @@ class TestSecondQuestions:
             session.remove(row)
             assert tuple(said[: len(answer)]) == answer
 
-    def test_a_template_says_the_end_of_an_answer_itself(self, tiny, monkeypatch):
+    def test_an_end_token_that_the_template_writes_is_not_added_twice(self, tiny, monkeypatch):
         asked = second_questions(tiny, samples=2)
         answerer = tiny.open(Variant("full", None), self.room(asked))
         plain = answerer.answer(asked.flat, asked.max_new_tokens)
@@ -186,7 +186,7 @@ class TestSecondQuestions:
         ("policy", "message"),
         [("exact-topk", "has no engine, and second questions"), ("streaming-llm:positions=cache", "takes no turns")],
     )
-    def test_policies_without_turns_say_so(self, tiny, policy, message):
+    def test_policies_without_turns_refuse_second_questions(self, tiny, policy, message):
         asked = second_questions(tiny, samples=2)
         with pytest.raises(InputError, match=message):
             tiny.open(Variant(policy, 64), self.room(asked)).answer(asked.flat, asked.max_new_tokens)

@@ -17,7 +17,7 @@ def test_partial_scores_vary_less_than_right_and_wrong_ones():
     assert mean([0.25, 0.75] * 50).standard_error < mean([0.0, 1.0] * 50).standard_error
 
 
-def test_no_scores_have_no_mean():
+def test_a_mean_of_no_scores_is_refused():
     with pytest.raises(ValueError, match="found none"):
         mean([])
 
@@ -34,7 +34,7 @@ def test_questions_hard_for_both_do_not_widen_the_difference():
     assert difference.standard_error < mean(first).standard_error / 2
 
 
-def test_other_questions_are_not_comparable():
+def test_scores_of_different_questions_are_not_compared():
     with pytest.raises(ValueError, match="same questions"):
         paired_difference([1.0], [1.0, 0.0])
 

@@ -34,7 +34,7 @@ def test_logits_of_other_tokens_are_refused():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_logits_that_are_not_finite_are_no_close_match(bad):
+def test_non_finite_logits_are_refused_in_a_comparison(bad):
     whole, other = np.zeros((2, 3), np.float32), np.array([[0, 0, 0], [0, bad, 0]], np.float32)
     with pytest.raises(InputError, match="not finite at token 1"):
         compare(whole, other)

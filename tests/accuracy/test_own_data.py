@@ -195,7 +195,7 @@ def test_an_answer_ends_at_its_own_limit_and_where_only_a_first_line_counts_with
     assert (library.decode(turn.turn_ids), turn.is_answered(says("a" * 9))) == (" How old?", True)
 
 
-def test_a_conversation_without_a_template_is_named(tmp_path, capsys):
+def test_a_conversation_for_a_model_without_a_template_is_refused(tmp_path, capsys):
     path = tmp_path / "own.jsonl"
     told = [{"role": "user", "content": "Who?"}]
     path.write_text(json.dumps({"context": "", "question": "lamp"}) + "\n" + json.dumps({"messages": told}) + "\n")
@@ -234,7 +234,7 @@ def following(policy: str, scores: tuple[float, ...], first: int | None = 4) -> 
     )
 
 
-def test_caches_that_cannot_be_told_apart_are_named():
+def test_the_report_names_caches_that_chance_may_explain():
     scores = tuple(0.1 + 0.01 * (i % 5) for i in range(20))
     cells = [
         following("full", (0.0,) * 20),
@@ -254,7 +254,7 @@ def test_caches_that_cannot_be_told_apart_are_named():
     assert "not distinguishable" in page
 
 
-def test_bars_judge_no_answers_that_are_only_followed():
+def test_bars_do_not_judge_answers_without_a_known_right_one():
     cells = [following("full", (0.0,) * 20), following("tova", (0.1,) * 20)]
     (failure,) = report(cells=cells, bars=Bars(maximum_loss=0.1)).failures
     assert failure.endswith("or no answer is known to be right")

@@ -41,7 +41,7 @@ def test_a_cell_is_stored_with_its_figures_and_read_again():
     assert Cell.from_json(stored) == one
 
 
-def test_a_likelihood_is_no_accuracy():
+def test_a_cell_of_likelihoods_has_no_accuracy():
     one = replace(cell("hybrid", 64), scored_by="likelihood", scores=(1.5, 2.5), full_scores=(), depths=(0.0, 1.0))
     stored = one.to_json()
     assert (stored["accuracy"], stored["negative_log_likelihood"], stored["evidence"]) == (None, 2.0, False)
@@ -57,7 +57,7 @@ def test_the_average_is_over_tasks_that_count():
     assert [(group.task, mean.value) for group, mean in found.not_learned] == [("lines", 0.5)] * 4
 
 
-def test_without_bars_a_loss_is_no_failure():
+def test_a_loss_without_bars_does_not_fail():
     assert report().passed
     assert not report(cells=[cell("snapkv", 64, reason="too small")]).passed
 

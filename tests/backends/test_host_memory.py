@@ -22,7 +22,7 @@ def test_a_bandwidth_measurement_records_its_conditions(threads):
 
 
 @pytest.mark.parametrize(("cache", "beyond"), [(None, True), (500, True), (1000, False)])
-def test_a_buffer_within_the_cache_is_told(cache, beyond):
+def test_a_buffer_within_the_cache_is_reported(cache, beyond):
     assert CopyBandwidth(1e9, 1e8, 3, 500, 1, cache).beyond_cache is beyond
 
 

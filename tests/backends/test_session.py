@@ -59,7 +59,7 @@ def test_an_engine_of_tensorrt_llm_says_what_runs_it(command, code, said, hint, 
     assert hint in printed
 
 
-def test_the_rest_of_an_engine_of_tensorrt_llm_is_of_use(tiny_engine, capfd):
+def test_an_engine_of_tensorrt_llm_can_be_inspected_and_run_in_torch(tiny_engine, capfd):
     engine = as_compiled(tiny_engine, "tensorrt-llm")
     assert run(["inspect", str(engine)]) == 0
     assert "built by kvc-trt" in (printed := capfd.readouterr().out)

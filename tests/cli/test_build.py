@@ -60,7 +60,7 @@ def test_an_engine_is_verified_by_the_backend_it_was_built_for(backend, argument
     assert ladder.backends == [backend]
 
 
-def test_an_engine_of_tensorrt_llm_is_verified_in_pytorch_and_that_is_said(ladder, tiny_engine, capfd):
+def test_a_tensorrt_llm_engine_is_verified_in_pytorch_and_the_build_says_so(ladder, tiny_engine, capfd):
     engine = open_engine(as_compiled(tiny_engine, "tensorrt-llm"))
     result = SimpleNamespace(engine=engine, status="built")
     assert verified(result, None, printing.progress()).passed
@@ -136,7 +136,7 @@ def test_the_default_output_names_model_and_policy(tiny_arguments, tmp_path, mon
     assert (tmp_path / "engines" / "tiny-snapkv++" / "manifest.json").exists()
 
 
-def test_a_measured_break_even_is_stored_and_stays(tiny_arguments, tmp_path, capfd):
+def test_a_measured_break_even_is_stored_and_reused(tiny_arguments, tmp_path, capfd):
     arguments = [*tiny_arguments, "--dense-until", "auto", "-o", str(tmp_path / "engine"), "--json"]
     assert run(arguments) == 0
     first = json.loads(capfd.readouterr().out)

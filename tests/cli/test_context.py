@@ -66,7 +66,7 @@ def failure(*arguments, capfd, code=2):
 RULES = ("--max-new-tokens", "6", "--ignore-eos")
 
 
-def test_an_answer_goes_on_as_if_nothing_had_happened(engine, context, prompt_file, capfd):
+def test_an_answer_continues_from_a_saved_context_unchanged(engine, context, prompt_file, capfd):
     (direct,) = outputs(engine, "--prompt-file", prompt_file, *RULES, capfd=capfd)
     (found,) = outputs(engine, "--context", context, *RULES, capfd=capfd)
     assert found["token_ids"] == direct["token_ids"]

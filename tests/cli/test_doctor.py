@@ -20,7 +20,7 @@ def test_every_backend_says_what_it_needs_and_what_to_do(capsys):
     assert "  next   pip install 'kvc-trt[tensorrt]'\n" in printed
 
 
-def test_json_has_the_same_facts(capsys, monkeypatch):
+def test_doctor_json_has_the_same_facts(capsys, monkeypatch):
     monkeypatch.setenv(native.VARIABLE, native.NONE)
     assert run(["doctor", "--json"]) == 0
     backends = {probe["name"]: probe for probe in json.loads(capsys.readouterr().out)["backends"]}

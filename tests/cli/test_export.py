@@ -131,7 +131,7 @@ def test_skip_layers_can_be_given_up_in_the_configuration(tmp_path, capfd):
 
 
 @pytest.mark.parametrize("content", ["", "modell: x", "model: [", "model: no-such-model"])
-def test_a_broken_configuration_is_one_line(content, tmp_path, capfd):
+def test_a_broken_configuration_is_refused_in_one_line(content, tmp_path, capfd):
     config = tmp_path / "build.yaml"
     config.write_text(content)
     assert run(["export", "llm-api", str(config)]) == 2

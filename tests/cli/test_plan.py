@@ -42,7 +42,7 @@ def test_json_is_alone_on_stdout(capsys):
     assert sources["page_size"] == "derived"
 
 
-def test_a_budget_in_percent_says_so(capsys):
+def test_plan_shows_a_budget_in_percent_as_such(capsys):
     command = ["plan", "--model", "llama3.1-8b", "--max-input-len", "32640", "--token-budget", "20%"]
     assert run([*command, "--policy", "snapkv-gqa", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
@@ -149,7 +149,7 @@ def test_the_batches_of_a_tensorrt_engine_are_those_that_fit_its_own_memory(caps
         assert left >= 0 > short
 
 
-def test_a_budget_that_compresses_nothing_says_so(capsys):
+def test_plan_says_that_a_budget_compresses_nothing(capsys):
     said = "nothing is compressed: with a token budget of {}, a step of the longest sequence, 2,176 tokens, reads"
     for budget, expected in (("1000000", True), ("2176", True), ("1024", False)):
         assert run([*COMMAND[:-1], budget, "--max-input-len", "2048"]) == 0
@@ -269,7 +269,7 @@ def test_prefill_and_decode_apart_know_what_fits_and_ranks(capsys):
     assert replica["compressed"]["rows"] == min(32, gpu["largest_batch"]["compressed"])
 
 
-def test_without_a_gpu_backend_there_is_no_gpu_memory(capsys):
+def test_a_plan_without_a_gpu_backend_has_no_gpu_memory(capsys):
     assert run([*COMMAND, "--json"]) == 0
     assert not {"device_memory", "host_memory"} & json.loads(capsys.readouterr().out).keys()
 
@@ -357,7 +357,7 @@ def test_plan_says_that_dense_until_auto_is_measured_at_build(capsys):
         (["plan", "--model", "mistral-7b-v0.1", "--max-input-len", "16000"], "sliding window"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(arguments, expected, capsys):
+def test_mistakes_are_reported_in_one_line_with_exit_code_2(arguments, expected, capsys):
     assert run(arguments) == 2
     captured = capsys.readouterr()
     assert expected in captured.err

@@ -59,7 +59,7 @@ def test_json_is_alone_and_files_are_whole(tiny_engine, tmp_path, capfd):
         (["--steps", "0"], "--steps"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_measured(tiny_engine, arguments, expected, capfd):
+def test_mistakes_are_reported_before_anything_is_measured(tiny_engine, arguments, expected, capfd):
     assert run(["profile", str(tiny_engine), *arguments]) == 2
     captured = capfd.readouterr()
     assert expected in captured.err
@@ -125,7 +125,7 @@ def test_profile_of_many_requests_takes_prompts_from_a_file(chat_engine, tmp_pat
         (["--requests", "2", "--data", "none.jsonl", "--input-len", "4"], "input_len and data"),
     ],
 )
-def test_mistakes_about_requests_are_one_line(tiny_engine, arguments, expected, capfd):
+def test_invalid_request_options_are_refused_in_one_line(tiny_engine, arguments, expected, capfd):
     assert run(["profile", str(tiny_engine), *arguments]) == 2
     captured = capfd.readouterr()
     assert expected in captured.err

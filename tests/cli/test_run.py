@@ -125,7 +125,7 @@ def test_stop_ends_before_the_text(engine, capfd):
     assert stopped["text"] == free[: free.index(stop)]
 
 
-def test_penalties_and_bans_change_the_answer_and_logprobs_are_told(engine, capfd):
+def test_penalties_and_bans_change_the_answer_and_logprobs_are_printed(engine, capfd):
     options = ("--prompt", PROMPT, "--max-new-tokens", "9", "--ignore-eos")
     [free] = outputs(engine, *options, "--logprobs", "2", capfd=capfd)
     assert [told["token_id"] for told in free["logprobs"]] == free["token_ids"]

@@ -75,7 +75,7 @@ POSSIBLE = {
 
 @pytest.mark.parametrize("form", IMPOSSIBLE)
 @given(tokens=st.integers(1, 256), seed=st.integers(0, 9), data=st.data())
-def test_codes_that_no_vector_has_are_named(form, tokens, seed, data):
+def test_impossible_codes_are_refused_by_tensor(form, tokens, seed, data):
     context = random_context(packing_without_graphs("rocketkv-mt", kv_cache=form), tokens, seed)
     assert impossible(context) is None
 
@@ -93,7 +93,7 @@ def test_codes_that_no_vector_has_are_named(form, tokens, seed, data):
 
 @pytest.mark.parametrize("kind", CODES_OF_8)
 @given(code=st.sampled_from([0x77, 0x78, 0x7E, -9, -8, -2]), exponent=st.sampled_from([-10, -9]), data=st.data())
-def test_a_vector_of_fp8_that_reads_back_as_an_infinity_is_named(kind, code, exponent, data):
+def test_an_fp8_vector_that_reads_back_as_infinity_is_refused(kind, code, exponent, data):
     """Code 0x78 is 256, and byte 247 is 2^120; codes from -8 on are those with the sign."""
     context = random_context(packing_without_graphs("rocketkv-mt", kv_cache="fp8"), 20, 0)
     codes, exponents = context.tensors[f"{kind}.1"].copy(), context.tensors[f"{kind}_scale.1"].copy()
@@ -117,7 +117,7 @@ def test_keys_in_int8_and_values_in_int4_are_told_apart():
 
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
 @given(seed=st.integers(0, 99), spread=st.sampled_from([1e-30, 1e-3, 1.0, 1e3, 3e38]), data=st.data())
-def test_what_the_reference_stores_is_possible_unless_it_is_not_finite(form, seed, spread, data):
+def test_finite_vectors_are_never_stored_as_impossible_codes(form, seed, spread, data):
     vectors = (np.random.default_rng(seed).standard_normal((2, 5, 16)).clip(-1, 1) * spread).astype(np.float32)
     vectors[:, 1] = vectors[:, 1, :1]  # all channels alike
     vectors[:, 2] = 0

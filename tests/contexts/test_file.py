@@ -155,7 +155,7 @@ def test_a_context_file_resealed_from_its_parts_is_identical(stored):
         ({"more": 1}, "more"),
     ],
 )
-def test_a_document_that_is_not_as_it_should_be_is_refused(stored, change, words):
+def test_a_document_with_wrong_values_is_refused(stored, change, words):
     document, tensors = parts(stored)
     with pytest.raises(InputError, match=words) as caught:
         read_context(sealed(stored, {**document, **change}, tensors), PACKING)
@@ -171,7 +171,7 @@ def test_a_document_that_is_not_as_it_should_be_is_refused(stored, change, words
         ("9" * 5000, "not valid JSON"),
     ],
 )
-def test_a_document_that_is_no_document_is_refused(stored, document, words):
+def test_a_malformed_document_is_refused(stored, document, words):
     _, tensors = parts(stored)
     with pytest.raises(InputError, match=words):
         read_context(sealed(stored, document, tensors), PACKING)
@@ -240,7 +240,7 @@ def test_a_context_of_another_backends_engine_fits(tmp_path):
     assert read_context(tmp_path / "context", PACKING).fingerprint == made_by
 
 
-def test_other_safetensors_files_are_no_contexts(tmp_path):
+def test_other_safetensors_files_are_refused(tmp_path):
     from safetensors.numpy import save_file
 
     save_file({"x": np.zeros(3)}, tmp_path / "weights")
@@ -248,7 +248,7 @@ def test_other_safetensors_files_are_no_contexts(tmp_path):
         read_context(tmp_path / "weights", PACKING)
 
 
-def test_padding_that_is_no_padding_is_refused(stored):
+def test_padding_that_is_not_blank_is_refused(stored):
     """Our writer never makes a whole line of it, and nobody reads it."""
     content = stored.read_bytes()
     length = int.from_bytes(content[:8], "little")

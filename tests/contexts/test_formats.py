@@ -113,7 +113,7 @@ REFUSED = [(one, other) for one in (AUTO, *FORMATS) for other in (AUTO, *FORMATS
 
 
 @pytest.mark.parametrize(("mine", "found"), REFUSED)
-def test_a_context_in_another_format_is_refused_with_both(mine, found, tmp_path):
+def test_a_context_in_another_format_is_refused_naming_both_formats(mine, found, tmp_path):
     """Covers a file, a prefix and a handoff, each before its state is read."""
     packing, tokens = packing_of_format(mine), range(20)
     context = random_context(packing_of_format(found), 20, 0)

@@ -88,7 +88,7 @@ def test_state_stored_by_position_is_cut_to_the_text():
     assert found == {"k_whole": (2, 100, 8), "k_whole_scale": (2, 100, 1), "v_whole_minimum": (2, 100, 1)}
 
 
-def test_what_is_stored_by_slot_is_cut_to_the_slots_in_use():
+def test_state_stored_by_slot_is_cut_to_the_slots_in_use():
     """Only keys and values in contexts of `auto`, so that those of earlier versions still fit."""
     for policy, names in (("rocketkv", {"slot_positions"}), ("h2o", {"slot_positions", "scores"})):
         for kv_cache in CACHE_FORMATS:

@@ -95,7 +95,7 @@ def test_a_damaged_engine_is_not_up_to_date(tiny_engine, tiny_arguments, capfd):
     open_engine(tiny_engine)
 
 
-def test_force_does_not_delete_what_is_no_engine(tiny_arguments, tmp_path, capfd):
+def test_force_never_deletes_a_directory_that_is_no_engine(tiny_arguments, tmp_path, capfd):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("mine")
     assert run([*tiny_arguments, "-o", str(tmp_path / "home"), "--force"]) == 2
@@ -207,7 +207,7 @@ def build_checkpoint(directory, output, *more):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_weights_that_are_no_numbers_name_their_tensor(tiny_model, tmp_path, capfd, value):
+def test_nan_weights_are_refused_by_tensor(tiny_model, tmp_path, capfd, value):
     def spoil(name, array):
         if name == "model.layers.1.mlp.up_proj.weight":
             array[3, 5] = value
@@ -329,7 +329,7 @@ def test_a_model_too_large_for_fp32_names_the_ways_out(monkeypatch, tmp_path, ca
         (["--weights", "int4", "--random-weights", "-1"], "random_weights"),
     ],
 )
-def test_wrong_settings_are_named(tiny_arguments, tmp_path, capfd, arguments, message):
+def test_invalid_settings_are_refused_by_name(tiny_arguments, tmp_path, capfd, arguments, message):
     assert run([*tiny_arguments, *arguments, "-o", str(tmp_path / "engine")]) == 2
     assert message in error_of(capfd)
     assert not (tmp_path / "engine").exists()

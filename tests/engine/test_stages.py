@@ -100,7 +100,7 @@ def test_a_failed_first_stage_leaves_nothing():
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_a_full_disk_is_named(code):
+def test_a_full_disk_is_reported(code):
     def full(path):
         path.write_text("half")
         raise OSError(code, os.strerror(code))
@@ -145,7 +145,7 @@ def test_a_build_finds_its_stages_however_the_clock_jumps(monkeypatch, jump):
         assert stages.receipts[0].seconds >= 0
 
 
-def test_what_a_wrong_clock_dated_into_the_future_is_dropped_a_week_after_it_was_seen(monkeypatch):
+def test_stages_dated_into_the_future_are_dropped_after_a_week(monkeypatch):
     with Stages.open(DIGEST) as stages:
         stages.run("weights", "w", write("heavy"))
     future = time.time() + 20 * YEAR

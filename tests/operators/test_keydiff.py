@@ -82,7 +82,7 @@ def test_random_prompts_equal_the_reference(lengths, budget, seed):
     check(compactor(budget)(*arrays), *arrays, budget, swaps=1)
 
 
-def test_equal_keys_go_to_the_lowest_and_zeros_are_no_direction():
+def test_the_lowest_of_equal_keys_stays_and_zero_keys_have_no_direction():
     keys = np.ones((1, 1, 60, SIZE), np.float32)
     keys[0, 0, 30] = 0
     found = compactor(10)(keys, keys, np.array([60]))

@@ -193,7 +193,7 @@ def test_the_type_of_bounds_follows_from_the_call():
     assert HYBRID_ATTENTION.element_of(HYBRID_ATTENTION.inputs[0], NUMBERS | {"fp8_bounds": 1}) == "CACHE"
 
 
-def test_a_size_that_contradicts_names_who_says_so():
+def test_a_contradictory_size_names_the_tensor_that_states_it():
     sizes = Dimensions()
     sizes.fix("K", 7, "selected")
     with pytest.raises(Refusal, match="fields top_k, token_budget, dense_until: expected selected width = 7, found 32"):

@@ -108,7 +108,7 @@ def resolved(policy: str, *, longest: int = 256, **changes: Any) -> policies.Pol
     return policies.resolve(policy, model=config, token_budget=budget, **lengths, **changes)
 
 
-def test_a_window_that_covers_the_longest_sequence_is_none() -> None:
+def test_a_window_that_covers_the_longest_sequence_is_dropped() -> None:
     command = our_config("command-r7b-past-its-window")
     assert command.windows(WINDOW) is None
     assert command.windows(WINDOW + 1) == (WINDOW, WINDOW, WINDOW, 0)
@@ -152,7 +152,7 @@ def test_a_division_among_layers_is_refused(policy: str, changes: dict[str, Any]
         ({"backend": "torch", "tensor_parallel": 2}, "sliding layers with a rotary base of their own are not divided"),
     ],
 )
-def test_what_has_no_sliding_layers_is_refused_by_name(
+def test_features_that_sliding_layers_lack_are_refused_by_name(
     changes: dict[str, Any], words: str, checkpoint: tuple[Path, Any], tmp_path: Path
 ) -> None:
     chosen = {"policy": "rocketkv", "token_budget": 64, "verify": False}

@@ -162,7 +162,7 @@ def test_every_field_beside_the_decoder_is_of_images_or_read(prefix: str) -> Non
     assert theirs - OF_IMAGES - HARMLESS - {"architectures", "dtype"} == {"text_config", "tie_word_embeddings"}
 
 
-def test_what_published_files_leave_out_is_what_transformers_takes() -> None:
+def test_fields_that_published_files_leave_out_have_transformers_defaults() -> None:
     """Gemma 3 4B and 12B state in `text_config` what differs from the class's defaults."""
     stated = {
         "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,

@@ -93,7 +93,7 @@ def test_padding_and_neighbours_leave_no_trace(library: Path, instructions: str,
     assert (after[0][0, length:] == 0).all()
 
 
-def test_a_number_that_is_none_stays_in_its_heads(library: Path, instructions: str) -> None:
+def test_nan_stays_in_its_heads(library: Path, instructions: str) -> None:
     case = linear_case(PUBLISHED, np.random.default_rng(6), (1, 1), step=True)
     case.inputs["write"][0, 1] = np.nan
     output, _, memory = natively(case, library, step=True)

@@ -130,7 +130,7 @@ def test_zeros_give_zeros(library: Path, instructions: str, wide: bool) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("tokens", [2, 20])
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
-def test_an_input_that_is_no_number_spoils_its_token_and_no_other(
+def test_a_nan_input_spoils_its_token_and_no_other(
     library: Path, instructions: str, value: float, tokens: int, bits: int, wide: bool
 ) -> None:
     packed, scales = matrix(10, 40, 96, bits)

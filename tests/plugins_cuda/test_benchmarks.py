@@ -244,7 +244,7 @@ def test_a_point_in_a_format_is_a_step_and_dense_attention_over_codes(emulation:
     assert dense.case.pair_bytes < {"int4": 512 / 3, "k8v4": 512 / 2}.get(form, 512 / 1.9)
 
 
-def test_what_the_kernels_cannot_do_is_a_failure_and_a_baselines_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_cannot_run_is_a_failure_and_a_baseline_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> list[object]:
         raise RuntimeError("no kernel image\nis available")
 

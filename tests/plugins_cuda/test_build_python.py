@@ -59,7 +59,7 @@ def test_without_a_compiler_the_wheel_is_pure_python_and_says_so(tmp_path: Path,
     assert "pip install --force-reinstall --no-deps ." in printed
 
 
-def test_who_asks_for_native_operators_gets_them_or_an_error(tmp_path: Path) -> None:
+def test_requesting_native_operators_without_a_compiler_fails_the_build(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError):
         backend(f"build_wheel({str(tmp_path)!r})", KVC_TRT_NATIVE="1", **NO_COMPILER)
     assert list(tmp_path.iterdir()) == []

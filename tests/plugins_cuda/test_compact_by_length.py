@@ -75,7 +75,7 @@ def test_a_number_out_of_range_is_the_nearest_that_is_allowed(library: KernelLib
     assert torch.equal(reference_ops.compact(**arguments(wild)).indices, expected.indices)
 
 
-def test_rows_alike_are_a_call_without_numbers_of_rows(library: KernelLibrary) -> None:
+def test_equal_rows_give_the_bits_of_a_call_without_numbers_by_row(library: KernelLibrary) -> None:
     rows = mixed_rows(budgets=(PROMPT_BUDGET,) * 5, kernels=(KERNELS[1],) * 5)
     alike = {name: array for name, array in rows.inputs.items() if name not in ("prompt_budgets", "pool_kernels")}
     plain = run(library, Rows(alike))

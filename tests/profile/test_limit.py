@@ -39,7 +39,7 @@ def table(**asked):
 
 @settings(max_examples=6, deadline=None)
 @given(mebibytes=st.integers(4, 90), rows=st.sampled_from([1, 3]), data=st.data())
-def test_what_is_found_fits_and_one_token_more_does_not(mebibytes, rows, data):
+def test_the_largest_budget_fits_and_one_token_more_does_not(mebibytes, rows, data):
     memory = mebibytes * MIB
     fitting = [entry for entry in table(memory=memory, rows=rows) if "bytes_per_row" in entry]
     entry = data.draw(st.sampled_from(fitting))

@@ -51,7 +51,7 @@ def test_floors_and_fits_match_known_values():
     assert all(entry["compressed"]["fits"] for entry in speed.values())
 
 
-def test_what_fits_is_the_largest_batch():
+def test_every_batch_up_to_the_largest_fits():
     """One model of memory: every batch up to the largest has a floor, and none beyond it."""
     plan = plan_of()
     for gpu in plan["gpus"]:

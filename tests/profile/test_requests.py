@@ -57,7 +57,7 @@ def test_a_normal_distribution_has_its_mean_and_deviation():
 
 
 @pytest.mark.parametrize("text", ["", "0", "5:3", "0:4", "-1", "1:2:3", "normal:9", "normal:9,-1", "1e3", "nan", True])
-def test_what_is_no_distribution_is_refused(text):
+def test_malformed_length_distributions_are_refused(text):
     with pytest.raises(InputError, match=r"expected"):
         Lengths.parse(text)
 

@@ -35,7 +35,7 @@ def with_caches(caches):
     return replace(proof, root=root_of(proof.made_by, proof.prompt_digest, proof.answer_digest, proof.caches))
 
 
-def test_lists_of_very_different_lengths_are_no_tables_when_a_proof_is_read():
+def test_lists_of_very_different_lengths_are_read_from_a_proof_quickly():
     kept = [CacheRecord(cache, digest_at(cache, 0, SKEWED), (), SKEWED, ()) for cache in range(200)]
     document = json.loads(json.dumps(document_of(with_caches(kept))))
     proof = within(10, lambda: proof_of(document, "it"))

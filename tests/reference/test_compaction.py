@@ -179,7 +179,7 @@ def test_a_long_prompt_is_not_quadratic() -> None:
         ({"prompt_lengths": torch.tensor([3, 4])}, r"prompt_lengths has shape \[2\] .*expected \[B=1\]"),
     ],
 )
-def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     names = ("q_window", "keys", "values", "prompt_lengths")
     arguments = {**dict(zip(names, random_case(50), strict=True)), "prompt_budget": 10, "pool_kernel": 3, **change}
     with pytest.raises(ValueError, match=message):

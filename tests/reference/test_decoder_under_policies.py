@@ -205,7 +205,9 @@ def test_a_full_cache_is_an_error_and_changes_nothing(family: Callable[..., Any]
         (torch.ones(4), [4], r"input_ids has shape \[4\]; expected \[B,S\]"),
     ],
 )
-def test_wrong_prompts_are_named(ids: Tensor, lengths: list[int], message: str, family: Callable[..., Any]) -> None:
+def test_invalid_prompts_are_refused_by_name(
+    ids: Tensor, lengths: list[int], message: str, family: Callable[..., Any]
+) -> None:
     decoder = family("llama").decoder("full", 16, 10, 2)
     with pytest.raises(ValueError, match=message):
         decoder.prefill(ids.long(), torch.tensor(lengths))

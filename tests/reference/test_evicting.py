@@ -89,7 +89,7 @@ def test_blocks_change_nothing_and_all_that_is_paid_is_received() -> None:
         (({"slots": 0, "sinks": 0}), "slots is 0; expected at least 1"),
     ],
 )
-def test_wrong_numbers_are_named(arguments: dict[str, int], message: str) -> None:
+def test_invalid_numbers_are_refused_by_name(arguments: dict[str, int], message: str) -> None:
     keys = torch.zeros(1, 1, 5, 2)
     with pytest.raises(ValueError, match=message):
         keep_recent(keys, keys, torch.tensor([5]), **arguments)

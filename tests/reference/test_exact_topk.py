@@ -102,7 +102,7 @@ def test_probabilities_that_vanish_are_still_ranked() -> None:
         ({"query": torch.zeros(1, 3, 4)}, "3 query heads; expected a multiple of 2"),
     ],
 )
-def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {
         "query": torch.zeros(1, 4, 4), "keys": torch.zeros(1, 2, 9, 4), "values": torch.zeros(1, 2, 9, 4),
         "lengths": torch.tensor([9]), "top_k": 3, **change,

@@ -194,7 +194,7 @@ def test_equal_scores_go_to_the_lowest() -> None:
         ),
     ],
 )
-def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {
         "queries": ExpectedQueries(torch.zeros(1, 4, 2), torch.zeros(1, 4, 2, 2)),
         "keys": torch.zeros(1, 2, 5, 2),
@@ -205,11 +205,11 @@ def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None
 
 
 @pytest.mark.parametrize(("rows", "future"), [([10], 4), ([3], 0), ([3], 11), ([-1], 2)])
-def test_a_table_that_is_too_short_is_named(rows: list[int], future: int) -> None:
+def test_positions_beyond_the_rotary_table_are_refused(rows: list[int], future: int) -> None:
     with pytest.raises(ValueError, match="expected"):
         future_rotation(*table(10, 4), torch.tensor(rows), future_positions=future)
 
 
-def test_a_rotation_that_does_not_fit_is_named() -> None:
+def test_a_rotation_of_the_wrong_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rotation \(cosine\) has shape \[1, 2\]; expected \[1,1\]"):
         expected_queries(torch.zeros(1, 2, 5, 2), (torch.ones(1, 2), torch.ones(1, 1)), torch.tensor([5]), sinks=2)

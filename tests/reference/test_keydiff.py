@@ -88,7 +88,7 @@ def test_only_directions_count_and_padding_does_not() -> None:
         ({"keys": torch.zeros(1, 2, 5, 2).half()}, "is torch.float16; expected torch.float32 or torch.float64"),
     ],
 )
-def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {
         "keys": torch.zeros(1, 2, 5, 2), "values": torch.zeros(1, 2, 5, 2), "prompt_lengths": torch.tensor([5]),
         "prompt_budget": 2,

@@ -135,7 +135,7 @@ def test_a_poisoned_page_is_not_read() -> None:
         ({"query": torch.zeros(1, 3, 16)}, r"query has shape \[1, 3, 16\]: 3 query heads"),
     ],
 )
-def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {**random_state(90, 4, 4), "page_size": 4, "top_k": 8, **change}
     with pytest.raises(ValueError, match=message):
         quest_attention(**arguments)

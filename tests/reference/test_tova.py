@@ -130,7 +130,7 @@ def test_ties_go_to_the_lowest_and_heads_count_alike() -> None:
         ({"prompt_lengths": torch.tensor([6])}, r"prompt_lengths .* expected each in 1\.\.5"),
     ],
 )
-def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {
         "queries": torch.zeros(1, 2, 1, 2), "keys": torch.zeros(1, 2, 5, 2), "values": torch.zeros(1, 2, 5, 2),
         "prompt_lengths": torch.tensor([5]), "heavy": 2, "recent": 1,

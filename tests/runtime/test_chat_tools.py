@@ -244,7 +244,7 @@ def test_a_model_may_have_a_template_for_tools(tmp_path):
         ChatTemplate.load(tmp_path)
 
 
-def test_what_clients_send_becomes_what_templates_read():
+def test_messages_of_clients_are_converted_for_templates():
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     given = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts, "name": None}]
     assert check_messages(given) == [
@@ -328,7 +328,7 @@ def test_invalid_tools_are_refused_in_one_line(tools, error):
     assert "\n" not in raised.value.message
 
 
-def test_strict_is_no_part_of_a_prompt():
+def test_strict_is_left_out_of_the_prompt():
     assert check_tools(function(strict=True)) == [WEATHER]
     assert check_tools(function(strict=None, description=None))[0]["function"].keys() == {"name", "parameters"}
 

@@ -75,7 +75,7 @@ def hostile(scheduler, given_, sampling, order):
 
 @settings(max_examples=80)
 @given(st.lists(st.tuples(OF_REQUEST, OF_SAMPLING, ORDER), min_size=1, max_size=3))
-def test_whatever_is_in_a_request_the_others_are_answered(attempts):
+def test_a_hostile_request_never_affects_the_others(attempts):
     scheduler = Scheduler(session_of(FakeTurnExecutor()))
     with scheduler:
         good = [scheduler.submit(GOOD[0])]

@@ -298,7 +298,7 @@ def test_the_end_answers_the_turns_that_were_asked_and_gives_every_row_back():
         st.sampled_from(["submit", "advance", "advance", "cancel", "bad turn", "good turn"]), min_size=5, max_size=40
     )
 )
-def test_whatever_others_do_a_conversation_is_that_of_it_alone(actions):
+def test_other_requests_never_change_a_conversation(actions):
     one = scheduler(rows=3)
     tickets, turns, others = [one.submit(STAYING)], list(TURNS), []
     for number, action in enumerate(actions):

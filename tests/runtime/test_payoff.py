@@ -62,7 +62,7 @@ def test_no_draft_is_tried_before_the_first_step() -> None:
     assert not balance.pays(1, 4.0)
 
 
-def test_looking_for_drafts_is_paid_from_the_same_balance() -> None:
+def test_time_spent_looking_for_drafts_counts_against_the_balance() -> None:
     balance = Payoff()
     balance.stepped(1, 1.0)
     balance.spent(1, 3.0)

@@ -188,7 +188,7 @@ def test_another_engine_is_refused_before_anything_runs(retrieval_engine, tmp_pa
         ServedEngine.open(changed)
 
 
-def test_closing_with_drain_answers_what_is_there(retrieval_engine):
+def test_closing_with_drain_answers_all_requests(retrieval_engine):
     served = ServedEngine.open(retrieval_engine, ServingSettings(rows=1))
     answers = [ask(served) for _ in range(3)]
     served.close(drain=True)

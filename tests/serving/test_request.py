@@ -18,7 +18,7 @@ def test_a_text_alone_is_greedy_and_whole():
     assert parse_request({"text_input": "hä".encode()}) == ServedRequest(text="hä")
 
 
-def test_every_rule_arrives_where_it_belongs():
+def test_every_rule_reaches_its_field():
     asked = parse_request(
         {
             "input_ids": [3, 4], "max_tokens": 7, "stream": True, "temperature": 0.7, "top_k": 5, "top_p": 0.9,
@@ -94,7 +94,7 @@ def test_the_prompt_is_echoed_only_when_asked_for():
         ({"sampling_parameters": '{"stop": "a", "stop_words": "b"}'}, "stop_words is given twice"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_named(fields, message):
+def test_invalid_fields_are_refused_by_name(fields, message):
     prompt = {} if {"text_input", "input_ids"} & set(fields) or not fields else {"text_input": "x"}
     with pytest.raises(InputError, match=message):
         parse_request({**prompt, **fields})

@@ -200,7 +200,7 @@ def test_calls_are_read_whole_and_character_by_character(answer):
 
 
 @pytest.mark.parametrize("answer", NO_CALLS)
-def test_what_is_no_call_is_content_to_the_character(answer):
+def test_text_that_is_no_call_stays_content_to_the_character(answer):
     parser, text = NO_CALLS[answer]
     assert read(parser, text) == (text, None, [])
     assert read(parser, *text) == (text, None, [])

@@ -78,7 +78,7 @@ def test_a_sample_fits_its_target_and_holds_its_answers(chosen, seed, index, tar
 
 @EVERY_TASK
 @pytest.mark.parametrize(("target_tokens", "max_new_tokens"), [(1100, 20), (4500, None)])
-def test_a_sample_is_as_long_as_it_may_be(chosen, target_tokens, max_new_tokens):
+def test_a_sample_fills_its_target(chosen, target_tokens, max_new_tokens):
     sample = draw(chosen, target_tokens=target_tokens, max_new_tokens=max_new_tokens)
     room = target_tokens - (chosen.max_new_tokens if max_new_tokens is None else max_new_tokens)
     assert room - 64 <= len(encode_of(chosen)(sample.prompt)) <= room

@@ -35,7 +35,7 @@ def test_bad_depths_are_refused():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_keys_are_distinct_and_end_where_there_are_no_more(kind):
+def test_keys_are_distinct_and_at_most_as_many_as_there_are(kind):
     numbers = (1, 300)
     some = draw_distinct(sample_rng("keys", 0, 0), kind, 400, numbers)
     assert len(set(some)) == len(some) == (300 if kind == "numbers" else 400)

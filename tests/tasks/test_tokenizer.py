@@ -53,7 +53,7 @@ def test_truncation_and_padding_of_the_file_do_not_shorten_a_prompt(tmp_path):
     assert len(load_task_tokenizer(str(tmp_path)).encode("twenty characters...")) == 20
 
 
-def test_files_that_are_not_tokenizers_are_named(tmp_path):
+def test_files_that_are_no_tokenizers_are_refused_by_name(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(InputError, match=r"tokenizer\.json is not a tokenizer"):
         load_task_tokenizer(str(tmp_path))

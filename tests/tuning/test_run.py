@@ -298,7 +298,7 @@ def test_a_prompt_longer_than_the_model_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("size", ["", "much", "0", "-1GiB", "1 parsec"])
-def test_a_memory_that_is_no_size_is_wrong_usage(size, capsys):
+def test_an_invalid_memory_size_is_wrong_usage(size, capsys):
     assert run(["tune", "--model", MODEL, "--data", "x", "--memory", size, "-o", "y"]) == 2
     assert "is not a size such as 2GiB" in capsys.readouterr().err
 

@@ -38,7 +38,7 @@ def test_prompt_scores_are_the_golden_ones():
     assert scores.pooled[6:] == pytest.approx([0.373279] * 4, abs=1e-6)
 
 
-def test_equal_lists_are_no_near_tie():
+def test_equal_lists_are_not_counted_as_near_ties():
     result = compare_golden([*range(8), 10, 11])
     assert (result.compared, result.near_ties, result.wrong) == (1, 0, ())
 

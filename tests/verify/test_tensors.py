@@ -231,7 +231,7 @@ class TestCodes:
 
         return feed, side(key), side(other)
 
-    def test_what_follows_from_a_code_beside_an_edge_is_not_compared(self, judge, sides):
+    def test_tensors_that_follow_from_a_flipped_code_are_not_compared(self, judge, sides):
         feed, base, other = sides
         assert (base["k_cache_out.1"] != other["k_cache_out.1"]).sum() == 1
         assert judge._flipped(feed, base, other) == {"attended", "k_cache_out.1", "k_scale_out.1", "after"}

@@ -43,7 +43,7 @@ def test_turns_of_an_honest_engine_pass(policy, make_engine, parameters_for):
     assert all(found.values())
 
 
-def test_the_logits_of_every_token_are_judged_where_there_are_some(make_engine, parameters_for):
+def test_logits_of_every_token_are_judged_if_the_engine_has_them(make_engine, parameters_for):
     claimed = parameters_for("rocketkv")
     assert all(turns_of(make_engine(claimed, turns=True, all_logits=True)).values())
 

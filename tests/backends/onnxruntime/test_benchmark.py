@@ -70,7 +70,7 @@ def test_compaction_by_the_native_operator_counts(program, library, monkeypatch)
     assert 0 < found.part < found.run
 
 
-def test_a_full_cache_compacts_nothing(program):
+def test_a_full_cache_spends_no_time_on_compaction(program):
     dense = twin_program(program)
     assert compaction(dense, 200, 1) is None
     # The profile tells by the nodes, not by the policy's name: a graph without them has no time in them.

@@ -45,7 +45,7 @@ def test_an_engine_passes_verification_on_openvino(tiny_engine, capfd):
 
 
 @pytest.mark.slow
-def test_blocks_of_a_gguf_file_run_as_they_are(tmp_path, capfd):
+def test_blocks_of_a_gguf_file_run_unchanged(tmp_path, capfd):
     """Q4_0, Q4_1 with its minima, Q8_0 and floats in one engine, and an embedding in 4 bits."""
     kinds = {"attn_q.weight": "Q4_1", "attn_k.weight": "Q8_0", "attn_v.weight": "F16", "ffn_up.weight": "Q4_1"}
     file, engine = write(tmp_path / "model.gguf", kind="Q4_0", kinds=kinds), tmp_path / "engine"

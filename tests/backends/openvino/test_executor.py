@@ -197,14 +197,14 @@ def test_an_unknown_precision_is_refused():
         BACKEND.check_options(RunOptions(prefill_precision="f64"))
 
 
-def test_the_weight_file_stays_as_it_is(make_program):
+def test_the_weight_file_is_not_changed(make_program):
     program = make_program("full")
     before = hashlib.sha256(program.weight_file.path.read_bytes()).hexdigest()
     OpenVinoExecutor(program, RunOptions(threads=1)).prefill(*padded(LENGTHS))
     assert hashlib.sha256(program.weight_file.path.read_bytes()).hexdigest() == before
 
 
-def test_a_graph_that_openvino_refuses_is_one_line(make_program):
+def test_a_graph_that_openvino_refuses_is_reported_in_one_line(make_program):
     program = make_program("full")
     graph = read_graph(program.prefill)
     graph.graph.node[-1].op_type = "NoSuchOperator"

@@ -218,7 +218,7 @@ def test_a_batch_larger_than_every_profile_is_refused():
         (700, "cudaErrorIllegalAddress", UnsupportedEnvironment, "kvc-trt doctor"),
     ],
 )
-def test_errors_of_cuda_are_one_line(status, name, kind, hint):
+def test_errors_of_cuda_are_reported_in_one_line(status, name, kind, hint):
     error = failure(status, name, "allocating 12.0 GiB")
     assert type(error) is kind
     assert error.message == f"CUDA, allocating 12.0 GiB: {name} ({status})"

@@ -91,7 +91,7 @@ def test_a_checkpoint_in_fp8_stays_so_for_tensorrt_alone(fp8_model, backend, set
     assert request.dtype == request.model.dtype == dtype
 
 
-def test_elsewhere_a_checkpoint_in_fp8_is_dequantised_and_that_is_said(fp8_model, tmp_path, capfd):
+def test_other_backends_dequantise_an_fp8_checkpoint_and_say_so(fp8_model, tmp_path, capfd):
     engine = tmp_path / "engine"
     lengths = ["--token-budget", "64", "--max-input-len", "128", "--max-output-len", "32"]
     assert run(["build", "--model", str(fp8_model), *lengths, "--no-verify", "-o", str(engine)]) == 0

@@ -146,7 +146,7 @@ def test_a_decode_graph_stays_the_same_program(make_engine, policy):
 # --- single passes ---
 
 
-def test_the_model_that_is_lowered_stays_as_it_is():
+def test_lowering_does_not_change_its_model():
     for model in small_graphs():
         before = model.SerializeToString(deterministic=True)
         lowered(model)
@@ -187,7 +187,7 @@ def answering(rows: np.ndarray) -> ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
 
 
-def test_of_equal_logits_the_lowest_token_is_best_and_broken_ones_are_said():
+def test_the_lowest_of_equal_logits_is_best_and_non_finite_ones_are_reported():
     rows = np.random.default_rng(0).standard_normal((9, 300)).astype(np.float32)
     rows[0, [290, 7, 40]] = 9.0
     rows[1] = -3.0
@@ -266,7 +266,7 @@ def test_the_fields_are_those_of_the_plugin(operator):
     assert list(FIELDS[operator]) == [attribute.name for attribute in OPERATORS[operator].attributes]
 
 
-def test_attributes_that_are_no_fields_are_dropped():
+def test_attributes_without_a_plugin_field_are_dropped():
     _, decode = small_graphs()
     for node in nodes_of(decode, "KvcHybridAttention"):
         node.attribute.append(helper.make_attribute("comment", "for people"))

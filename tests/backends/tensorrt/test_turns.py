@@ -358,7 +358,7 @@ def test_a_turn_leaves_the_other_rows_alone(executor_of):
     assert any(not np.array_equal(value, before[1][name]) for name, value in executor.read_row(1).items())
 
 
-def test_a_turn_longer_than_a_run_is_taken_in_parts_where_everything_stays(executor_of):
+def test_a_turn_longer_than_a_run_is_split_where_every_token_stays(executor_of):
     (whole, _), (cut, _) = (executor_of("hybrid", longest) for longest in (LONGEST, 16))
     assert conversation(cut) == conversation(whole)
 

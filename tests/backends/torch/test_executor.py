@@ -157,7 +157,7 @@ def test_an_old_pytorch_is_refused_on_a_gpu(tmp_path, monkeypatch):
         kernel_device()
 
 
-def test_on_a_cpu_it_says_that_it_is_slow(rocketkv, caplog):
+def test_an_executor_on_a_cpu_warns_once_that_it_is_slow(rocketkv, caplog):
     device_module.warn_once.cache_clear()
     for _ in range(2):
         TorchExecutor(rocketkv)
@@ -310,7 +310,7 @@ def test_caches_that_do_not_fit_say_how_much_they_need(rocketkv):
 
 
 @pytest.mark.parametrize(("method", "what"), [("prefill", "prefill of 1 x 5 tokens"), ("decode", "a step of 1 rows")])
-def test_memory_that_runs_out_all_the_same_is_one_line(method, what, rocketkv, monkeypatch):
+def test_running_out_of_memory_is_reported_in_one_line(method, what, rocketkv, monkeypatch):
     executor = TorchExecutor(rocketkv)
     executor.allocate(1)
 

@@ -81,7 +81,7 @@ def operators_in(nodes):
 
 @pytest.mark.parametrize("fp8_bounds", [False, True])
 @pytest.mark.parametrize("name", sorted(OPERATORS.keys() - OF_ITS_DECODER - OF_REFUSED_LAYERS))
-def test_every_operator_that_a_body_uses_is_there(name, fp8_bounds):
+def test_every_operator_that_a_body_uses_is_implemented(name, fp8_bounds):
     used = set(operators_in(OPERATORS[name].body(replace(LAYOUT, fp8_bounds=fp8_bounds)).node))
     assert used <= OPERATIONS.keys() | OF_A_GRAPH
 

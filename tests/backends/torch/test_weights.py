@@ -29,7 +29,7 @@ def test_projections_of_one_input_are_one_matrix():
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-def test_the_stored_bits_are_read_as_they_are(precision, make_program):
+def test_stored_bits_are_read_unchanged(precision, make_program):
     source = EngineWeights(make_program("full", precision, model=BIASED).weight_file)
     dtype = getattr(torch, source.dtype("model.norm.weight"))
     weights = TorchWeights.read(BIASED, source, CPU, dtype)

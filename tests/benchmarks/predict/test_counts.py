@@ -89,7 +89,7 @@ def test_rounds_of_a_loop_in_a_call_are_not_those_of_the_call(places: RowSlots) 
     assert counts.at(_line(20)) == 10
 
 
-def test_a_loop_in_a_branch_is_entered_as_often_as_what_stands_beside_it(places: RowSlots) -> None:
+def test_a_loop_in_a_branch_is_entered_as_often_as_the_lines_beside_it(places: RowSlots) -> None:
     """Ten of 80 rounds call the function, whose loop has five rounds. Calls further out may be unknown."""
     counts = _counts(places, (_line(18), 80), (_line(19), 80), (_line(4, 20), 50), (_line(6, 20), 10))
     outer, inner = places.around(_line(4, 20, 99))

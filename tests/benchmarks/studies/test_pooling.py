@@ -83,7 +83,7 @@ def test_the_page_says_what_pooling_is_worth_and_where_needles_are_found():
     assert all(content.startswith(b"\x89PNG") for content in written.images.values())
 
 
-def test_a_gap_between_capacities_is_no_capacity_that_holds():
+def test_a_capacity_below_a_failing_larger_one_does_not_hold():
     one = record(512, 0.0, lambda _: 96)
     first = CONFIGURATIONS.index((16, "max", 5)) * len(CAPACITIES)
     one["measured"]["found"][first + 1] = 0

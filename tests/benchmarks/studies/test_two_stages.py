@@ -147,7 +147,7 @@ def test_own_tokens_are_read_in_any_case_or_as_their_pages_score(watched):
     assert 0 <= min(by_score) < 1
 
 
-def test_steps_are_told_apart_by_their_place_by_hand():
+def test_shares_by_place_of_a_step_match_hand_computed_values():
     of = [{"nats": [0.1, 0.4, 0.2], "slots": [3, 0, 1]}, {"nats": [0.5], "slots": [0]}]
     assert own_token.split(of, "nats", begins=True) == [0.4, 0.5]
     assert own_token.split(of, "nats", begins=False) == [0.1, 0.2]

@@ -46,7 +46,7 @@ def test_linear_scaling_is_read(config, changes):
     assert (scaling.kind, scaling.factor) == ("linear", 4.0)
 
 
-def test_a_scaling_that_is_switched_off_is_none(config):
+def test_a_scaling_that_is_switched_off_is_ignored(config):
     assert config(changes={"rope.scaling.type": "none", "rope.scaling.factor": 4.0}).rotary_scaling is None
 
 

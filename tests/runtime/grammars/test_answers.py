@@ -166,7 +166,7 @@ def test_a_stop_token_of_the_request_ends_it_as_an_end_token_does():
     assert (output.text, output.finish_reason) == ("bbb", "stop")
 
 
-def test_an_answer_that_is_cut_says_so():
+def test_a_cut_answer_ends_with_length():
     [output] = session().generate([asked(Grammar.json_schema(ROW), max_new_tokens=4)])
     assert output.finish_reason == "length"
     with pytest.raises(ValueError, match=r"Expecting|Unterminated"):

@@ -115,7 +115,7 @@ def test_workers_that_wait_take_no_processor(apart):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("role", ROLES)
-def test_whatever_a_worker_that_is_killed_was_at_no_client_is_told_anything_else(apart, answers, needle, role):
+def test_a_killed_worker_gives_its_clients_right_answers_or_errors(apart, answers, needle, role):
     """Killed among many requests, some of them being read, handed over or answered: right answers, or errors."""
     alone = answers(needle, 40, ignore_eos=True).text
     body = {"model": "demo", "prompt": needle, "max_tokens": 40, "ignore_eos": True}

@@ -100,7 +100,7 @@ def test_a_streamed_chat_is_the_whole_answer(client):
     assert "usage" not in events[-1]
 
 
-def test_seeds_draw_what_they_draw_elsewhere(client, answers):
+def test_seeds_draw_the_tokens_that_the_engine_draws(client, answers):
     rules = {"temperature": 1.5, "top_k": 40, "top_p": 0.9, "seed": 11}
     answer = client.complete("demo", RECORD, max_tokens=12, ignore_eos=True, n=2, **rules)
     for index, found in enumerate(answer["choices"]):

@@ -99,7 +99,7 @@ def test_ctrl_c_while_the_server_loads_ends_it(demo_engine):
     process.communicate()
 
 
-def test_an_address_that_is_taken_is_one_line(demo_engine, capsys):
+def test_an_address_in_use_is_reported_in_one_line(demo_engine, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert run(["serve", str(demo_engine), "--port", str(taken.getsockname()[1])]) == 3
     said = capsys.readouterr().err
@@ -107,6 +107,6 @@ def test_an_address_that_is_taken_is_one_line(demo_engine, capsys):
     assert "--port PORT" in said
 
 
-def test_an_engine_without_a_tokenizer_is_one_line(tiny_engine, capsys):
+def test_an_engine_without_a_tokenizer_is_refused_in_one_line(tiny_engine, capsys):
     assert run(["serve", str(tiny_engine), "--port", "0"]) == 2
     assert "has no tokenizer" in capsys.readouterr().err

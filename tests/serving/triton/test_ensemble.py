@@ -101,7 +101,7 @@ def test_the_middle_step_answers_token_ids_with_token_ids(server, talkative):
     assert [token for one in came for token in one["ids"]] == list(expected.token_ids)
 
 
-def test_every_rule_arrives(server):
+def test_every_rule_reaches_the_engine(server):
     rules = {"temperature": 1.5, "seed": 7, "top_k": 50, "max_tokens": 12, "end_id": -1}
     first, second = (server.generate("ensemble", text_input=LAMP, **rules).body["text_output"] for _ in range(2))
     assert first == second != ANSWER

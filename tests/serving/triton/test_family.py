@@ -233,7 +233,7 @@ def test_nothing_is_written_where_a_name_is_taken(retrieval_engine, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["postprocessing"]
 
 
-def test_what_a_killed_export_left_is_kept_where_it_is_the_same(retrieval_engine, tmp_path):
+def test_an_export_keeps_equal_files_of_a_killed_one(retrieval_engine, tmp_path):
     engine = open_engine(retrieval_engine)
     export_ensemble(engine, tmp_path)
     whole = sorted(path.name for path in tmp_path.iterdir())

@@ -74,7 +74,7 @@ def test_equal_answers_leave_an_interval_that_has_a_width(tmp_path):
     assert open_with(enough_questions()) <= 0.03 < open_with(enough_questions() - 1)
 
 
-def test_what_one_method_loses_beyond_chance_is_named_though_the_mean_is_small(tmp_path):
+def test_a_methods_loss_beyond_chance_is_named_although_the_mean_is_small(tmp_path):
     lost = [0] * 9 + RIGHT[9:]
     found = write(tmp_path, {(PLACE["task"], "tova", "int8", 512): lost})
     [one] = [each for each in alone(found, NEEDLES, "int8") if each.worse]
@@ -160,7 +160,7 @@ def lost_and_gained(formats, group, form):
     return sum(one.lost for one in pairs), sum(one.gained for one in pairs), asked
 
 
-def test_what_page_and_decision_say_by_hand_follows_from_the_results(committed):
+def test_hand_written_claims_of_page_and_decision_follow_from_the_results(committed):
     lengths = (2048, 4096, 8192)
     followed = [(length, method) for length in lengths for method in METHODS]
     assert committed.followed == followed

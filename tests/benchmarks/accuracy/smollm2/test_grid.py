@@ -56,7 +56,7 @@ def test_every_policy_with_an_engine_and_both_framings_are_in_the_whole_grid():
     }
 
 
-def test_questions_are_written_with_what_rocketkv_stores_of_them(tmp_path, monkeypatch):
+def test_questions_are_written_with_the_bytes_that_rocketkv_stores(tmp_path, monkeypatch):
     stage = stages.Stage(("associative-recall",), (256,), ("plain",), modes=("query-aware",), asked=2)
     alone = dataclasses.replace(stage, lengths=(512,), policies=())
     monkeypatch.setattr(bench, "STAGES", {"one": stage, "whole cache alone": alone})

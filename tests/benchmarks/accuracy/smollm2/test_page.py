@@ -267,7 +267,7 @@ def test_every_cell_is_in_the_csv(committed: Comparison):
     assert len(rows(tables.cells(committed))) == len(committed.cells) + len(committed.absent)
 
 
-def test_what_the_page_begins_with_follows_from_the_results(committed: Comparison):
+def test_the_pages_introduction_follows_from_the_results(committed: Comparison):
     """On needles that the prompt asks for, RocketKV is never better than these, which store less."""
     asked = [group for group in committed.groups if kind_of(group) == "query-aware"]
     beside = [row for group in asked for row in beside_policies(committed, group) if row.alike == NO_MORE_BYTES]
