@@ -16,7 +16,7 @@ WRITTEN = ("benchmarks/results", "docs/results", "docs/images")
 
 
 def commit() -> str | None:
-    """The commit the code was run from, with `-dirty` where tracked files differ from it; None where nothing tells."""
+    """Return the commit the code was run from, with `-dirty` if tracked files differ from it; None if unknown."""
     if COMMIT.is_file():
         return COMMIT.read_text(encoding="ascii").strip()
     found = git("rev-parse", "--short=12", "HEAD")

@@ -128,7 +128,7 @@ def measure(path: Path, tokens: int, repeats: int, threads: int | None) -> dict[
 
 
 def _figure(task: str, of_task: list[list[tuple[Answered, Answered]]]) -> dict[str, Any]:
-    """The speed-up of a task: whole repeats of all its prompts, one side against the other."""
+    """Return the speed-up of a task: whole repeats of all its prompts, one side against the other."""
     repeats = list(zip(*of_task, strict=True))
     ratios = [sum(one.seconds for one, _ in each) / sum(other.seconds for _, other in each) for each in repeats]
     processor = [

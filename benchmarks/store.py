@@ -27,12 +27,12 @@ Opened = TypeVar("Opened", bound="Growing")
 
 
 def text(document: Mapping[str, Any]) -> str:
-    """The document as JSON with one record per line; NaN and infinities are refused (they are not JSON)."""
+    """Return the document as JSON with one record per line; NaN and infinities are refused (they are not JSON)."""
     return _opened(document, "") + "\n"
 
 
 def _laid_out(value: Any, indent: str) -> str:
-    """A value behind its key: in one line, unless it is a table of records or holds one."""
+    """Return a value behind its key: in one line, unless it is a table of records or holds one."""
     if isinstance(value, list) and _are_records(value):
         return _lines("[", [f"{indent}  {_line(one)}" for one in value], f"{indent}]")
     if isinstance(value, dict) and _are_records(list(value.values())):
@@ -43,7 +43,7 @@ def _laid_out(value: Any, indent: str) -> str:
 
 
 def _opened(document: Mapping[str, Any], indent: str) -> str:
-    """Each value of an object behind its key, on lines of its own."""
+    """Return each value of an object behind its key, on lines of its own."""
     if not document:
         return "{}"
     inner = f"{indent}  "
@@ -77,7 +77,7 @@ def write(path: Path, document: Mapping[str, Any]) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A result as it was written."""
+    """Return a result as it was written."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
@@ -88,7 +88,7 @@ def recorded_path(name: str) -> Path:
 
 
 def recorded(name: str, command: str) -> dict[str, Any]:
-    """The result in the tree, of whatever commit and machine; where there is none, `command` measures it."""
+    """Return the result in the tree, of whatever commit and machine; where there is none, `command` measures it."""
     path = recorded_path(name)
     if not path.exists():
         raise SystemExit(f"error: no {path}; {command} measures")
@@ -96,7 +96,7 @@ def recorded(name: str, command: str) -> dict[str, Any]:
 
 
 def cells_of(path: Path) -> list[dict[str, Any]]:
-    """The cells of a result; none where there is no such file."""
+    """Return the cells of a result; none where there is no such file."""
     return list(read(path)["cells"]) if path.exists() else []
 
 

@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def measured(directory: Path, samples: int) -> AccuracyReport:
-    """Every policy at every budget, length and mode."""
+    """Return every policy at every budget, length and mode."""
     names = [*(one.name for one in policies.describe()), *VARIATIONS]
     draw = QuestionDraw(samples, 0, LONGEST_ANSWERS)
     progress = progress_on()
@@ -75,7 +75,7 @@ def write_images(report: AccuracyReport) -> None:
 
 
 def write_result(report: AccuracyReport, spent: dict[str, Any]) -> Path:
-    """The cells without single scores and parameters: those are in build/accuracy/."""
+    """Write the cells without single scores and parameters: those are in build/accuracy/."""
     settings = {key: value for key, value in report.settings.items() if value is not None}
     order = [
         {

@@ -47,7 +47,7 @@ def write(result: Mapping[str, Any]) -> Path:
 
 
 def csv_of(result: Mapping[str, Any]) -> str:
-    """Every cell."""
+    """Return every cell as CSV."""
     return cells(COLUMNS, ([cell.get(name) for name in COLUMNS] for cell in result["cells"]))
 
 
@@ -78,7 +78,7 @@ def _head(result: Mapping[str, Any]) -> str:
 
 
 def _means(found: Sequence[Cell], mode: str, taken: int) -> Iterator[str]:
-    """A row per policy: the bytes that it stores, and a column per length and budget."""
+    """Yield a row per policy: the bytes that it stores, and a column per length and budget."""
     here = [cell for cell in found if cell["mode"] == mode]
     lengths = sorted({cell["length"] for cell in here})
     budgets = sorted({cell["token_budget"] for cell in here if "token_budget" in cell})
@@ -118,7 +118,7 @@ def _mean(found: Sequence[Cell], taken: int) -> str:
 
 
 def pool(means: Sequence[Mean], taken: int) -> Mean:
-    """The mean of all scores that some means were taken of, and its standard error.
+    """Return the mean of all scores that some means were taken of, and its standard error.
 
     `taken` is what deviations were divided by less than the number of scores: TAKEN, or 0 in results without it.
     """

@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def read(directory: Path) -> Mapping[str, Any]:
-    """The result of `tool_calls`."""
+    """Return the result of `tool_calls`."""
     return store.read(directory / f"{tool_calls.NAME}.json")
 
 

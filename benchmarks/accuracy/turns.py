@@ -121,7 +121,7 @@ def measured(name: str, checkpoint: str | None, minutes: float | None) -> Path:
 
 
 def write_result(name: str, settings: dict[str, Any], cells: Sequence[Cell], spent: dict[str, Any]) -> Path:
-    """The cells with the score of every question."""
+    """Write the cells with the score of every question."""
     head = {"machine": record_of(spent), "settings": settings, "spent": spent}
     return store.write_result(f"{NAME}-{name}", {**head, "cells": [compact_cell(cell) for cell in cells]})
 

@@ -36,7 +36,7 @@ exec sh "$(dirname "$0")/benchmarks/gpu_day.sh" "$@"
 
 
 def tracked(root: Path) -> list[Path]:
-    """The files of the tree that go into the bundle, relative to its root."""
+    """Return the files of the tree that go into the bundle, relative to its root."""
     left_out = [f":!{path}" for path in LEFT_OUT]
     specs = [f":(glob){path}" if "*" in path else path for path in PATHS]
     command = ["git", "-C", str(root), "ls-files", "-z", "--", *specs, *left_out]
@@ -63,7 +63,7 @@ def write(target: Path, library: Path, pythons: Sequence[str]) -> None:
 
 
 def size(target: Path) -> int:
-    """Bytes of all files."""
+    """Return the bytes of all files."""
     return sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
 
 

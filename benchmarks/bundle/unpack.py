@@ -22,7 +22,7 @@ OLDEST_GLIBC = (2, 34)
 
 
 def too_old() -> str | None:
-    """The error of a machine whose C library is older than that of the kernels; None where it is not."""
+    """Return the error of a machine whose C library is older than that of the kernels; None where it is not."""
     name, version = platform.libc_ver()
     if name != "glibc" or tuple(int(part) for part in version.split(".")[:2]) >= OLDEST_GLIBC:
         return None

@@ -59,11 +59,11 @@ class Gpu:
         return gpu_timing.device_record()
 
     def copy_bandwidth(self) -> float:
-        """Bytes per second of a copy, read and written together."""
+        """Return the bytes per second of a copy, read and written together."""
         return gpu_timing.copy_bandwidth()
 
     def read_bandwidth(self) -> float:
-        """Bytes per second of reading alone."""
+        """Return the bytes per second of reading alone."""
         return gpu_timing.read_bandwidth()
 
     def bandwidths(self) -> Bandwidths:
@@ -114,5 +114,5 @@ class Gpu:
         return True
 
     def publishable(self, figures: Mapping[str, Any]) -> dict[str, Any]:
-        """The part of a point's figures that may be written into a result."""
+        """Return the part of a point's figures that may be written into a result."""
         return dict(figures)

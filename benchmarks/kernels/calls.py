@@ -31,7 +31,7 @@ Maker = Callable[[KernelLibrary, Case, int], list[Call]]
 
 
 def compact(library: KernelLibrary, case: Case, sets: int) -> list[Call]:
-    """The compaction of one layer's prompt, out of place."""
+    """Return the compaction of one layer's prompt, out of place."""
     parameters = case.parameters
     device = library.device_type
     lengths = torch.full((case.batch,), case.prompt, device=device)
@@ -48,7 +48,7 @@ def compact(library: KernelLibrary, case: Case, sets: int) -> list[Call]:
 
 
 def product(device: torch.device, case: Case, *, narrow: bool = False) -> Call:
-    """The largest product of a layer, gate and up, for the rows of a step; `narrow` where nothing is measured."""
+    """Return the largest product of a layer, gate and up, for a step's rows; `narrow` where nothing is measured."""
     inner, width = (64, 32) if narrow else (2 * MODEL.intermediate_size, MODEL.hidden_size)
     dtype = torch.bfloat16
     matrix, rows = (torch.zeros(size, width, dtype=dtype, device=device) for size in (inner, case.batch))

@@ -108,7 +108,7 @@ class Case:
 
 
 def resolved(policy: str, model: ModelConfig, budget: int, prompt: int) -> PolicyParameters:
-    """The constants of a policy, with a setting behind a colon if any, for answers of NEW_TOKENS tokens."""
+    """Return the constants of a policy, with a setting behind a colon if any, for answers of NEW_TOKENS tokens."""
     name, _, setting = policy.partition(":")
     return policies.resolve(
         name, model=model, token_budget=budget, max_input_len=prompt, max_output_len=NEW_TOKENS,
@@ -117,7 +117,7 @@ def resolved(policy: str, model: ModelConfig, budget: int, prompt: int) -> Polic
 
 
 def tensor_bytes(operation: str, case: Case) -> int:
-    """Bytes of the keys and values that one call is given: what a benchmark has to rotate over, or flush."""
+    """Return the bytes of the keys and values that one call is given: what a benchmark has to rotate over, or flush."""
     tokens = {"compact": case.prompt, "hybrid": case.parameters.capacity, "dense": case.context}[operation]
     pair = 2 * HEAD_SIZE * case.item_bytes if operation == "compact" else case.pair_bytes
     return case.batch * KV_HEADS * tokens * pair

@@ -68,7 +68,7 @@ def command(tool: str, log: Path, step: SweepPoint) -> list[str]:
 
 
 def read(log: str) -> list[dict[str, Any]]:
-    """The kernels of a log in the order of their launches, each with its counters."""
+    """Return the kernels of a log in the order of their launches, each with its counters."""
     rows = itertools.dropwhile(lambda text: not text.startswith('"ID"'), log.splitlines())
     kernels: dict[str, dict[str, Any]] = {}
     for row in csv.DictReader(rows):
@@ -131,7 +131,7 @@ def measured(step: SweepPoint, gpu: Gpu, seconds: float) -> Mapping[str, Any]:
 
 
 def points(gpu: Gpu, options: argparse.Namespace) -> Iterator[Point]:
-    """Every step to be counted."""
+    """Yield every step to be counted."""
     for step in options.points:
         identity = {"name": step.policy, "batch": step.batch, "context": step.context, "budget": step.budget}
         yield identity, partial(measured, step, gpu, options.point_seconds - 5)

@@ -43,7 +43,7 @@ def resident_ctas(architecture: str, *, threads: int, registers: int, shared_byt
 
 
 def occupancy(architecture: str, *, threads: int, registers: int, shared_bytes: int) -> float:
-    """Share of the multiprocessor's threads that resident CTAs fill."""
+    """Return the share of the multiprocessor's threads that resident CTAs fill."""
     ctas = resident_ctas(architecture, threads=threads, registers=registers, shared_bytes=shared_bytes)
     return ctas * _round_up(threads, WARP) / MULTIPROCESSORS[architecture].threads
 

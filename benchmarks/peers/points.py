@@ -90,7 +90,7 @@ _SHORT = 15
 def measurements(
     points: tuple[Point, ...], *, everybody: bool, contenders: tuple[Contender, ...] = CONTENDERS
 ) -> list[Measurement]:
-    """Every contender of every point; only those of the core where it takes long unless `everybody` is asked for."""
+    """Return every contender of every point; where it takes long only the core, unless `everybody` is asked for."""
     return [
         Measurement(point, contender)
         for point in points

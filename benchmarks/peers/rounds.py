@@ -29,7 +29,7 @@ def expected_seconds(measurement: Measurement, runs: Runs) -> float:
 
 
 def estimate(measurements: Sequence[Measurement], runs: Runs, rounds: int) -> float:
-    """Seconds of all runs that are still missing."""
+    """Return the seconds of all runs that are still missing."""
     return sum(
         max(0, rounds - len(runs.of(measurement))) * expected_seconds(measurement, runs) for measurement in measurements
     )

@@ -57,7 +57,7 @@ class Bar:
 
 
 def bars(snapshot: Snapshot) -> Iterator[Bar]:
-    """Every bar at the cases of the snapshot, on every GPU."""
+    """Yield every bar at the cases of the snapshot, on every GPU."""
     for gpu in HOPPER:
         for call in snapshot["calls"]:
             of_call = {"hybrid": _step_bars, "dense": _dense_bars, "compact": _compaction_bars}[call["operation"]]
@@ -79,7 +79,7 @@ def _step_bars(snapshot: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator
 
 
 def floor_of_step(case: Case, gpu: Accelerator) -> float:
-    """The floor of the whole model's step in microseconds, at the bandwidth that the GPU's memory is taken to reach.
+    """Return the floor of the whole model's step in microseconds, at the bandwidth assumed for the GPU's memory.
 
     Measurements are set against what it is found to reach (`benchmarks.gpu.device.Bandwidths`), not what is published.
     """
@@ -114,7 +114,7 @@ def _compaction_bars(_: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator[
 
 
 def _format_bars(snapshot: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator[Bar]:
-    """The attention kernel alone: what a format is for is fewer bytes, and it is what reads them."""
+    """Yield the bars of the attention kernel alone: a format exists to read fewer bytes, and this kernel reads them."""
     (own,) = _kernels(snapshot, call, "sparse_attention_in_format")
     (exact,) = _kernels(snapshot, {**call, "policy": DEFAULT}, "sparse_attention")
     predicted, in_16_bit = (one["gpus"][gpu.name]["predicted_us"] for one in (own, exact))
@@ -132,7 +132,7 @@ def _case(call: Snapshot) -> Case:
 
 
 def case_text(entry: Snapshot) -> str:
-    """The case of a call or a kernel in words; predictions of before know only the default policy."""
+    """Return the case of a call or a kernel in words; predictions of before know only the default policy."""
     budget = f", budget {entry['budget']}" if entry["budget"] else ""
     return f"batch {entry['batch']}{budget}{storage_text(entry)}"
 
@@ -144,7 +144,7 @@ def storage_text(entry: Snapshot) -> str:
 
 
 def _kernels(snapshot: Snapshot, call: Snapshot, name: str) -> list[Snapshot]:
-    """The entries of that kernel in a call: one, or none."""
+    """Return the entries of that kernel in a call: one, or none."""
     keys = ("operation", "batch", "budget", "policy")
     same = (one for one in snapshot["kernels"] if all(one[key] == call[key] for key in keys))
     return [one for one in same if one["kernel"] == name]

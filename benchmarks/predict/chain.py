@@ -121,7 +121,7 @@ def _load(block: SassBlock) -> tuple[int, Counter[str]]:
 
 
 def _turns(instruction: Instruction) -> int:
-    """A unit that moves 4 bytes per lane and turn takes several for more."""
+    """Return the turns of a unit: one that moves 4 bytes per lane and turn takes several for more."""
     if hardware.UNIT[instruction.name] != "memory" or instruction.name == "SHFL":
         return 1
     modifiers = instruction.opcode.split(".")
@@ -185,7 +185,7 @@ def _read_width(instruction: Instruction, number: int) -> int:
 
 
 def _names(operand: str, width: int) -> list[str]:
-    """The registers of an operand; an address in brackets has the width that it says itself."""
+    """Return the registers of an operand; an address in brackets has the width that it says itself."""
     found = []
     for kind, number, suffix in _REGISTER.findall(operand):
         wide = {".64": 2, ".128": 4}.get(suffix, width if "[" not in operand and kind.endswith("R") else 1)

@@ -30,7 +30,7 @@ class RowSlots:
         return bool(frames) and frames[0][0] in self._files
 
     def around(self, frames: Frames) -> tuple[Occurrence, ...]:
-        """The outermost loop first."""
+        """Return the loops around a place, outermost first."""
         if frames not in self._around:
             self._around[frames] = self._find_around(frames)
         return self._around[frames]
@@ -45,7 +45,7 @@ class RowSlots:
         return tuple(found)
 
     def tested_at(self, frames: Frames) -> Occurrence | None:
-        """The innermost loop of whose test the place is a part."""
+        """Return the innermost loop of whose test the place is a part."""
         for depth, (name, line) in enumerate(frames):
             if name in self._files:
                 loops = [loop for loop in loops_of(self._files[name]) if loop.in_test(line)]
@@ -127,7 +127,7 @@ class Counts:
         return self._rounds(occurrence, self.of)
 
     def longest(self, occurrence: Occurrence) -> float:
-        """The same by the warp that runs it most."""
+        """Return how often the warp that runs the body of a loop most runs it."""
         return self._rounds(occurrence, "longest")
 
     def entered(self, occurrence: Occurrence, around: Occurrence | None) -> float:
@@ -145,7 +145,7 @@ class Counts:
         return min(1.0, beside / whole) if whole else 0.0
 
     def _beside(self, occurrence: Occurrence) -> float | None:
-        """The count of the nearest piece before or behind the loop, in the inlined function that the loop is in."""
+        """Return the count of the nearest piece before or behind the loop, in the inlined function around it."""
         loop, calls = occurrence
         outer = [one for one, _ in self.places.around(((loop.file, loop.first), *calls))[:-1]]
         outside = {}
@@ -175,7 +175,7 @@ class Counts:
         return self._loops[occurrence, of]
 
     def _rounds_by_inner(self, occurrence: Occurrence, of: str) -> float:
-        """The same from the loops of a constant number of rounds within it: a body may consist of nothing else.
+        """Return the rounds by the loops of a constant number of rounds within: a body may consist of nothing else.
 
         Of a function that the host does not inline, no calls are known.
         """

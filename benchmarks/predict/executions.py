@@ -63,7 +63,7 @@ class Executed:
 
 
 def executed(build: Path, operation: str, case: Case, architecture: str) -> list[Executed]:
-    """The launches of one call on the case's sizes and that GPU, with what they ran, averaged over their blocks."""
+    """Return the launches of one call on the case's sizes and that GPU, with their runs averaged over blocks."""
     library = KernelLibrary(build / LIBRARY)
     library.set_device(architecture)
     torch.manual_seed(0)
@@ -103,7 +103,7 @@ def _with_idle_pieces(library: Path, ran: Mapping[int, EmulatedExecutions]) -> d
 
 @cache
 def _pieces(library: Path) -> dict[int, int]:
-    """Every piece of the library's code by its address, with the address of the function that it is in."""
+    """Return every piece of the library's code by its address, with the address of the function that it is in."""
     command = [tool("objdump"), "-d", "--no-show-raw-insn", str(library)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found, function, reported = {}, 0, False
@@ -118,7 +118,7 @@ def _pieces(library: Path) -> dict[int, int]:
 
 
 def instantiation(kernel: str, function: str) -> str | None:
-    """The kernel with its template arguments, as a demangled function names it: itself, or what calls it."""
+    """Return the kernel with its template arguments, as a demangled function names it: itself, or what calls it."""
     match = re.search(rf"\b{kernel}\b", function)
     if match is None:
         return None
@@ -140,7 +140,7 @@ class Place:
 
 
 def symbolised(library: Path, addresses: list[int]) -> dict[int, Place]:
-    """The place of the code before each address."""
+    """Return the place of the code before each address."""
     given = "\n".join(f"{address - 1:#x}" for address in addresses)
     command = [tool("addr2line"), "-e", str(library), "-i", "-a", "-f", "-C"]
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)

@@ -64,7 +64,7 @@ class Frequencies:
         return [runs * cut for runs, cut in zip(found, cuts, strict=True)]
 
     def _behind(self, arm: int) -> list[int]:
-        """Blocks that only this arm of a branch leads to."""
+        """Return the blocks that only this arm of a branch leads to."""
         return [number for number, dominators in enumerate(self.kernel.dominators) if arm in dominators]
 
     def _is_idle(self, arm: int, other: int) -> bool:

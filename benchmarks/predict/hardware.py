@@ -71,7 +71,7 @@ ERROR = (
 
 
 def assumptions() -> dict[str, object]:
-    """Every figure that the predictions rest on; this file says where each is from."""
+    """Return every figure that the predictions rest on; this file says where each is from."""
     return {
         "clock_hz": CLOCK,
         "multiprocessors": MULTIPROCESSORS,

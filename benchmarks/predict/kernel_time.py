@@ -145,7 +145,7 @@ class Time:
 
 
 def time_on(gpu: Gpu, done: Work, lies: Geometry, moved: float) -> Time:
-    """The time of a launch that moves that many bytes."""
+    """Return the time of a launch that moves that many bytes."""
     execution = MICROSECONDS * done.clocks(lies) / hardware.CLOCK
     busiest_bytes = moved / lies.ctas * lies.busiest
     memory = MICROSECONDS * max(moved / gpu.bandwidth, busiest_bytes / (hardware.MULTIPROCESSOR_BYTES * hardware.CLOCK))

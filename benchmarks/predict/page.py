@@ -20,12 +20,12 @@ Entry = Mapping[str, Any]
 
 
 def read() -> dict[str, Any]:
-    """The result as it was written."""
+    """Return the result as it was written."""
     return store.read(RESULT)
 
 
 def whole(page: str, result: Entry) -> str:
-    """The page with the predicted part that follows from the result."""
+    """Return the page with the predicted part that follows from the result."""
     before, after = page.index(BEGIN) + len(BEGIN), page.index(END)
     return f"{page[:before]}\n{predicted(result)}\n{page[after:]}"
 
@@ -176,7 +176,7 @@ def _pair(entry: Entry, name: str, form: str) -> str:
 
 
 def _change(before: Entry, now: Entry, text: Any) -> str:
-    """The value, and where it has changed the one before it."""
+    """Return the value, and where it has changed the one before it."""
     new = text(now)
     old = text(before) if before else new
     return str(new) if old == new else f"{old} -> {new}"

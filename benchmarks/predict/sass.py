@@ -70,11 +70,11 @@ class SassKernel:
     code_bytes: int = 0
 
     def loop_of(self, block: int) -> SassLoop | None:
-        """The innermost loop that the block is in."""
+        """Return the innermost loop that the block is in."""
         return min((one for one in self.loops if block in one.blocks), key=lambda one: len(one.blocks), default=None)
 
     def parent(self, loop: SassLoop) -> SassLoop | None:
-        """The smallest loop around it."""
+        """Return the smallest loop around it."""
         around = (one for one in self.loops if loop.blocks < one.blocks)
         return min(around, key=lambda one: len(one.blocks), default=None)
 
@@ -102,11 +102,11 @@ class SassKernel:
         return _before(self.blocks)
 
     def always_in(self, loop: SassLoop) -> set[int]:
-        """Blocks that every round runs: those that dominate all its jumps back."""
+        """Return the blocks that every round runs: those that dominate all its jumps back."""
         return set.intersection(*(self.dominators[latch] for latch in loop.latches)) & loop.blocks
 
     def arms(self) -> Iterator[tuple[int, int, int]]:
-        """Blocks that end in a branch, and the two blocks that it decides between, where nothing else leads to them."""
+        """Yield blocks that end in a branch, and the two blocks that it decides between and nothing else leads to."""
         for number in reachable(self.blocks):
             after = self.blocks[number].next
             if len(after) == 2 and all(self.before[one] == [number] for one in after):
@@ -114,13 +114,13 @@ class SassKernel:
 
 
 def sections(text: str) -> dict[str, str]:
-    """The part of each kernel, by symbol, of an output of `nvdisasm --print-line-info-inline`."""
+    """Return the part of each kernel, by symbol, of an output of `nvdisasm --print-line-info-inline`."""
     found = re.split(r"^\s*\.section\s+\.text\.", text, flags=re.MULTILINE)[1:]
     return {part.split(",", 1)[0].strip().strip('"'): part for part in found}
 
 
 def parse(symbol: str, section: str) -> SassKernel:
-    """The kernel of one section."""
+    """Return the kernel of one section."""
     return _kernel(symbol, section.splitlines())
 
 
@@ -158,7 +158,7 @@ def _ends_block(instruction: Instruction) -> bool:
 
 
 def _linked(blocks: Sequence[SassBlock]) -> list[SassBlock]:
-    """The blocks that have instructions, with what follows each. Behind the end, the code jumps to itself for ever."""
+    """Return the blocks that have instructions, linked to their successors. Behind the end, the code loops for ever."""
     labels: dict[str, int] = {}
     waiting: list[str] = []
     full: list[SassBlock] = []
@@ -191,7 +191,7 @@ def _linked(blocks: Sequence[SassBlock]) -> list[SassBlock]:
 
 
 def reachable(blocks: Sequence[SassBlock]) -> set[int]:
-    """Blocks that a warp can get to."""
+    """Return the blocks that a warp can get to."""
     found, open_ends = set(), [0]
     while open_ends:
         number = open_ends.pop()

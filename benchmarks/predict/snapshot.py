@@ -52,7 +52,7 @@ def cases() -> Iterator[tuple[str, Case]]:
 
 
 def kernels_commit() -> str | None:
-    """The last commit that changed the kernels or their launchers, with `-dirty` where they differ from it now."""
+    """Return the last commit that changed the kernels or their launchers, with `-dirty` if they differ from it."""
     folders = [str(folder.relative_to(machine.ROOT)) for folder in FOLDERS]
     found = machine.git("log", "-1", "--format=%h", "--abbrev=12", "--", *folders)
     changed = machine.git("status", "--porcelain", "--", *folders)
@@ -117,7 +117,7 @@ class Predictor:
         return kernel_launches.record(self._emulation, operation, case)
 
     def _like(self, operation: str, case: Case, launch: Launch) -> Executed:
-        """An emulated launch whose blocks do what those of `launch` do: of the fewest heads and rows there is."""
+        """Return an emulated launch whose blocks do what those of `launch` do, with the fewest heads and rows."""
         for batch, heads in ((1, 1), (1, KV_HEADS), *((batch, KV_HEADS) for batch in BATCHES if batch <= case.batch)):
             fewer = replace(case, batch=batch, kv_heads=heads)
             for device in DEVICES:
@@ -194,7 +194,7 @@ def _times(gpu: Gpu, done: Work, lies: kernel_time.Geometry, moved: Traffic, edg
 
 
 def call_entry(operation: str, case: Case, kernels: list[Entry]) -> Entry:
-    """A whole call: its kernels one after the other, an edge of the graph before each."""
+    """Return a whole call: its kernels one after the other, an edge of the graph before each."""
     budget = None if operation == "dense" else case.budget
     identity = {"operation": operation, "batch": case.batch, "budget": budget, "policy": case.policy}
     own = [one for one in kernels if identity.items() <= one.items()]

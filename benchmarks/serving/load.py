@@ -58,7 +58,7 @@ def digest(asked: list[Asked]) -> str:
 
 
 def _question(engine: Engine, tokens: int, draw: random.Random) -> tuple[int, ...]:
-    """A chat prompt of at most so many tokens: a part of a log, and a question about it."""
+    """Return a chat prompt of at most so many tokens: a part of a log, and a question about it."""
     lines = _LOG.read_text(encoding="utf-8").splitlines()
     begin, question = draw.randrange(len(lines)), draw.choice(_QUESTIONS)
     lines = lines[begin:] + lines[:begin]

@@ -89,7 +89,7 @@ class Soak:
 
     @staticmethod
     def _of_engine(quiet: Sequence[tuple[Asked, Answer]], number: int) -> list[tuple[Asked, Answer]]:
-        """Every fourth client chats: the chat model is far larger."""
+        """Return the requests of a client; every fourth one chats, since the chat model is far larger."""
         wanted = CHAT if number % 4 == 3 else TINY
         return [one for one in quiet if one[0].body["model"] == wanted]
 

@@ -75,5 +75,5 @@ def measure_lacking(
 
 
 def image(study: str, name: str) -> Path:
-    """The path of a plot of a study."""
+    """Return the path of a plot of a study."""
     return IMAGES / FOLDER / f"{study.replace('_', '-')}-{name}.png"

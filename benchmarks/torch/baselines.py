@@ -70,7 +70,7 @@ def flashinfer(model: ModelConfig, rows: int, capacity: int, entries: int, dtype
 
 
 def as_pages(cache: Tensor, row_pages: int) -> Tensor:
-    """A row's memory [G,C,D] as pages [C/16,G,16,D]: other places for its tokens, the same bytes read."""
+    """Return a row's memory [G,C,D] as pages [C/16,G,16,D]: other places for its tokens, the same bytes read."""
     rows, kv_heads, _, size = cache.shape
     return cache.view(rows * row_pages, kv_heads, PAGE, size)
 

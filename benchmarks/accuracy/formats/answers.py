@@ -49,7 +49,7 @@ class OneDraw(QuestionDraw):
     drawn: dict[QuestionGroup, DataSet] = field(default_factory=dict, compare=False)
 
     def data_set(self, group: QuestionGroup, vocabulary: Vocabulary) -> DataSet:
-        """All samples of a group."""
+        """Return all samples of a group."""
         if group not in self.drawn:
             self.drawn[group] = super().data_set(group, vocabulary)
         return self.drawn[group]

@@ -93,7 +93,7 @@ def _verdict(found: Formats, form: str) -> str:
 
 
 def smallest(found: Formats) -> Iterator[str]:
-    """The smallest caches that still answer, group by group."""
+    """Yield the smallest caches that still answer, group by group."""
     yield paragraph(
         f"**The smallest caches that answer {100 * NEARLY:.0f} %** of what their side's whole cache answers, as do all "
         f"larger ones of the same method and format (at most {NAMED} of a side, of those asked {ENOUGH} questions; "
@@ -117,7 +117,7 @@ def smallest(found: Formats) -> Iterator[str]:
 
 
 def _wholes(found: Formats, group: Group) -> list[Answered]:
-    """The whole cache in fp32; in the formats it is one method of many."""
+    """Return the whole cache in fp32; in the formats it is one method of many."""
     whole = found.answered.full(group)
     return [] if whole is None else [whole]
 

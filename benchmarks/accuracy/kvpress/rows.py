@@ -80,7 +80,7 @@ class RowsCache:
 def _attention(
     module: Any, query: torch.Tensor, parts: list[_Part], _: None, mask: None, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """Each group of rows for itself, in the batch's order."""
+    """Attend with each group of rows by itself, in the batch's order."""
     found, first, new = [], 0, query.shape[2]
     for part in parts:
         last, length = first + part.keys.shape[0], part.keys.shape[2]
@@ -128,6 +128,6 @@ class Decoding:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The vocabulary's logits for hidden states [..., size]."""
+        """Return the vocabulary's logits for hidden states [..., size]."""
         logits: torch.Tensor = self._model.lm_head(hidden)
         return logits

@@ -60,7 +60,7 @@ class Row:
 
     @classmethod
     def of(cls, variant: Variant, group: Group) -> Row:
-        """The row of an engine that a group's questions fit."""
+        """Return the row of an engine that a group's questions fit."""
         return cls(variant, group.length, LONGEST_ANSWERS[group.task])
 
     @property
@@ -87,20 +87,20 @@ class Row:
 
 
 def taken(found: Comparison, groups: Sequence[Group]) -> Row:
-    """The row that is taken for a use, at the longest of its lengths."""
+    """Return the row that is taken for a use, at the longest of its lengths."""
     longest = max(groups, key=lambda group: group.length)
     return Row.of(choice(found, groups) or WHOLE, longest)
 
 
 def shown(found: Comparison) -> list[Row]:
-    """Every row that the page shows, and the whole cache of the same lengths, each once."""
+    """Return every row that the page shows, and the whole cache of the same lengths, each once."""
     beside = [Row.of(variant, group) for group in (ONE, LONG) for variant in SHOWN]
     chosen = [taken(found, groups) for groups in USES.values()]
     return list(dict.fromkeys([*beside, *(one for row in chosen for one in (row.whole, row))]))
 
 
 def choice(found: Comparison, groups: Sequence[Group]) -> Variant | None:
-    """The policy and budget with the smallest rows that is good enough in all groups; None if only the whole one is."""
+    """Return the policy and budget with the smallest rows that is good enough in all groups; None if none is."""
     methods = dict.fromkeys(
         (cell.method, cell.point) for cell in found.of(OURS, groups[0]) if len(cell.scores) == SAMPLES
     )

@@ -46,12 +46,12 @@ def main() -> None:
 
 
 def timed() -> Steps:
-    """The steps that are committed."""
+    """Return the steps that are committed."""
     return Steps.read(store.recorded(steps.NAME, steps.COMMAND))
 
 
 def measured(found: Comparison, times: Steps) -> str:
-    """The part of the page between the marks."""
+    """Return the part of the page between the marks."""
     uses = table(
         ["use", "take", f"right of {SAMPLES}", "whole cache", "MiB", "whole cache", "step, ms", "whole cache",
          "times as fast"],

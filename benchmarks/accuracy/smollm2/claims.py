@@ -29,7 +29,7 @@ KINDS = {
 
 
 def kind_of(group: Group) -> str:
-    """The key of KINDS that a group belongs to."""
+    """Return the key of KINDS that a group belongs to."""
     return group.task if group.task in KINDS else group.mode
 
 
@@ -123,7 +123,7 @@ def _smallest_of(found: Comparison, group: Group, side: str) -> str:
 
 
 def smallest_stored(found: Comparison, points: Sequence[Answered]) -> int | None:
-    """Bytes of the smallest of a method's points that still answers, as all larger ones do.
+    """Return the bytes of the smallest of a method's points that still answers, as all larger ones do.
 
     Of points that store the same, one with a larger budget, which stands behind it, is the larger.
     """

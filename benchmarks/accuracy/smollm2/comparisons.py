@@ -43,7 +43,7 @@ class Compared(NamedTuple):
 
 
 def verdicts(pairs: Sequence[Pair]) -> dict[Pair, Verdict]:
-    """A family of comparisons, its chances corrected for how many it has."""
+    """Return the verdicts of a family of comparisons, with chances corrected for their number."""
     enough = [pair for pair in dict.fromkeys(pairs) if min(len(one.scores) for one in pair) >= ENOUGH]
     chances = holm([sign_test(mine.scores, other.scores) for mine, other in enough])
     found: dict[Pair, Verdict] = dict.fromkeys(pairs, "too few")
@@ -58,7 +58,7 @@ def _direction(mine: Answered, other: Answered, chance: float) -> Verdict:
 
 
 def beside_presses(found: Comparison, group: Group) -> list[Compared]:
-    """Each press at the policy's token budget, and at as many bytes as RocketKV stores."""
+    """Return each press at the policy's token budget, and at as many bytes as RocketKV stores."""
     presses = methods(found.of(KVPRESS, group))
     compared = []
     for mine, point, alike in _points(found, group):

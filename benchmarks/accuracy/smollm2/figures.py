@@ -70,7 +70,7 @@ def _panel(axes: Axes, found: Comparison, side: str, group: Group) -> None:
 
 
 def _shown(found: Comparison, cell: Answered) -> tuple[float, float, float]:
-    """A value, and how far its error reaches below and above it: Wilson's interval, or one standard error."""
+    """Return a value, and how far its error reaches below and above it: Wilson's interval, or one standard error."""
     if cell.likelihood:
         lost = found.lost(cell)
         assert lost is not None

@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def recorded() -> Comparison:
-    """The results that are committed."""
+    """Return the results that are committed."""
     try:
         return read(store.recorded_path(grid.NAME), store.recorded_path(kvpress.NAME))
     except InputError as error:
@@ -57,7 +57,7 @@ def sidecars(found: Comparison) -> Mapping[Path, str]:
 
 
 def plotted(found: Comparison) -> list[Group]:
-    """The groups that a plot shows: those that policies were asked through the chat template."""
+    """Return the groups that a plot shows: those that policies were asked through the chat template."""
     return [group for group in found.groups if group.framing == CHAT and found.of(OURS, group)]
 
 
@@ -67,7 +67,7 @@ def image(group: Group) -> Path:
 
 
 def measured(found: Comparison) -> str:
-    """The part of the page between the marks."""
+    """Return the part of the page between the marks."""
     lists = [*by_group(found), *pools(found), *_alone(found), *_agreement(found), *_missing(found)]
     budgets = ", ".join(map(str, BUDGETS))
     parts = [

@@ -54,7 +54,7 @@ def restore_ours(result: Mapping[str, Any], directory: Path) -> Path:
 
 
 def restore_kvpress(result: Mapping[str, Any], directory: Path) -> Path:
-    """A line per question that all presses of a group answered at every point, as kvpress's side writes them."""
+    """Write a line per question that all presses of a group answered at every point, as kvpress's side writes them."""
     name = f"kvpress-{result['machine']['versions']['kvpress']}-{result['settings']['checkpoint'][:12]}.jsonl"
     path = directory / name
     if not path.exists():

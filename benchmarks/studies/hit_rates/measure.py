@@ -100,7 +100,7 @@ def recent(votes: Tensor, count: int) -> Tensor:
 
 
 def without_sinks(mask: Tensor) -> Tensor:
-    """A mask in which the first SINKS tokens count for nothing."""
+    """Return a mask in which the first SINKS tokens count for nothing."""
     return mask & (torch.arange(mask.shape[-1]) >= SINKS)
 
 
@@ -266,7 +266,7 @@ def of_key(model: StudyModel, settings: Settings, key: Mapping[str, Any]) -> dic
 
 
 def keys(model: StudyModel, settings: Settings, documents: int) -> Iterator[dict[str, Any]]:
-    """The keys of all measurements, so ordered that what is there of a stopped run is even."""
+    """Yield the keys of all measurements, so ordered that what is there of a stopped run is even."""
     head = {"model": model.name, "checkpoint": model.fingerprint, **asdict(settings)}
     for index in range(documents):
         if index % TOGETHER == 0:

@@ -123,7 +123,7 @@ def surprise(logits: Tensor, following: Sequence[int]) -> float:
 
 
 def mean_layers(means: Sequence[Sequence[float]]) -> list[float]:
-    """The mean over prompts, by layer."""
+    """Return the mean over prompts, by layer."""
     return [statistics.fmean(column) for column in zip(*means, strict=True)]
 
 
@@ -142,7 +142,7 @@ def of_key(model: StudyModel, settings: Settings, key: Mapping[str, Any]) -> dic
 
 
 def keys(model: StudyModel, settings: Settings, prompts: int) -> Iterator[dict[str, Any]]:
-    """The keys of all measurements, so ordered that what is there of a stopped run is even."""
+    """Yield the keys of all measurements, so ordered that what is there of a stopped run is even."""
     head = {"model": model.name, "checkpoint": model.fingerprint, **asdict(settings)}
     for first in range(0, prompts, TOGETHER):
         for kind in texts.KINDS:

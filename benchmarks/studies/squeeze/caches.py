@@ -29,7 +29,7 @@ class HeavyHitters:
         return len(self._divisions)
 
     def seen(self, layer: WatchedLayer, following: Following) -> Iterator[Seen]:
-        """The masks [H,M,n+M]."""
+        """Yield the masks [H,M,n+M]."""
         groups, n, new = len(layer.keys), layer.keys.shape[1], following.new
         received, total = received_in_prompt(layer.query, layer.keys), n + new
         budgets = torch.tensor([one[layer.index] for one in self._divisions])

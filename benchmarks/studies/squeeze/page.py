@@ -163,13 +163,13 @@ def _cost_section(records: Sequence[Record]) -> list[str]:
 
 
 def curves(answers: Sequence[Record], kind: str, policy: str, division: str) -> Curves:
-    """The divergence of every prompt of a kind of text, by share."""
+    """Return the divergence of every prompt of a kind of text, by share."""
     places = [place(policy, share, division) for share in SHARES]
     return np.array([[one["measured"]["divergence"][at] for at in places] for one in of_kind(answers, kind=kind)])
 
 
 def _less(answers: Sequence[Record], kind: str, policy: str, share: float, name: str) -> Estimate:
-    """The difference that a division makes at a budget, over prompts."""
+    """Return the difference that a division makes at a budget, over prompts."""
     divided, uniform = (place(policy, share, division) for division in (WITH, WITHOUT))
     some = of_kind(answers, kind=kind)
     if kind == NEEDLE:

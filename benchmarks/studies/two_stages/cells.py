@@ -102,7 +102,7 @@ TOGETHER = ((WIDE, HALF), (PUBLISHED, HALF), (PUBLISHED, QUARTER), (PUBLISHED, D
 
 
 def cells(config: ModelConfig, length: int) -> list[Cell]:
-    """All cells for prompts of about `length` tokens of a model."""
+    """Return all cells for prompts of about `length` tokens of a model."""
     found = [Cell(one, memory, size=memory) for memory in MEMORIES for one in ALONE]
     for memory in MEMORIES:
         for first, share in TOGETHER:
