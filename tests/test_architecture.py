@@ -35,7 +35,7 @@ Graph = dict[str, set[str]]
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of kvc_trt by its dotted name."""
+    """Return every module of kvc_trt by its dotted name."""
     dotted = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
     return {name.removesuffix(".__init__"): path for name, path in dotted.items()}
 
@@ -83,7 +83,7 @@ def part(module: str) -> str | None:
 
 
 def not_drawn() -> set[str]:
-    """The small modules, and the package `files/`, that the page lists as left out of the picture."""
+    """Return the small modules, and the package `files/`, that the page lists as left out of the picture."""
     (sentence,) = re.findall(r"are\s+not\s+drawn:(.*?)\.\n\n", PACKAGES_SECTION, flags=re.DOTALL)
     return set(re.findall(r"`(\w+)(?:\.py|/)`", sentence))
 
@@ -110,7 +110,7 @@ def arrows_of_the_picture() -> set[tuple[str, str]]:
 
 
 def arrows_of_the_imports() -> set[tuple[str, str]]:
-    """The imports between packages, without those that others imply."""
+    """Return the imports between packages, without those that others imply."""
     graph = package_imports()
     implied = {package: {far for near in graph[package] for far in reachable(graph, near)} for package in graph}
     return {(package, target) for package, targets in graph.items() for target in targets - implied[package]}

@@ -29,7 +29,7 @@ READERS = {
 
 
 def asked(source: str) -> Iterator[str]:
-    """The functions of the time of day that a module uses."""
+    """Yield the functions of the time of day that a module uses."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if node.attr in OF_THE_DAY.get(node.value.id, ()):

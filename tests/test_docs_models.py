@@ -26,7 +26,7 @@ BY_CLASS = {f"{prefix}ForCausalLM": name for name, (prefix, _) in reversed(MODEL
 
 
 def rows() -> dict[str, list[str]]:
-    """The cells of the page's lines, by the class in the first one."""
+    """Return the cells of the page's lines, by the class in the first one."""
     found = [line for line in PAGE.read_text().splitlines() if "ForCausalLM" in line and line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in found]
     return {row[0].strip("`"): row[1:] for row in cells}

@@ -28,13 +28,13 @@ UNSUPPORTED = [("aiperf", "3.10")]
 
 
 def made(name: str) -> list[str]:
-    """The words of a variable of the Makefile."""
+    """Return the words of a variable of the Makefile."""
     (value,) = re.findall(rf"^{name} := (.*)$", MAKEFILE, flags=re.MULTILINE)
     return value.replace("'", "").split()
 
 
 def asked(environment: str) -> list[str]:
-    """The requirements that an environment states itself; these packages bring their own."""
+    """Return the requirements that an environment states itself; these packages bring their own."""
     project, build = PYPROJECT["project"], PYPROJECT["build-system"]["requires"]
     if environment == "aiperf":
         return made("FOR_AIPERF")
@@ -49,7 +49,7 @@ def asked(environment: str) -> list[str]:
 
 
 def holding(texts: list[str], python: str) -> Iterator[Requirement]:
-    """The requirements that hold for a Python "3.x" on Linux."""
+    """Yield the requirements that hold for a Python "3.x" on Linux."""
     there = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
     for one in map(Requirement, texts):
         if one.marker is None or one.marker.evaluate(there):

@@ -17,7 +17,7 @@ KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and is
 
 
 def obeyed(text: str) -> list[str]:
-    """The characters that a terminal would act on, or that stand where nothing is seen."""
+    """Return the characters that a terminal would act on, or that stand where nothing is seen."""
     return [one for one in text if unicodedata.category(one) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")]
 
 

@@ -43,7 +43,7 @@ ALL = request_under((), VALUES)
 
 
 def of(client: Client) -> Request:
-    """A request under the values of all rules that a client has."""
+    """Return a request under the values of all rules that a client has."""
     return request_under((), {rule.name: VALUES[rule.name] for rule in rules_of(client).values()})
 
 

@@ -16,12 +16,12 @@ NEEDED = {"turns": True, "draft_tokens": 2}
 
 
 def files_of(folder: Path) -> dict[Path, int]:
-    """The files of a folder, with the time when each was written."""
+    """Return the files of a folder, with the time when each was written."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != ".lock" and path.is_file()}
 
 
 def asked(folder: Path) -> list[Path]:
-    """The files that a process writes when it asks for a program."""
+    """Return the files that a process writes when it asks for a program."""
     programs = SmallPrograms(folder)
     programs("rocketkv", **NEEDED)
     return list(programs._digests)

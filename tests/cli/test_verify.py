@@ -24,7 +24,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tampered_by_its_maker(engine: Path, directory: Path) -> Path:
-    """A copy whose decode graph reads twice as many tokens as config.json says, sealed as if it were right."""
+    """Return a copy whose decode graph reads twice as many tokens as config.json says, sealed as if it were right."""
     directory.mkdir()
     for path in engine.iterdir():
         if path.is_file():

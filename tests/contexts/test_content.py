@@ -22,7 +22,7 @@ NOT_FINITE = (np.nan, -np.nan, np.inf, -np.inf)
 
 
 def with_number(context, name, place, number):
-    """The context with another number at a place (a share of the tensor)."""
+    """Return the context with another number at a place (a share of the tensor)."""
     tensor = context.tensors[name].copy()
     tensor.reshape(-1)[int(place * tensor.size)] = number
     return replace(context, tensors={**context.tensors, name: tensor})
@@ -128,7 +128,7 @@ def test_finite_vectors_are_never_stored_as_impossible_codes(form, seed, spread,
 
 
 def context_of_keys(vectors, form):
-    """A context of one cache with these keys, [G,n,D]."""
+    """Return a context of one cache with these keys, [G,n,D]."""
     context = random_context(packing_without_graphs("full"), 1, 0)
     parts = zip(("k.0", "k_scale.0", "k_minimum.0"), stored(vectors, VECTOR_FORMATS[form]), strict=False)
     return replace(context, tensors=dict(parts))

@@ -122,7 +122,7 @@ def sealed(path, document, tensors, **metadata):
 
 
 def parts(stored):
-    """The document and the tensors of a stored file."""
+    """Return the document and the tensors of a stored file."""
     file = SafetensorsFile(stored)
     return json.loads(file.metadata[DOCUMENT]), [(name, file.read(name)) for name in file.names()]
 

@@ -26,7 +26,7 @@ POLICIES = (*EVERY, "rocketkv, bounds in fp8", "quest, bounds in fp8")
 
 
 def taken(session):
-    """The context of PROMPT."""
+    """Return the context of PROMPT."""
     (row,) = session.add([Request(PROMPT, 1)])
     context = session.take(row)
     session.remove(row)
@@ -131,7 +131,7 @@ def test_a_context_in_another_format_is_refused_naming_both_formats(mine, found,
 
 
 def packing_of_format(form):
-    """The packing of an engine whose digests differ from those of other formats."""
+    """Return the packing of an engine whose digests differ from those of other formats."""
     packing = packing_without_graphs("rocketkv", kv_cache=form)
     digest = extended_digest(NO_TOKENS, form.encode())
     packing._fingerprint = replace(packing.fingerprint, parameters=digest, state=digest)

@@ -30,7 +30,7 @@ def digests(engine):
 
 
 def error_of(capfd):
-    """The error line; asserts that there is exactly one, and no traceback."""
+    """Return the error line; asserts that there is exactly one, and no traceback."""
     lines = capfd.readouterr().err.splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     assert len(errors) == 1
@@ -188,7 +188,7 @@ def test_a_disk_that_fills_up_at_the_end_keeps_the_old_engine(tiny_engine, tiny_
 
 
 def checkpoint(directory, tiny_model, change=None):
-    """A whole Hugging Face directory of the tiny model; `change(name, array)` may edit its tensors."""
+    """Return a whole Hugging Face directory of the tiny model; `change(name, array)` may edit its tensors."""
     from kvc_trt.models.sources.hugging_face import read_config
 
     shutil.copytree(tiny_model, directory)

@@ -30,7 +30,7 @@ FILES = ("config.json", "manifest.json")
 
 
 def written(document: Any) -> bytes:
-    """The canonical form, and what is nearest to it for numbers that have none."""
+    """Return the canonical form, and what is nearest to it for numbers that have none."""
     return json.dumps(document, sort_keys=True, indent=2).encode("ascii") + b"\n"
 
 

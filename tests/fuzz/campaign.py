@@ -168,7 +168,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _why(folder: Path) -> str:
-    """The end of what the worker said."""
+    """Return the end of what the worker said."""
     return (folder / "stderr.log").read_text(errors="replace").strip()[-2000:]
 
 

@@ -73,7 +73,7 @@ class Kind(ABC):
 
 
 def kinds() -> dict[str, type[Kind]]:
-    """Every kind by name, in the order of the files' names."""
+    """Return every kind by name, in the order of the files' names."""
     folder = Path(__file__).parent / "kinds"
     found: dict[str, type[Kind]] = {}
     for module in sorted(pkgutil.iter_modules([str(folder)]), key=lambda module: module.name):

@@ -94,7 +94,7 @@ def _unfit(error: KvcError) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The innermost line of kvc_trt: file, line and function."""
+    """Return the innermost line of kvc_trt: file, line and function."""
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
         path = Path(frame.filename)

@@ -17,7 +17,7 @@ TURNS = ((1, 40, 9, 1, 30), (33, 1, 60, 8, 2))
 
 
 def parameters_of(policy: str) -> PolicyParameters:
-    """The policy with two pool kernels, which its turns reach too: from 64 tokens on the wider one."""
+    """Return the policy with two pool kernels, which its turns reach too: from 64 tokens on the wider one."""
     numbers = {"max_conversation_len": 450, "window": 8, "pool_kernel": 15, "by_length": True}
     return replace(resolve(policy, **numbers), long_prompt=64, short_pool_kernel=5)
 

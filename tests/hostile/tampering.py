@@ -40,7 +40,7 @@ class Found:
     wrong: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """The figures."""
+        """Return the figures."""
         counted = {"refused": self.refused.total(), "harmless": self.harmless.total(), "wrong": len(self.wrong)}
         return {**counted, "refused_by": self.refused, "harmless_by": self.harmless, "examples": self.wrong[:20]}
 

@@ -71,7 +71,7 @@ def test_a_step_passes_sizes_and_addresses(dtype, number, double, calls):
 
 
 def strided(tensor):
-    """A tensor with the same values that takes every second element of a larger one."""
+    """Return a tensor with the same values that takes every second element of a larger one."""
     return torch.stack([tensor, tensor], dim=-1)[..., 0]
 
 

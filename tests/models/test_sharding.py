@@ -19,7 +19,7 @@ from tests.small_model import SMALL
 
 @st.composite
 def models_and_ranks(draw):
-    """A model, and a number of ranks among which it can be divided."""
+    """Return a model, and a number of ranks among which it can be divided."""
     ranks, kv_heads = draw(st.integers(1, 8)), draw(st.integers(1, 8))
     group, inner = draw(st.integers(1, 8)), draw(st.integers(1, 5))
     heads = kv_heads * group

@@ -121,7 +121,7 @@ def heavy_state(prompts, capacity, kv_heads, seed):
 
 
 def ordered(found, row, count):
-    """A row's entries in the order of the text: keys, sums, positions of each KV head."""
+    """Return a row's entries in the order of the text: keys, sums, positions of each KV head."""
     positions = found["slot_positions_out"][row]
     order = np.argsort(np.where(positions < 0, 1 << 30, positions), axis=1)[:, :count]
     keys = np.take_along_axis(found["k_cache_out"][row], order[..., None], 1)

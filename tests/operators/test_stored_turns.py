@@ -93,7 +93,7 @@ def assert_same(found, expected) -> None:
 
 
 def turn(kv_heads: int, size: int, dtype: str, seed: int) -> Turn:
-    """A random turn with rubbish in its padding, and unusual vectors in one row."""
+    """Return a random turn with rubbish in its padding, and unusual vectors in one row."""
     rows = len(STORED)
     queries = normal(seed, rows, HEADS, BLOCK, size).astype(dtype)
     new = [normal(seed + i, rows, kv_heads, BLOCK, size) for i in (1, 2)]

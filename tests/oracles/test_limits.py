@@ -27,7 +27,7 @@ def run(pair: Any, policy: str, budget: int, dtype: torch.dtype = torch.float32,
 
 
 def stored(cache: ReferenceCache) -> list[list[int]]:
-    """The positions that every cache, row and head holds."""
+    """Return the positions that every cache, row and head holds."""
     rows = []
     for one in cache.caches:
         assert one.positions is not None

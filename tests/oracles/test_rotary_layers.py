@@ -86,7 +86,7 @@ class Seen:
             model(PROMPT[None])
 
     def kept(self, layer: int) -> list[set[int]]:
-        """The tokens of each KV head that the queries to come are expected to attend to, and the sinks."""
+        """Return the tokens of each KV head that the queries to come are expected to attend to, and the sinks."""
         keys, values, scale = self.attended[layer]
         plain, turned = self.plain[layer].double(), self.turned[layer]
         group, found = len(plain) // len(keys), []

@@ -23,7 +23,7 @@ from tests.plugins_cpu.native_node import native_session
 
 
 def model(emit: Emitter, x: np.ndarray, outputs: list[str], **constants: np.ndarray) -> onnx.ModelProto:
-    """A graph of the emitted nodes behind products with constant matrices, which make it a part of a layer."""
+    """Return a graph of the emitted nodes behind products with constant matrices, which make it a part of a layer."""
     values = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["tokens", x.shape[1]])]
     made = [numpy_helper.from_array(value, name) for name, value in constants.items()]
     results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
@@ -120,7 +120,7 @@ def test_random_native_sums_and_norms_equal_their_nodes(
 
 
 def rotated(x: np.ndarray, heads: int, kv_heads: int, size: int, *outputs: str, **rotary: int) -> onnx.ModelProto:
-    """The rotation in the form of a decode graph."""
+    """Return the rotation in the form of a decode graph."""
     emit = Emitter()
     both, width = heads + kv_heads, (heads + 2 * kv_heads) * size
     cos, sin = (emit.Gather(name, np.arange(len(x)).reshape(-1, 1)) for name in ("cosines", "sines"))

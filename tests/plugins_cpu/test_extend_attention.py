@@ -31,7 +31,7 @@ def turn(
 
 
 def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray, stored: np.ndarray) -> np.ndarray:
-    """The reference's result in float64."""
+    """Return the reference's result in float64."""
     tensors = [torch.from_numpy(array.astype(np.float64)) for array in (q, k, v)]
     new = torch.full((len(stored),), q.shape[2])
     return reference.extend_attention(*tensors, torch.from_numpy(stored), new).numpy()

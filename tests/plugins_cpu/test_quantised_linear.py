@@ -29,7 +29,7 @@ def attributes(inputs: int, outputs: int, bits: int, *, wide: bool = False) -> d
 
 
 def matrix(seed: int, outputs: int, inputs: int, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every level and scales of both signs, some of them zero or denormal."""
+    """Return every level and scales of both signs, some of them zero or denormal."""
     rng = np.random.default_rng(seed)
     packed = rng.integers(0, 256, (outputs, inputs // 32, 4 * bits), dtype=np.uint8)
     scales = rng.choice([1, -1, 0, 2**-8, 2**-24], (outputs, inputs // 32)) * rng.uniform(0.5, 1)

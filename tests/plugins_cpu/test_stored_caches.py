@@ -32,7 +32,7 @@ def nodes(library: Path, form: str, size: int, threads: int = 1) -> tuple[Single
 
 
 def inputs(form: str, lengths: list[int], heads: int, kv_heads: int, size: int, capacity: int, seed: int = 0):
-    """A step of rows with that many entries; slots past them hold zeros."""
+    """Return a step of rows with that many entries; slots past them hold zeros."""
     rows = len(lengths)
     used = (np.arange(capacity) < np.array(lengths)[:, None])[:, None, :, None]
     keys, values = (normal(seed + i, rows, kv_heads, capacity, size) for i in (3, 4))

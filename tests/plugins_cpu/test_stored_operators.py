@@ -26,7 +26,7 @@ EVERY_FORMAT = pytest.mark.parametrize("form", FORMATS)
 
 @cache
 def native(body: SingleNode, library: Path, threads: int = 2) -> NativeNode:
-    """The operator of a node, by the library."""
+    """Return the operator of a node, by the library."""
     return NativeNode(body.body, body.attributes, library, threads)
 
 

@@ -31,7 +31,7 @@ class Bad:
 
 
 def outside(operation: str, name: str, low: int, high: int, *, largest: int, **also: int) -> Iterator[Bad]:
-    """The values just outside both ends of a range, and the ends of the field's own type."""
+    """Yield the values just outside both ends of a range, and the ends of the field's own type."""
     smallest = -largest - 1
     for value in sorted({low - 1, smallest, high + 1, largest}):
         if (value < low or value > high) and smallest <= value <= largest:

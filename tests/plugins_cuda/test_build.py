@@ -26,12 +26,12 @@ def configure(directory: Path, *options: str, **environment: str) -> subprocess.
 
 
 def summary(output: str) -> dict[str, str]:
-    """The configure step's lines about each target."""
+    """Return the configure step's lines about each target."""
     return dict(re.findall(r"^--   ([\w, ]+?)  +(.*)$", output, flags=re.MULTILINE))
 
 
 def old_nvcc(directory: Path) -> Path:
-    """A program that says it is an nvcc from before sm_100."""
+    """Return a program that says it is an nvcc from before sm_100."""
     program = directory / "nvcc"
     program.write_text('#!/bin/sh\necho "Cuda compilation tools, release 11.8, V11.8.89"\n')
     program.chmod(0o755)

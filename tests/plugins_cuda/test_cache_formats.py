@@ -48,7 +48,7 @@ def dense_case(lengths: Sequence[int], *, group: int = 4, kv_heads: int = 2, **o
 
 
 def check_dense(library: KernelLibrary, step: StoredStep) -> dict[str, Tensor]:
-    """The caches' bits after the step, and its output beside exact attention to what is read back."""
+    """Compare the caches' bits after the step, and its output with exact attention to what is read back."""
     found, (keys, values) = step.run(library), step.read()
     for name, expected in step.expected().items():
         assert_equal_bytes(found[name], expected, name)

@@ -36,7 +36,7 @@ def run(library: KernelLibrary, rows: Rows, dtype: torch.dtype = torch.float32) 
 
 
 def rounded_to(rows: Rows, dtype: torch.dtype) -> Rows:
-    """The rows as a cache of this type holds them."""
+    """Return the rows as a cache of this type holds them."""
     held = {torch.float16: np.float16, torch.bfloat16: ml_dtypes.bfloat16}.get(dtype, np.float32)
     return Rows({
         name: array.astype(held).astype(np.float32) if array.dtype == np.float32 else array

@@ -43,7 +43,7 @@ def _later_device() -> None:
 
 
 def run(name: str, schedule: str, right: bool, blocks: int = 2, grid: int | None = None) -> tuple[str, np.ndarray]:
-    """The message of a launch of two clusters, and the numbers that its threads wrote."""
+    """Return the message of a launch of two clusters, and the numbers that its threads wrote."""
     library = toys.clusters()
     library.set_schedule(schedule, seed=11)
     count = 2 * blocks if grid is None else grid

@@ -43,7 +43,7 @@ def numbers(dtype: torch.dtype) -> Tensor:
 
 
 def blocks(dtype: torch.dtype) -> Iterator[Tensor]:
-    """All the keys as [1,1,TOKENS,SIZE], repeated where the last block is not full."""
+    """Return all the keys as [1,1,TOKENS,SIZE], repeated where the last block is not full."""
     values, block = numbers(dtype), SIZE * TOKENS
     padded = torch.cat([values, values[: -len(values) % block]])
     return (part.reshape(1, 1, TOKENS, SIZE) for part in padded.split(block))

@@ -66,7 +66,7 @@ def test_formulas_that_are_not_allowed_are_refused() -> None:
 
 
 def _window_attention() -> Operator:
-    """A throw-away operator with a kernel, a new attribute and a tensor of its own."""
+    """Return a throw-away operator with a kernel, a new attribute and a tensor of its own."""
     return replace(
         HYBRID_ATTENTION,
         name="KvcWindowAttention",

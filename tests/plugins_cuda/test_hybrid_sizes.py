@@ -39,7 +39,7 @@ def test_a_partly_filled_last_tile_of_fp8_pages_equals_the_reference(
 
 
 def last_tile(pages: int, heads: int, dtype: torch.dtype, top_r: int, *, fp8: bool = False) -> StepCase:
-    """A row whose pages are all there are, and one with half of them."""
+    """Return a row whose pages are all there are, and one with half of them."""
     return step_case(
         lengths=(2 * pages - 1, pages), heads=heads, kv_heads=1, size=40, capacity=2 * pages, page=2, top_r=top_r,
         top_k=pages, token_budget=0, dtype=dtype, seed=pages, fp8=fp8,

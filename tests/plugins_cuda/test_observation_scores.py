@@ -56,7 +56,7 @@ def votes(library: KernelLibrary, q_window: Tensor, k: Tensor, lengths: Sequence
 
 
 def expected_votes(q_window: Tensor, k: Tensor, lengths: Sequence[int], budget: int) -> tuple[Tensor, Tensor]:
-    """The reference in float64 on the same rounded inputs, NaN where nothing is voted on, and M [B,G]."""
+    """Return the reference in float64 on the same rounded inputs, NaN where nothing is voted on, and M [B,G]."""
     window, result = q_window.shape[2], torch.full(k.shape[:3], math.nan, dtype=torch.float64)
     scores = compaction.scores(q_window.double(), k.double(), torch.tensor(lengths).clamp(min=1), pool_kernel=1)
     for b, n in enumerate(lengths):
@@ -106,7 +106,7 @@ def tokens_outside(k: Tensor) -> Tensor:
 
 
 def part_of_fused(k: Tensor) -> Tensor:
-    """A slice of [B,S,G,3D] in memory, whose other parts are NaN."""
+    """Return a slice of [B,S,G,3D] in memory, whose other parts are NaN."""
     batch, kv_heads, length, size = k.shape
     fused = torch.full((batch, length, kv_heads, 3 * size), math.nan, dtype=k.dtype)
     fused[..., size : 2 * size] = k.transpose(1, 2)

@@ -29,7 +29,7 @@ def select(
     in_registers: int = 0,
     single: int = 0,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint32]]:
-    """The weight that every element gets, the start of its output (-1: it has none), and the threshold.
+    """Return the weight that every element gets, the start of its output (-1: it has none), and the threshold.
 
     `in_registers` keys of each thread, or all of them in memory. Elements of weight `single`
     together are one element; ALL_PASSES runs every pass.

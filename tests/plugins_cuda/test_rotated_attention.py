@@ -36,7 +36,7 @@ class Unrotated:
     sines: Tensor
 
     def arguments(self, operator: Operator, device: str) -> dict[str, Any]:
-        """The arguments of one call, on copies of the caches."""
+        """Return the arguments of one call, on copies of the caches."""
         given = self.step.to(device).arguments() | {
             name: getattr(self, name).to(device, copy=True) for name in ("joined", "cosines", "sines")
         }
@@ -45,7 +45,7 @@ class Unrotated:
 
 
 def unrotated(step: StepCase, seed: int = 0) -> Unrotated:
-    """A step of the same sizes and caches; the values of `step` are those of the token before it is rotated."""
+    """Return a step of the same sizes and caches; the values of `step` are those of the token before it is rotated."""
     make = torch.Generator().manual_seed(seed)
     batch, heads, size = step.query.shape
     joined = torch.cat([step.query, step.k_new, step.v_new], dim=1)

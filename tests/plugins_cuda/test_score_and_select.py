@@ -51,7 +51,7 @@ def launches(library: KernelLibrary, case: StepCase) -> list[str]:
 
 
 def results(library: KernelLibrary, case: StepCase) -> dict[str, torch.Tensor]:
-    """All results of a step, as bits."""
+    """Return all results of a step, as bits."""
     moved = case.to(library.device_type)
     output, selected = library.hybrid_attention(**moved.arguments())
     assert selected is not None

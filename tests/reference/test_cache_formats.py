@@ -90,7 +90,7 @@ def assert_stored(found: Tensor, exact: Tensor, format: str) -> None:
 
 
 def step_of(exact: Tensor, format: str) -> float:
-    """The widest distance of two neighbouring codes among these vectors."""
+    """Return the widest distance of two neighbouring codes among these vectors."""
     spread = (exact.amax() - exact.amin()).item()
     return {"int8": spread / 127, "fp8": 0.01 * spread, "int4": spread / 15}[format]
 

@@ -32,7 +32,7 @@ def cases(draw: Any) -> Case:
 
 
 def score_in_loops(keys: Tensor) -> list[float]:
-    """The scores of one head's keys [n,D], in loops."""
+    """Return the scores of one head's keys [n,D], in loops."""
     scaled = []
     for key in keys.tolist():
         length = math.sqrt(sum(x * x for x in key))

@@ -29,7 +29,7 @@ numbers = st.one_of(
 
 
 def rounded_to_half(number: Fraction) -> float:
-    """The nearest fp16 number, half to even, of one that is at most 65504; struct rounds doubles once."""
+    """Return the nearest fp16 number, half to even, of one that is at most 65504; struct rounds doubles once."""
     return float(np.float64(struct.unpack("<e", struct.pack("<e", float(number)))[0]))
 
 
@@ -43,7 +43,7 @@ def half_even(number: float) -> int:
 
 
 def e4m3(number: float) -> int:
-    """The byte of the nearest E4M3 number, half to even, found among all of them."""
+    """Return the byte of the nearest E4M3 number, half to even, found among all of them."""
     sign = 0x80 if math.copysign(1.0, number) < 0 else 0
     size = Fraction(abs(number))
     every = [

@@ -35,7 +35,7 @@ def cases(draw: Any) -> Case:
 
 
 def paid(query: Tensor, keys: Tensor) -> list[float]:
-    """The attention that all heads [H,D] of a layer pay to each key [G,n,D]."""
+    """Return the attention that all heads [H,D] of a layer pay to each key [G,n,D]."""
     total = [0.0] * keys.shape[1]
     for head, q in enumerate(query):
         stored = keys[head // (len(query) // len(keys))]

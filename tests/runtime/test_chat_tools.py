@@ -55,7 +55,7 @@ TWO = [
 
 
 def apply(template: str, messages, **names):
-    """The text that transformers makes."""
+    """Return the text that transformers makes."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     rendered, _ = render_jinja_template([messages], chat_template=template, **SPECIAL, **names)

@@ -117,7 +117,7 @@ def test_broken_bytes_are_decoded_as_a_whole_would_be(broken):
 
 
 def _byte_characters():
-    """The character for each byte in byte-level vocabularies."""
+    """Return the character for each byte in byte-level vocabularies."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     spare = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]

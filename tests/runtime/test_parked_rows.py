@@ -48,7 +48,7 @@ def answered(one, request=STAYING):
 
 
 def alone(turns, request=STAYING):
-    """The answers of a session in which nothing else happens."""
+    """Return the answers of a session in which nothing else happens."""
     session = Session(Executor(max_output_len=40), None, 1)
     (row,) = session.add([request])
     answers = []

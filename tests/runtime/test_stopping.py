@@ -10,7 +10,7 @@ STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
 
 
 def first_match(text, stops):
-    """The place of the first match when the text is read one character at a time; None without a match."""
+    """Return the place of the first match when the text is read one character at a time; None without a match."""
     for end in range(len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:

@@ -33,7 +33,7 @@ def other(tmp_path):
 
 
 def left_by(described, directory):
-    """A directory of an owner that is described so."""
+    """Return a directory of an owner that is described so."""
     directory.mkdir(parents=True)
     (directory / "file").write_text("something")
     (directory / OWNER_FILE).write_text(described)
@@ -41,7 +41,7 @@ def left_by(described, directory):
 
 
 def described(**changes):
-    """A description of this process with some facts changed."""
+    """Return a description of this process with some facts changed."""
     fields = dict(zip(("boot", "namespace", "pid", "start"), owner().split(), strict=True))
     return " ".join({**fields, **changes}.values())
 

@@ -52,7 +52,7 @@ PARAMETERS = {"get_weather": {"type": "object", "properties": OF_WEATHER}, "cloc
 
 
 def written(parser: str, name: str, arguments: dict, **layout) -> str:
-    """A call as a model of this form writes it, without its marks."""
+    """Return a call as a model of this form writes it, without its marks."""
     if parser == "qwen3_coder":
         values = (f"<parameter={key}>\n{json.dumps(one, **layout)}\n</parameter>\n" for key, one in arguments.items())
         return f"<function={name}>\n{''.join(values)}</function>"

@@ -15,7 +15,7 @@ def draw(target_tokens, index=0):
 
 
 def lists(sample) -> list[list[str]]:
-    """The words of the example, and of the list that is asked about; entries are numbered from 1."""
+    """Return the words of the example, and of the list that is asked about; entries are numbered from 1."""
     found = []
     for text in sample.context.split(INSTRUCTION)[1:]:
         entries = re.findall(r"(\d+)\. ([a-z]+)", text.split("\n")[0])

@@ -14,7 +14,7 @@ def draw(index=0, target_tokens=1500, encode=by_word):
 
 
 def parts(sample) -> tuple[str, str]:
-    """The solved example, and the text that is asked about."""
+    """Return the solved example, and the text that is asked about."""
     _, example, asked = sample.context.split(INSTRUCTION)
     return example, asked
 

@@ -60,7 +60,7 @@ def test_a_changed_list_is_named_and_not_confirmed(policy, weights, kind, provin
 
 
 def with_pages(lists, page_size):
-    """The lists with the first page of the first head in place of its neighbour, or the reverse."""
+    """Return the lists with the first page of the first head in place of its neighbour, or the reverse."""
     other, pages = lists.copy(), np.unique(lists[0] // page_size)
     left = np.setdiff1d(np.arange(pages[-1]), pages)
     chosen = np.sort([*pages[1:], left[len(left) // 2]])

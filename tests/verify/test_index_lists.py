@@ -79,14 +79,14 @@ class Read:
         return self.judged_and_scored(lists, slack)[0]
 
     def judged_and_scored(self, lists: np.ndarray, slack: float = SLACK) -> Any:
-        """The verdict, and what the ranking says that the lists were scored by."""
+        """Return the verdict, and what the ranking says that the lists were scored by."""
         ranking, step = self.rule.selection.ranking(self.rule), Step.of_tensors(self.query, self.keys, self.lengths)
         found, explained = judge_read(ranking, step, self.own.numpy(), lists, slack)
         return found, ranking.scored_by(step, explained, slack)
 
 
 def with_list(own: torch.Tensor, tokens: Any) -> np.ndarray:
-    """The lists with another one of head 0."""
+    """Return the lists with another one of head 0."""
     lists = own.numpy().copy()
     lists[0, 0] = -1
     lists[0, 0, : len(tokens)] = np.sort(np.asarray(tokens))
@@ -98,7 +98,7 @@ def of_head(own: torch.Tensor) -> np.ndarray:
 
 
 def swaps(own: torch.Tensor, first: int, last: int, unit: int) -> Iterator[np.ndarray]:
-    """Every list with one unit of tokens from `first` to `last` in place of another one."""
+    """Yield every list with one unit of tokens from `first` to `last` in place of another one."""
     taken = of_head(own)
     inside = {int(token) // unit for token in taken if first <= token < last}
     for out in sorted(inside):

@@ -16,7 +16,7 @@ from tests.near_ties import compare_compaction, compare_selection
 
 
 def golden_prompt() -> tuple[np.ndarray, np.ndarray]:
-    """Two heads, twelve keys; positions 7 and 8 have equal exact sums, which float32 may order either way."""
+    """Return two heads, twelve keys; positions 7 and 8 have equal exact sums, which float32 may order either way."""
     keys = np.zeros((1, 1, 12, 2), np.float32)
     for position, key in {1: (3, 0), 4: (0, 3), 7: (2, 0), 8: (0, 2)}.items():
         keys[0, 0, position] = key
@@ -216,7 +216,7 @@ def cut(value: float, exponent: int) -> float:
 
 
 def tensor_core_sum(products: np.ndarray, at_a_time: int) -> float:
-    """The sum as tensor cores without extra bits make it, in exact arithmetic on doubles."""
+    """Return the sum as tensor cores without extra bits make it, in exact arithmetic on doubles."""
     total = 0.0
     for first in range(0, len(products), at_a_time):
         terms = [total, *products[first : first + at_a_time].tolist()]

@@ -34,7 +34,7 @@ def honest(engine):
 
 
 def resealed(proof, **changes):
-    """A changed proof whose digests of tokens and root were made again, by somebody who knows the format."""
+    """Return a changed proof whose digests of tokens and root were made again, by somebody who knows the format."""
     changed = dataclasses.replace(proof, **changes)
     prompt = prompt_digest(changed.prompt_token_ids)
     answer = answer_digest(changed.continuation_token_ids, changed.answer_token_ids)
@@ -43,7 +43,7 @@ def resealed(proof, **changes):
 
 
 def with_lists(proof, cache, step, lists):
-    """The proof with other lists of a cache at a step, their digest, and a new root."""
+    """Return the proof with other lists of a cache at a step, their digest, and a new root."""
     data = encode(lists)
     digest, (record, *_) = digest_at(cache, step, data), [one for one in proof.caches if one.cache == cache]
     if step == 0:
@@ -66,7 +66,7 @@ def lists_at(proof, cache, step):
 
 
 def swapped(lists, available):
-    """The lists with one token of the first head in place of another."""
+    """Return the lists with one token of the first head in place of another."""
     other = lists.copy()
     missing = np.setdiff1d(np.arange(available), lists[0])
     row = np.sort(np.append(lists[0][1:], missing[len(missing) // 2]))

@@ -12,7 +12,7 @@ ATTRIBUTES = {"in_features": 128, "out_features": 40, "bits": 4, "block": 32}
 
 
 def linear(damage=0.0, levels=127):
-    """The linear operator in numpy, with an input of fewer levels or one damaged output."""
+    """Return the linear operator in numpy, with an input of fewer levels or one damaged output."""
 
     def run(x, packed, scales):
         steps = np.abs(x).reshape(len(x), -1, 32).max(axis=2).repeat(32, axis=1) / levels

@@ -248,7 +248,7 @@ def test_tokens_that_always_stay_must_be_listed():
 
 
 def plateau(logits: list[float]) -> tuple[np.ndarray, np.ndarray]:
-    """A window of one query and keys with these logits, the last of them the window's own."""
+    """Return a window of one query and keys with these logits, the last of them the window's own."""
     ranked = entries(logits, 1)
     return ranked.queries[None], ranked.keys[None]
 

@@ -14,7 +14,7 @@ from kvc_trt.errors import UnsupportedEnvironment
 
 
 def binding_of(shape):
-    """A graph that makes a tensor of zeros of the given shape, bound and ready to run."""
+    """Return a graph that makes a tensor of zeros of the given shape, bound and ready to run."""
     node = helper.make_node("ConstantOfShape", ["shape"], ["zeros"])
     inputs = [helper.make_tensor_value_info("shape", TensorProto.INT64, [2])]
     outputs = [helper.make_tensor_value_info("zeros", TensorProto.FLOAT, ["rows", "columns"])]

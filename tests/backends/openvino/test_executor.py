@@ -36,7 +36,7 @@ def padded(lengths, seed=0):
 
 
 def both(program):
-    """The executors of both backends, with their index lists of prefill exposed, and the lists' names."""
+    """Return the executors of both backends, with their index lists of prefill exposed, and the lists' names."""
     names = index_lists(read_graph(program.prefill))
     executors = [kind(program, RunOptions(threads=1), expose=names) for kind in (OnnxRuntimeExecutor, OpenVinoExecutor)]
     for executor in executors:

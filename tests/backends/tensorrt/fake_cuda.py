@@ -209,7 +209,7 @@ class FakeContext:
 
 
 def at(address: int, shape: Sequence[int], value: Any) -> np.ndarray:
-    """The array at an address."""
+    """Return the array at an address."""
     dtype = np.dtype(TYPES[value.type][1])
     size = int(np.prod(shape)) * dtype.itemsize
     return np.frombuffer((ctypes.c_char * size).from_address(address), dtype).reshape(shape)

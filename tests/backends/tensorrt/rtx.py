@@ -32,7 +32,7 @@ def missing() -> str | None:
 
 
 def load_or_skip() -> ModuleType:
-    """The module, or a skipped test that says why."""
+    """Return the module, or a skipped test that says why."""
     if (reason := missing()) is not None:
         pytest.skip(reason)
     return load()
@@ -40,7 +40,7 @@ def load_or_skip() -> ModuleType:
 
 @cache
 def load() -> ModuleType:
-    """The module of the bindings, an API of the same shape as `tensorrt`."""
+    """Return the module of the bindings, an API of the same shape as `tensorrt`."""
     _preload_alias()
     return importlib.import_module(BINDINGS)
 

@@ -59,7 +59,7 @@ def save_graphs(path, source, precision):
 
 
 def changed(directory, name, change):
-    """A weight file of the same name elsewhere."""
+    """Return a weight file of the same name elsewhere."""
     other = directory / name / "weights.safetensors"
     other.parent.mkdir()
     other.write_bytes(change((directory / "weights.safetensors").read_bytes()))
@@ -72,7 +72,7 @@ def with_other_embedding(directory, data):
 
 
 def requests(directory, cache):
-    """All requests, for one process: NAME -> the differences from a plain build of the decode graph."""
+    """Return all requests, for one process: NAME -> the differences from a plain build of the decode graph."""
     place = GraphWeights(directory / "weights.safetensors").stored(EMBEDDING)
     embedding = (directory / "weights.safetensors").read_bytes()[place.offset : place.offset + 64]
     elsewhere = directory / "other.safetensors"

@@ -50,7 +50,7 @@ def cuda(monkeypatch):
 
 
 def lowered(model, *, without: str | None = None):
-    """The decode graph after the passes whose output ONNX Runtime can execute."""
+    """Return the decode graph after the passes whose output ONNX Runtime can execute."""
     copy = type(model)()
     copy.CopyFrom(model)
     for step in EXECUTABLE_PASSES:

@@ -175,7 +175,7 @@ def test_every_reshape_names_its_last_width(policy):
 
 
 def answering(rows: np.ndarray) -> ModelProto:
-    """A decode graph whose logits are given to it."""
+    """Return a decode graph whose logits are given to it."""
     sizes = ["batch", rows.shape[1]]
     values = [
         helper.make_tensor_value_info("token", TensorProto.INT64, ["batch"]),

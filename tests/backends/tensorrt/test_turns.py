@@ -95,7 +95,7 @@ def lowered(policy: str, precision: str = "bf16", **changes) -> ModelProto:
 
 
 def feeds_of(engine, lengths=(40, 1, 9), stored=(40, 3, 0)) -> dict[str, np.ndarray]:
-    """A ragged turn onto caches that hold random tokens, and other tokens in their free slots."""
+    """Return a ragged turn onto caches that hold random tokens, and other tokens in their free slots."""
     generator = np.random.default_rng(0)
     block = max(lengths)
     feeds = {
@@ -322,7 +322,7 @@ def executor_of(engine_of, cuda):
 
 
 def conversation(executor, turns=((30, 5), (1, 40))):
-    """Tokens of two rows of three that answer, are asked again, and answer."""
+    """Return the tokens of two rows of three that answer, are asked again, and answer."""
     session = Session(executor, None, ROWS)
     requests = [Request(tuple(prompt.tolist()), max_new_tokens=3, stay=True) for prompt in prompts_of(120, 40, 9)]
     rows = session.add(requests)

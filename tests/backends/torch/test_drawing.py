@@ -47,7 +47,7 @@ SAMPLINGS = st.builds(
 
 @st.composite
 def samplers(draw, vocab: int) -> Sampler:
-    """A sampler in the middle of an answer."""
+    """Return a sampler in the middle of an answer."""
     tokens = st.integers(0, vocab - 1)
     banned = Banned([(token,) for token in draw(st.sets(tokens, max_size=min(3, vocab - 1)))])
     biases = draw(st.dictionaries(tokens, st.sampled_from([-100.0, -1.0, 2.5]), max_size=3))

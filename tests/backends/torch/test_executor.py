@@ -73,7 +73,7 @@ def test_kernels_rotate_where_nothing_stands_between(family, precision, rotates,
 
 
 def reference_logits(program, batch, tokens):
-    """The reference decoder's logits for the same tokens, [N+1,B,vocab]."""
+    """Return the reference decoder's logits for the same tokens, [N+1,B,vocab]."""
     method = policies.method(program.parameters)
     weights = EngineWeights(program.weight_file)
     decoder = ReferenceDecoder(program.model, weights, method=method, parameters=program.parameters)

@@ -65,7 +65,7 @@ def test_storing_in_a_format_takes_at_most_what_the_formula_says(form):
 
 
 def prefill_peak(policy, rows, context, monkeypatch, block=8192):
-    """The most bytes that live at once in a prefill of 3 layers of Llama-3.1-8B.
+    """Return the most bytes that live at once in a prefill of 3 layers of Llama-3.1-8B.
 
     Attention holds what it pads for a GPU; the kernel itself holds none.
     """

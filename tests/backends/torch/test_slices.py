@@ -30,12 +30,12 @@ LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, TOGETHER, TOGETHER + 1, 3 * TOGETHER 
 
 
 def cut(program) -> TorchExecutor:
-    """An executor whose prefill has small pieces."""
+    """Return an executor whose prefill has small pieces."""
     return TorchExecutor(program, device="cpu", decoder_class=partial(TorchDecoder, block=BLOCK))
 
 
 def prompt(length: int):
-    """A prompt as sessions give it, padded to whole blocks."""
+    """Return a prompt as sessions give it, padded to whole blocks."""
     batch = batch_of([np.random.default_rng(length).integers(2, 97, length).tolist()])
     return batch.input_ids, batch.prompt_lengths
 

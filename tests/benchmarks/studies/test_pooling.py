@@ -63,7 +63,7 @@ def test_a_budget_of_everything_equals_the_whole_cache():
 
 
 def record(length, depth, scores):
-    """A needle that is found by each configuration from a capacity on."""
+    """Return a needle that is found by each configuration from a capacity on."""
     key = {"model": "m", "length": length, "lengths": [512], "depth": depth}
     found = [int(scores(one) <= capacity) for one in CONFIGURATIONS for capacity in CAPACITIES]
     versions = {"kvc_trt": "0", "onnxruntime": "0", "torch": "0"}

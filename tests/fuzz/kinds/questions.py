@@ -34,7 +34,7 @@ class Asking(Kind):
         self.engine.session(2)
 
     def json(self, content: bytes) -> Any:
-        """The input's value, as a client's library hands it over."""
+        """Return the input's value, as a client's library hands it over."""
         try:
             return json.loads(content)
         except (ValueError, RecursionError) as error:

@@ -160,7 +160,7 @@ _ITEMS = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "U16": 2, "I1
 
 
 def _made_of_nothing(random: Random, content: bytes, seeds: Sequence[bytes]) -> bytes:
-    """A file whose sizes agree with each other, with odd names, types, shapes and an odd order."""
+    """Return a file whose sizes agree with each other, with odd names, types, shapes and an odd order."""
     header: dict[str, Any] = {}
     end = 0
     for number in range(random.randint(0, 6)):

@@ -92,7 +92,7 @@ CASES |= {
 
 
 def opened(path):
-    """The error of reading a file, and the most memory that it took."""
+    """Return the error of reading a file, and the most memory that it took."""
     tracemalloc.start()
     try:
         with pytest.raises(InputError) as caught:

@@ -72,7 +72,7 @@ def test_smollm_has_single_digits_and_keeps_the_spaces_before_them(contents):
 
 
 def pieces(contents, name, text):
-    """The pieces of a text, composed as the rule composes it."""
+    """Return the pieces of a text, composed as the rule composes it."""
     tokenizer = Tokenizer.from_str(contents(pre=name)["tokenizer.json"].decode())
     composed = text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
     return [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(composed)]

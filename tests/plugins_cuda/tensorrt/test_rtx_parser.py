@@ -62,7 +62,7 @@ def parse(plugins, tmp_path):
 def saved_decode(
     directory: Path, policy: str, precision: str, *, fp8_bounds: bool = False
 ) -> tuple[Path, onnx.ModelProto]:
-    """A decode graph beside its weights. bfloat16 has no executor on a CPU, so the graph is built on its own."""
+    """Return a decode graph beside its weights. bfloat16 has no executor on a CPU, so the graph is built on its own."""
     from kvc_trt.graph.build import build_decode
     from kvc_trt.graph.weights import GraphWeights, write_weights
     from kvc_trt.models.random_weights import RandomWeights

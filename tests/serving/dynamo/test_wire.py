@@ -44,7 +44,7 @@ REQUESTS = st.builds(
 
 
 def passed(request):
-    """The message of a worker for a request of the gateway."""
+    """Return the message of a worker for a request of the gateway."""
     body = json.loads(json.dumps(wire.message_of(request, "demo")))
     return {"token_ids": body["prompt"], "annotations": ["of somebody else", *body["nvext"]["annotations"]]}
 

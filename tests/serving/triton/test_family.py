@@ -77,7 +77,7 @@ def prompt(steps):
 
 
 def shown(steps, response):
-    """The text of one response of the engine."""
+    """Return the text of one response of the engine."""
     sources = ("answer_ids", "answer_length", "text_range", "answer_key")
     tensors = dict(zip(family.POSTPROCESSING_INPUTS, (response.outputs[name] for name in sources), strict=True))
     output = step_once(steps[family.POSTPROCESSING], **tensors).outputs["OUTPUT"]

@@ -63,7 +63,7 @@ def test_every_request_has_the_light_servers_answer(triton, light, kind):
 
 
 def rounded(found):
-    """The same without the last digits of log-probabilities, in which versions of NumPy differ."""
+    """Return the same without the last digits of log-probabilities, in which versions of NumPy differ."""
     if isinstance(found, dict):
         return {name: rounded(value) for name, value in found.items()}
     if isinstance(found, (list, tuple)):

@@ -98,7 +98,7 @@ def rows(text: str) -> list[dict[str, str]]:
 
 
 def cell(found: Comparison, **wanted: str) -> dict[str, str]:
-    """The one line of the cells' CSV with these values."""
+    """Return the one line of the cells' CSV with these values."""
     (one,) = (row for row in rows(tables.cells(found)) if wanted.items() <= row.items())
     return one
 
