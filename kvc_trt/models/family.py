@@ -116,7 +116,7 @@ class BesideImages:
     model_type: str
     """Of its `text_config`."""
     absent: Mapping[str, Any] = field(default_factory=dict)
-    """What transformers takes for fields that published files leave out, where `Family.fields` has none or another."""
+    """Transformers' defaults for fields that published files leave out, where `Family.fields` has none or another."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ WHOLE = {
 """Bytes of one row of 288 tokens in float32, from the shapes in tests/oracles/family_models.py."""
 
 
-def told(capfd, *arguments: str) -> dict:
+def shown(capfd, *arguments: str) -> dict:
     assert run([*arguments, "--json"]) == 0
     return json.loads(capfd.readouterr().out)
 
@@ -31,10 +31,10 @@ def test_the_whole_state_counts_windows_and_linear_layers(name: str, tmp_path: P
     pytest.importorskip("transformers")
     checkpoint, engine = str(tmp_path / "checkpoint"), str(tmp_path / "engine")
     written(name, Path(checkpoint))
-    planned = told(capfd, "plan", "--model", checkpoint, "--weights", "fp32", *LENGTHS)["cache"]
+    planned = shown(capfd, "plan", "--model", checkpoint, "--weights", "fp32", *LENGTHS)["cache"]
     assert run(["build", "--model", checkpoint, *LENGTHS, "--no-verify", "-o", engine]) == 0
     capfd.readouterr()
-    inspected = told(capfd, "inspect", engine)
+    inspected = shown(capfd, "inspect", engine)
     assert planned["full_bytes_per_row"] == inspected["full_state_bytes_per_row"] == WHOLE[name]
     assert planned["compressed_bytes_per_row"] <= inspected["state_bytes_per_row"] < WHOLE[name]
     assert run(["inspect", engine]) == 0
@@ -43,6 +43,6 @@ def test_the_whole_state_counts_windows_and_linear_layers(name: str, tmp_path: P
 
     prompt = tmp_path / "prompt.json"
     prompt.write_text(json.dumps([3 + number % 50 for number in range(256)]))
-    answer = told(capfd, "run", engine, "--prompt-ids", str(prompt), "--max-new-tokens", "32", "--ignore-eos")
+    answer = shown(capfd, "run", engine, "--prompt-ids", str(prompt), "--max-new-tokens", "32", "--ignore-eos")
     (row,) = answer["outputs"]
     assert row["cache"]["bytes"] < row["cache"]["full_bytes"] <= WHOLE[name]

@@ -61,7 +61,7 @@ def test_a_field_that_transformers_reads_undeclared_is_read_or_checked(architect
 
 
 @pytest.mark.parametrize("architecture", families())
-def test_an_absent_field_means_what_it_means_to_transformers(architecture: str) -> None:
+def test_absent_fields_have_transformers_defaults(architecture: str) -> None:
     transformers = pytest.importorskip("transformers")
     family = families()[architecture]
     theirs = getattr(transformers, config_class(architecture.removesuffix("ForCausalLM")))
@@ -105,7 +105,7 @@ def test_the_layers_of_full_attention_of_command_r7b_do_not_rotate() -> None:
         ({"layer_types": ["chunked_attention"] * 5}, "layer_types"),
     ],
 )
-def test_what_command_r7b_cannot_mean_is_refused(changes: dict[str, object], words: str) -> None:
+def test_impossible_settings_of_command_r7b_are_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         cohere2(**changes)
 
@@ -138,7 +138,7 @@ def test_both_spellings_of_the_rotary_settings_of_gemma_3_mean_the_same() -> Non
         ({"rope_parameters": {"full_attention": 3}}, "rope_parameters"),
     ],
 )
-def test_what_gemma_3_cannot_mean_is_refused(changes: dict[str, object], words: str) -> None:
+def test_impossible_settings_of_gemma_3_are_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         gemma3(**changes)
 
@@ -158,7 +158,7 @@ def test_sliding_layers_of_olmo_3_have_the_base_of_its_published_files() -> None
 
 
 @pytest.mark.parametrize("changes", [{"rope_theta": 1e4}, {"rope_parameters": {"rope_theta": 1e4}}])
-def test_one_rotary_base_of_olmo_3_that_releases_of_transformers_read_differently_is_refused(
+def test_an_ambiguous_rotary_base_of_olmo_3_is_refused(
     changes: dict[str, object],
 ) -> None:
     """Release 4 gives it to sliding layers too, and release 5 gives them 500,000."""
@@ -265,7 +265,7 @@ def test_one_matrix_of_a_checkpoint_is_three_of_ours() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.sampled_from("qkv"), st.data())
-def test_any_rows_are_those_of_the_whole_tensor(part: str, data: st.DataObject) -> None:
+def test_reading_some_rows_equals_slicing_the_whole_tensor(part: str, data: st.DataObject) -> None:
     source, name = joined(), f"model.layers.0.self_attn.{part}_proj.weight"
     rows = source.shape(name)[0]
     start = data.draw(st.integers(0, rows))
@@ -297,7 +297,7 @@ def test_a_joined_tensor_with_other_rows_than_its_parts_is_refused(
         weights_of(open_checkpoint(tmp_path))
 
 
-def test_a_checkpoint_in_our_order_is_read_as_it_is() -> None:
+def test_a_checkpoint_in_our_order_is_read_unchanged() -> None:
     source = RandomWeights(SMALL, 0)
     assert in_our_order(source, SMALL, None, interleaved=False) is source
     assert isinstance(in_our_order(source, SMALL, None, interleaved=True), FamilyWeights)

@@ -19,7 +19,7 @@ from tests.small_model import SMALL
 
 @st.composite
 def models_and_ranks(draw):
-    """A model, and a number of ranks among which it can be divided."""
+    """Return a model, and a number of ranks among which it can be divided."""
     ranks, kv_heads = draw(st.integers(1, 8)), draw(st.integers(1, 8))
     group, inner = draw(st.integers(1, 8)), draw(st.integers(1, 5))
     heads = kv_heads * group
@@ -132,7 +132,7 @@ def test_kv_heads_on_several_ranks_are_named():
     assert "fewer KV heads (4) than ranks, so each is on 2 of them" in describe_shards(EIGHT_HEADS, 8)
 
 
-def test_llama_70b_on_four_ranks():
+def test_the_last_of_four_ranks_of_llama_70b_has_its_part():
     shard = shards(load_preset("llama3.1-70b").config, 4)[3]
     assert (shard.query_heads, shard.kv_heads) == (range(48, 64), range(6, 8))
     assert (shard.inner, shard.vocabulary) == (range(21504, 28672), range(96192, 128256))

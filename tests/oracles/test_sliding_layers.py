@@ -112,7 +112,7 @@ def resolved(policy: str, *, longest: int = 256, **changes: Any) -> policies.Pol
     return policies.resolve(policy, model=config, token_budget=budget, **lengths, **changes)
 
 
-def test_a_window_that_covers_the_longest_sequence_is_none() -> None:
+def test_a_window_that_covers_the_longest_sequence_is_dropped() -> None:
     command = our_config("command-r7b-past-its-window")
     assert command.windows(WINDOW) is None
     assert command.windows(WINDOW + 1) == (WINDOW, WINDOW, WINDOW, 0)

@@ -1,4 +1,4 @@
-"""What Gemma 2 and 3 share: where their norms are in a checkpoint, and what their GGUF files leave out."""
+"""The parts that Gemma 2 and 3 share: the places of their norms, and fields that their GGUF files leave out."""
 
 from __future__ import annotations
 

@@ -49,11 +49,11 @@ def graphs_of(
         pytest.param("fp32", ("rocketkv", "full"), marks=pytest.mark.slow),
     ],
 )
-def test_a_plan_of_both_graphs(ask_parser, precision, policies):
+def test_prefill_and_decode_graphs_become_plans(ask_parser, precision, policies):
     check_plans(ask_parser(*(graph for policy in policies for graph in graphs_of(policy, precision)), plan=True))
 
 
-def test_layers_with_budgets_of_their_own(ask_parser):
+def test_layers_with_different_budgets_become_plans(ask_parser):
     """Capacities and pages differ from layer to layer; each plugin has its layer's numbers."""
     parameters = replace(resolve("rocketkv"), layer_budgets=(60, 40, 30))
     graphs = [
@@ -66,14 +66,14 @@ def test_layers_with_budgets_of_their_own(ask_parser):
 
 
 @pytest.mark.slow
-def test_a_plan_of_every_kind_of_layer(ask_parser):
+def test_graphs_of_every_family_become_plans(ask_parser):
     check_plans(
         ask_parser(*(graph for model in FAMILIES.values() for graph in graphs_of("rocketkv", model=model)), plan=True)
     )
 
 
 @pytest.mark.slow
-def test_a_plan_of_parts_that_llama_has_not(ask_parser):
+def test_graphs_with_parts_that_llama_lacks_become_plans(ask_parser):
     """LayerNorm, norms of results, plain feed-forward blocks, both blocks side by side, layers that do not rotate."""
     models = [our_config(name) for name in ("gpt-neox", "glm4", "smollm3")]
     check_plans(ask_parser(*(graph for model in models for graph in graphs_of("rocketkv", model=model)), plan=True))
@@ -96,7 +96,7 @@ def test_nvidias_parser_takes_every_family_that_the_lowering_takes(ask_parser):
 
 
 @pytest.mark.slow
-def test_a_plan_of_every_cache_format(ask_parser):
+def test_graphs_of_every_cache_format_become_plans(ask_parser):
     forms = [form for form in CACHE_FORMATS if form != "auto"]
     assert len(forms) == 4
     check_plans(ask_parser(*(graph for form in forms for graph in graphs_of("rocketkv", kv_cache=form)), plan=True))

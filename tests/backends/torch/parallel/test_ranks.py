@@ -27,7 +27,7 @@ from tests.small_model import SMALL as MODEL
 pytestmark = pytest.mark.slow
 STEPS = 12
 ONE_CODE = 0.02
-"""By how much logits may differ, relatively: after a sum of ranks, a few keys beside an edge get another code."""
+"""Relative difference allowed between logits: after a sum of ranks, a few keys beside an edge get another code."""
 CASES = {
     "a KV head each": (MODEL, 2),
     "two ranks per KV head": (MODEL, 4),

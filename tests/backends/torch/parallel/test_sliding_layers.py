@@ -145,7 +145,7 @@ def divided(build):
     ids=["two", "four, codes"],
 )
 def test_an_engine_passes_every_rung(settings, build):
-    """What nodes choose and store is joined by head; within the budget, logits are the dense twin's to the bit."""
+    """Choices and codes of nodes are joined by head; within the budget, logits are the dense twin's to the bit."""
     report = verify(open_engine(build("verified", **settings)), RunOptions("torch"), steps=4, samples=2)
     assert report.passed, report.failures
     passed = {rung.name for rung in report.rungs if rung.status == "passed"}
